@@ -1,0 +1,67 @@
+# `make run`  trains IMPALA on CartPole-v1, evaluates it and draws the curve.
+# `make test` lints, type-checks and tests everything. Both need python >= 3.11, make, git and a C++ compiler, no more.
+#
+# Settings: TORCH=2.13.0 (exact version), VENV=.venv, PYTHON=python3.12, PYTEST_ARGS="-k queue",
+# PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch's small build on a machine without a GPU.
+
+VENV ?= .venv
+# Exact, because a bare `torch` takes the newest CUDA build of several GB even where a CPU build is at hand.
+TORCH ?= 2.13.0
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+NAME ?= cartpole
+CONFIG ?= configs/cartpole.toml
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS)
+# A name on the PATH may be a shim without an interpreter behind it: ask each candidate whether it runs.
+CANDIDATES := $(PYTHON) python3.11 python3.12 python3.13 python3
+
+.DELETE_ON_ERROR:
+.PHONY: run test lint bench clean help
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
+
+run: $(VENV)/run.stamp
+	$(BIN)/unirl train impala @$(CONFIG) --name $(NAME) --overwrite
+	$(BIN)/unirl eval runs/$(NAME) --episodes 100
+	$(BIN)/unirl plot runs/$(NAME)
+
+test: lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/dev.stamp
+	$(BIN)/unirl bench
+
+# Environments, runs and everything that can be made again; runs/ is yours and stays.
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/torch.stamp:
+	@set -e; found=; \
+	for python in $(CANDIDATES); do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then echo "no Python >= 3.11 found (tried: $(CANDIDATES)). Install one, or: make PYTHON=/path/to/python" >&2; exit 1; fi; \
+	echo "creating $(VENV) with $$($$found --version)"; \
+	"$$found" -m venv $(VENV)
+	@echo "installing torch $(TORCH)"
+	$(PIP) 'torch==$(TORCH)' 'setuptools>=77'
+	@touch $@
+
+# Editable, and built with the setuptools just installed: one download less, and the checkout is what runs.
+$(VENV)/run.stamp: pyproject.toml $(VENV)/torch.stamp
+	$(PIP) --no-build-isolation --editable '.[plot]'
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml $(VENV)/torch.stamp
+	$(PIP) --no-build-isolation --editable '.[all,dev]'
+	@touch $@ $(VENV)/run.stamp

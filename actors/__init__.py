@@ -1,0 +1,1 @@
+"""Actors: who produces samples. `vector` unrolls vectorised environments, `evaluate` plays whole episodes."""

@@ -1,0 +1,253 @@
+"""Run a command as a process tree of its own, weigh the whole tree, and keep the results file.
+
+Memory is PSS (`/proc/<pid>/smaps_rollup`), so a page that several processes share is counted once;
+CPU time is that of every process of the tree, reaped children included. Linux and the standard
+library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The tree at one moment: seconds since its start, CPU seconds so far, PSS in MB (10^6 bytes)."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    memory_mb: float
+
+
+@dataclass
+class Run:
+    """What a command printed, how it ended and what it cost."""
+
+    command: list[str]
+    returncode: int = 0
+    timed_out: bool = False
+    stdout: str = ""
+    stderr: str = ""
+    wall_seconds: float = 0.0
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def peak_memory_mb(self) -> float:
+        """The largest PSS of the whole tree at any sample."""
+        return max((sample.memory_mb for sample in self.samples), default=0.0)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the whole tree."""
+        return max((sample.cpu_seconds for sample in self.samples), default=0.0)
+
+    def cores_used(self, start_seconds: float = 0.0, end_seconds: float = float("inf")) -> float:
+        """Mean number of busy cores between two moments of the run, in seconds since its start."""
+        inside = [s for s in self.samples if start_seconds <= s.wall_seconds <= end_seconds]
+        if len(inside) < 2:
+            return 0.0
+        first, last = inside[0], inside[-1]
+        return (last.cpu_seconds - first.cpu_seconds) / (last.wall_seconds - first.wall_seconds)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The last JSON object on standard output; a RuntimeError shows what came instead."""
+        for line in reversed(self.stdout.splitlines()):
+            with contextlib.suppress(json.JSONDecodeError):
+                value = json.loads(line)
+                if isinstance(value, dict):
+                    return value
+        how = "timed out" if self.timed_out else f"exited with {self.returncode}"
+        raise RuntimeError(
+            f"{shlex.join(self.command)} {how} and printed no JSON line; the end of its output:\n"
+            f"{(self.stdout + self.stderr)[-2000:]}"
+        )
+
+
+def tree_cpu_seconds(root: int) -> float:
+    """CPU seconds used so far by `root` and its descendants, with the children they have reaped."""
+    return _cpu_seconds(_tree(root))
+
+
+def run(
+    command: Sequence[str],
+    *,
+    timeout_seconds: float,
+    interval_seconds: float = 0.5,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Run:
+    """Run `command` in a session of its own, sampling its tree; what is left of it is killed."""
+    result = Run(list(command))
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        start = time.monotonic()
+        process = subprocess.Popen(
+            result.command,
+            stdout=stdout,
+            stderr=stderr,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **(environment or {})},
+            cwd=cwd,
+            start_new_session=True,
+        )
+        seen: dict[int, _Process] = {}
+        try:
+            while process.poll() is None:
+                tree = _tree(process.pid)
+                seen |= tree
+                now = time.monotonic() - start
+                if tree:
+                    memory_mb = sum(map(_pss_bytes, tree)) / 1e6
+                    result.samples.append(Sample(now, _cpu_seconds(tree), memory_mb))
+                if now > timeout_seconds:
+                    result.timed_out = True
+                    break
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(interval_seconds)
+        finally:
+            result.wall_seconds = time.monotonic() - start
+            _kill(process, seen)
+        result.returncode = process.returncode
+        result.stdout, result.stderr = (_text(stream) for stream in (stdout, stderr))
+    return result
+
+
+def median(rows: Sequence[Mapping[str, Any]], key: str) -> float:
+    """The median of one column over several rounds."""
+    return statistics.median(float(row[key]) for row in rows)
+
+
+def ratios(
+    above: Sequence[Mapping[str, Any]], below: Sequence[Mapping[str, Any]], key: str
+) -> list[float]:
+    """Round by round, one system over another: each pair ran side by side, under the same load."""
+    return [float(a[key]) / float(b[key]) for a, b in zip(above, below, strict=True)]
+
+
+def machine() -> str:
+    """The processor, the cores this process may use, memory and software, in one line."""
+    models = [
+        line.split(":", 1)[1].strip()
+        for line in _lines("/proc/cpuinfo")
+        if line.startswith("model name")
+    ]
+    memory_kb = next(
+        (int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0
+    )
+    cores = len(os.sched_getaffinity(0))
+    model = models[0] if models else platform.machine()
+    python = platform.python_version()
+    return f"{model}, {cores} cores, {memory_kb / 2**20:.0f} GiB, Linux, Python {python}"
+
+
+def write_block(name: str, body: str, *, results: Path = RESULTS) -> None:
+    """Replace what stands between `<!-- name -->` and `<!-- /name -->`; append a missing pair.
+
+    The date, the machine and the command line of this process are written under the body.
+    """
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    command = shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+    block = f"{start}\n{body.strip()}\n\n{today}, {machine()}: `{command}`\n{end}"
+    text = results.read_text() if results.exists() else ""
+    if start in text and end in text:
+        before, rest = text.split(start, 1)
+        text = before + block + rest.split(end, 1)[1]
+    else:
+        text = f"{text.rstrip()}\n\n{block}\n".lstrip()
+    aside = results.with_suffix(".tmp")
+    aside.write_text(text)
+    aside.replace(results)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+@dataclass(frozen=True)
+class _Process:
+    parent: int
+    session: int
+    start_ticks: int
+    """With the id, names a process for good: an id alone may be given to another one later."""
+    cpu_seconds: float
+
+
+def _tree(root: int) -> dict[int, _Process]:
+    # Descendants by parent, and all of the session: an orphan is adopted by init, but stays in it.
+    processes = dict(_processes())
+    members = {pid for pid, one in processes.items() if pid == root or one.session == root}
+    grown = True
+    while grown:
+        children = {pid for pid, one in processes.items() if one.parent in members} - members
+        members |= children
+        grown = bool(children)
+    return {pid: processes[pid] for pid in members}
+
+
+def _processes() -> Iterator[tuple[int, _Process]]:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # The name stands in parentheses and may hold spaces: count fields after the last.
+                fields = Path(entry.path, "stat").read_text().rsplit(")", 1)[1].split()
+                ticks = sum(map(int, fields[11:15]))
+                yield (
+                    int(entry.name),
+                    _Process(
+                        int(fields[1]), int(fields[3]), int(fields[19]), ticks / TICKS_PER_SECOND
+                    ),
+                )
+
+
+def _cpu_seconds(tree: Mapping[int, _Process]) -> float:
+    return sum(one.cpu_seconds for one in tree.values())
+
+
+def _pss_bytes(pid: int) -> int:
+    for line in _lines(f"/proc/{pid}/smaps_rollup"):
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:  # the process ended between the listing and the reading
+        return []
+
+
+def _kill(process: subprocess.Popen[bytes], seen: Mapping[int, _Process]) -> None:
+    # By id, not by group: a process may have taken a session of its own, and outlived its parent.
+    for pid, one in {**seen, **_tree(process.pid)}.items():
+        now = dict(_processes()).get(pid)
+        if now is not None and now.start_ticks == one.start_ticks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def _text(stream: Any) -> str:
+    stream.seek(0)
+    return str(stream.read().decode(errors="replace"))

@@ -1,0 +1,2 @@
+"""Environments: one step API over Gymnasium, EnvPool and ale-py, with next-step autoreset
+everywhere."""

@@ -1,0 +1,93 @@
+"""Atari on ale-py's C++ vector environment: 84x84 gray frames, frame skip, stack and sticky actions
+in its threads.
+
+Preprocessing follows Machado et al. 2018 (arXiv 1709.06009) and Mnih et al. 2015, as in Gymnasium's
+v5 ids.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from unirl.core.errors import UniRLError
+from unirl.envs.config import EnvConfig
+from unirl.envs.vector import EngineStep, env_seeds
+
+
+def register() -> None:
+    """Put the ALE/* ids into Gymnasium's registry; ImportError without ale-py."""
+    import ale_py
+    import gymnasium
+
+    gymnasium.register_envs(ale_py)
+
+
+class AleEngine:
+    """`ale_py.vector_env.AtariVectorEnv`: observations uint8 [B, stack, 84, 84], a new array at
+    every step.
+
+    An episode's first observations are padded with black frames, and FIRE is pressed once where a
+    game has it. A lost life, with episodic_life, is reported as terminated while the game goes on:
+    the filler row after it is a real step whose reward is lost. (The engine's own episodic_life
+    starts the whole game anew: later lives are never seen; so it is not what this setting uses.)
+    """
+
+    def __init__(self, config: EnvConfig, spec: EnvSpec, num_envs: int) -> None:
+        from ale_py.vector_env import AtariVectorEnv
+
+        if spec.kwargs.get("obs_type", "rgb") != "rgb":
+            raise UniRLError(
+                f'env "{config.id}" does not show pixels',
+                f"engine ale needs obs_type rgb, found {spec.kwargs['obs_type']}",
+                'use engine="sync"',
+            )
+        self._num_envs = num_envs
+        settings: dict[str, Any] = {
+            "num_threads": config.threads_for(num_envs),
+            "frameskip": config.frame_skip,
+            "stack_num": config.frame_stack,
+            "repeat_action_probability": config.repeat_action_probability,
+            "noop_max": config.noop_max,
+            "life_loss_info": config.episodic_life,
+            "full_action_space": config.full_action_space,
+            "reward_clipping": False,  # slots hold raw rewards; the learner clips
+        }
+        if (
+            config.max_episode_steps is not None
+        ):  # the engine counts frames, from the first one after the no-ops
+            settings["max_num_frames_per_episode"] = config.max_episode_steps * config.frame_skip
+        self._env = AtariVectorEnv(spec.kwargs["game"], num_envs, **{**settings, **config.kwargs})
+
+    @property
+    def autoreset_mode(self) -> AutoresetMode:
+        """Next-step unless env.kwargs says otherwise."""
+        return self._env.autoreset_mode
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """Box uint8 [stack, height, width]."""
+        return self._env.single_observation_space
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """The game's minimal action set, or all 18."""
+        return self._env.single_action_space
+
+    def reset(self, seed: int) -> Any:
+        """First observations; each environment has its own seed."""
+        obs, _ = self._env.reset(seed=np.array(env_seeds(seed, self._num_envs), dtype=np.int64))
+        return obs
+
+    def step(self, action: NDArray[Any]) -> EngineStep:
+        """One agent step: `frame_skip` frames."""
+        return self._env.step(action)
+
+    def close(self) -> None:
+        """The threads end when the engine is freed."""
+        self.__dict__.pop("_env", None)

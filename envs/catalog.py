@@ -1,0 +1,100 @@
+"""Finds environments by id: registration, suggestions for a mistyped id, and which extra installs a
+missing package."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+from collections.abc import Iterable
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+from unirl.core.errors import UniRLError
+from unirl.envs import ale
+from unirl.envs.config import EnvConfig
+from unirl.envs.toy import register_toys
+
+# Module names as they stand in entry points and import errors -> the extra of this package that
+# installs them.
+EXTRAS = {
+    "ale_py": "atari",
+    "opencv": "atari",
+    "mujoco": "mujoco",
+    "envpool": "envpool",
+    "box2d": "box2d",
+}
+
+
+def find_spec(config: EnvConfig) -> EnvSpec:
+    """The registered specification of config.id; UniRLError with suggestions, or with the extra to
+    install."""
+    _import_registering_module(config)
+    register_toys()
+    if config.is_atari:
+        try:
+            ale.register()
+        except ImportError as error:
+            raise missing_package(config, error) from error
+    spec = gymnasium.registry.get(config.id)
+    if spec is None:
+        raise unknown_id(config.id, known_env_ids())
+    return spec
+
+
+def known_env_ids() -> list[str]:
+    """All ids that `make_vec` finds in this process, sorted: Gymnasium's, the toys, and Atari's
+    where installed."""
+    register_toys()
+    with contextlib.suppress(ImportError):  # Atari is an extra; without it the list is shorter
+        ale.register()
+    return sorted(gymnasium.registry)
+
+
+def unknown_id(env_id: str, known: Iterable[str]) -> UniRLError:
+    """The error for an id that is not among `known`, with the closest names."""
+    known = list(known)
+    # Case and a missing namespace are what people get wrong most: compare without them, answer with
+    # the real id.
+    folded = {name.lower().removeprefix("ale/"): name for name in reversed(known)}
+    close = difflib.get_close_matches(env_id.lower().removeprefix("ale/"), folded, n=3, cutoff=0.6)
+    names = [f'"{folded[name]}"' for name in close]
+    hint = f"Did you mean {' or '.join(names)}?" if names else "No known id is similar."
+    return UniRLError(f'env "{env_id}" is unknown', hint, "(unirl list envs)")
+
+
+def missing_package(config: EnvConfig, error: ImportError) -> UniRLError:
+    """The error for an environment whose package is not installed, naming the extra that installs
+    it."""
+    spec = gymnasium.registry.get(config.id)
+    named = f"{getattr(error, 'name', '') or ''} {error} {spec.entry_point if spec else ''}".lower()
+    if not isinstance(error, ModuleNotFoundError):  # installed, and still not importable
+        return UniRLError(
+            f'env "{config.id}" cannot be imported', str(error), "use a newer version of the id"
+        )
+    extra = next((extra for module, extra in EXTRAS.items() if module in named), None)
+    module = getattr(error, "name", None)
+    what = f'env "{config.id}" needs a package that is not installed'
+    if extra is not None:
+        return UniRLError(
+            what, f'it comes with the extra "{extra}" ({error})', f"pip install 'unirl[{extra}]'"
+        )
+    return UniRLError(
+        what, str(error), f"pip install {module}" if module else "install what the message names"
+    )
+
+
+def _import_registering_module(config: EnvConfig) -> None:
+    if not config.import_module:
+        return
+    try:
+        importlib.import_module(config.import_module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{config.import_module}.".startswith(f"{error.name}."):
+            raise  # the module exists; something that it imports does not
+        raise UniRLError(
+            f'module "{config.import_module}" that should register env "{config.id}" was not found',
+            "import_module must be importable where the actors run",
+            "install it, or set PYTHONPATH to its folder",
+        ) from error

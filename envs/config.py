@@ -1,0 +1,105 @@
+"""Which environment to step, on which engine, and how its episodes are shaped."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from unirl.core.errors import UniRLError
+
+EngineName = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """One environment id and its settings; picklable, and every value has a form in TOML."""
+
+    id: str = "CartPole-v1"
+    """Gymnasium id ("CartPole-v1", "ALE/Pong-v5"); with engine "envpool" the id is looked up in
+    EnvPool's list."""
+    engine: EngineName = "auto"
+    """What steps the environments. auto: ale for ALE/*, else the env's own vector class where it
+    registers one, else sync.
+
+    vector: the env's own vector class, fastest where it exists. sync: one after the other in this
+    process. async: one process per environment, pays off only where a step costs far more than
+    100 microseconds. envpool, ale: C++ threads.
+    """
+    num_threads: int = 0
+    """Threads of ale and envpool. More: more cores per actor; 0: one per usable core."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Passed to the environment's constructor; with ale and envpool to the engine's, where they win
+    over the fields below."""
+    max_episode_steps: int | None = None
+    """Agent steps after which an episode is truncated. More: longer episodes; None: the id's own
+    limit."""
+    deadline_seconds: float = 300.0
+    """async only: how long one step or reset may take before the env is declared stuck. More:
+    slower to notice."""
+    import_module: str = ""
+    """Module imported first, in every process; it registers custom environments ("my_envs")."""
+
+    frame_skip: int = 4
+    """Atari only: frames per agent step; the last two are max-pooled. More: coarser control, more
+    frames per second."""
+    frame_stack: int = 4
+    """Atari only: frames per observation, the leading axis. More: longer memory, larger slots."""
+    repeat_action_probability: float = 0.25
+    """Atari only: chance per frame that the previous action is repeated (sticky actions). More:
+    more stochastic."""
+    noop_max: int = 30
+    """Atari only: an episode begins with up to this many frames of no-op. More: more varied
+    starts."""
+    episodic_life: bool = False
+    """Atari only: True ends an episode (terminated) at each lost life; the game itself goes on in
+    the next episode."""
+    full_action_space: bool = False
+    """Atari only: True offers all 18 actions instead of the game's minimal set."""
+
+    def __post_init__(self) -> None:
+        if self.engine not in get_args(EngineName):
+            raise UniRLError(
+                f"engine {self.engine!r} is unknown",
+                f"engine must be one of {', '.join(get_args(EngineName))}",
+                'try engine="auto"',
+            )
+        if not self.id:
+            raise UniRLError(
+                "the environment has no id", 'id must be a name, found ""', "set env.id"
+            )
+        if not 0.0 <= self.repeat_action_probability <= 1.0:
+            raise UniRLError(
+                f"repeat_action_probability {self.repeat_action_probability} is not a probability",
+                f"0 <= repeat_action_probability <= 1 must hold, found {self.repeat_action_probability}",
+                "0.25 is what v5 ids use",
+            )
+        minimum = {"num_threads": 0, "frame_skip": 1, "frame_stack": 1, "noop_max": 0}
+        if self.max_episode_steps is not None:
+            minimum["max_episode_steps"] = 1
+        for name, least in minimum.items():
+            if getattr(self, name) < least:
+                raise UniRLError(
+                    f"{name} of {getattr(self, name)} is too small",
+                    f"{name} must be at least {least}",
+                    f"set env.{name.replace('_', '-')} to {least} or more",
+                )
+        if self.deadline_seconds <= 0:
+            raise UniRLError(
+                f"deadline_seconds of {self.deadline_seconds} leaves no time to step",
+                "deadline_seconds must be positive",
+                "300 is the default",
+            )
+
+    def threads_for(self, num_envs: int) -> int:
+        """Threads for an engine with `num_envs` environments: num_threads, or one per usable
+        core."""
+        usable = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        )
+        return self.num_threads or min(num_envs, usable or 1)
+
+    @property
+    def is_atari(self) -> bool:
+        """True for the ids that the Atari-only fields apply to."""
+        return self.id.startswith("ALE/")

@@ -1,0 +1,98 @@
+"""EnvPool: C++ environments on threads (Weng et al. 2022, arXiv 2206.10558); Atari, MuJoCo, Box2D,
+classic control.
+
+What its episodes look like: next-step autoreset with an empty filler row; at the step limit it
+reports truncated and not terminated, also where the episode ended by its own rules in that very
+step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from unirl.core.errors import UniRLError
+from unirl.envs.config import EnvConfig
+from unirl.envs.vector import EngineStep, env_seeds
+
+
+def known_ids() -> list[str]:
+    """The ids that EnvPool knows; ImportError without EnvPool."""
+    import envpool
+
+    return list(envpool.list_all_envs())
+
+
+class EnvPoolEngine:
+    """One EnvPool, built by `reset`: it takes its seeds at construction, so another reset builds
+    another pool."""
+
+    autoreset_mode = AutoresetMode.NEXT_STEP
+
+    def __init__(self, config: EnvConfig, num_envs: int) -> None:
+        import envpool
+
+        self._num_envs = num_envs
+        self._id = config.id.removeprefix("ALE/")  # EnvPool lists Atari games without a namespace
+        self._settings: dict[str, Any] = {
+            "num_envs": num_envs,
+            "num_threads": config.threads_for(num_envs),
+        }
+        if config.max_episode_steps is not None:
+            self._settings["max_episode_steps"] = config.max_episode_steps
+        if config.is_atari:
+            self._settings |= {
+                "frame_skip": config.frame_skip,
+                "stack_num": config.frame_stack,
+                "repeat_action_probability": config.repeat_action_probability,
+                "noop_max": config.noop_max,
+                "episodic_life": config.episodic_life,
+                "full_action_space": config.full_action_space,
+                "reward_clip": False,
+            }
+        self._settings |= config.kwargs
+        taken = {"seed", "batch_size", "env_type"} & set(config.kwargs)
+        if taken:
+            raise UniRLError(
+                f'env.kwargs of "{config.id}" sets {", ".join(sorted(taken))}',
+                "UniRL sets these itself: one seed per environment, all of them stepped together",
+                "remove them; the run's seed derives the environments' seeds",
+            )
+        spec = envpool.make_spec(self._id, **self._settings)
+        self._observation_space: Space[Any] = spec.gymnasium_observation_space
+        self._action_space: Space[Any] = spec.gymnasium_action_space
+        self._pool: Any = None
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """Of one environment."""
+        return self._observation_space
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """Of one environment."""
+        return self._action_space
+
+    def reset(self, seed: int) -> Any:
+        """First observations from a new pool; each environment has its own seed."""
+        import envpool
+
+        self.close()
+        seeds = env_seeds(seed, self._num_envs)
+        self._pool = envpool.make(self._id, env_type="gymnasium", seed=seeds, **self._settings)
+        obs, _ = self._pool.reset()
+        return obs
+
+    def step(self, action: NDArray[Any]) -> EngineStep:
+        """One step of every environment; EnvPool returns new arrays each time."""
+        result: EngineStep = self._pool.step(action)
+        return result
+
+    def close(self) -> None:
+        """End the pool's threads."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None

@@ -1,0 +1,225 @@
+"""Gymnasium's own engines: an environment's vector class, one after the other (sync), one process
+each (async)."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium
+from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import VectorEnv as GymVectorEnv
+from numpy.typing import NDArray
+
+from unirl.core.errors import DeadlineExceeded, UniRLError
+from unirl.envs.config import EnvConfig
+from unirl.envs.guard import ShapeGuard
+from unirl.envs.vector import EngineStep, env_seeds
+
+Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
+PR_SET_PDEATHSIG = 1
+
+
+class GymEngine:
+    """`gymnasium.make_vec` in one of its modes. Async workers die with their parent and leave
+    Ctrl-C to it."""
+
+    def __init__(
+        self,
+        config: EnvConfig,
+        spec: EnvSpec,
+        num_envs: int,
+        mode: Literal["vector", "sync", "async"],
+    ) -> None:
+        self._id, self._num_envs, self._mode = config.id, num_envs, mode
+        self._deadline_seconds = config.deadline_seconds
+        self._closed = self._stuck = False
+        kwargs = dict(config.kwargs)
+        if config.max_episode_steps is not None:
+            kwargs["max_episode_steps"] = config.max_episode_steps
+        if mode == "vector":
+            self._env: GymVectorEnv[Any, Any, Any] = gymnasium.make_vec(
+                spec, num_envs, vectorization_mode="vector_entry_point", **kwargs
+            )
+            return
+        if mode == "async" and multiprocessing.current_process().daemon:
+            raise UniRLError(
+                f'env "{config.id}" cannot start its worker processes',
+                "engine async needs a parent process that may have children; this one is daemonic",
+                'use engine="sync", or start the actor with daemon=False',
+            )
+        wrappers: list[Wrapper] = [*(_atari_wrappers(config) if config.is_atari else [])]
+        wrappers.append(partial(ShapeGuard, env_id=config.id))
+        if mode == "async":
+            wrappers.append(partial(_tie_to_parent, parent=os.getpid()))
+        self._env = gymnasium.make_vec(
+            spec,
+            num_envs,
+            vectorization_mode=mode,
+            wrappers=wrappers,  # type: ignore[arg-type]  # any function of an env will do
+            # The guard above checks every step; Gymnasium's checker would only warn, and only once.
+            disable_env_checker=True,
+            **({**kwargs, **_ale_kwargs(config)} if config.is_atari else kwargs),
+        )
+
+    @property
+    def autoreset_mode(self) -> AutoresetMode:
+        """What the engine's metadata says; UniRLError where it says nothing."""
+        mode = self._env.metadata.get("autoreset_mode")
+        if mode is None:
+            raise UniRLError(
+                f'env "{self._id}" does not say when it resets',
+                'the vector class must declare metadata["autoreset_mode"], found none',
+                'declare AutoresetMode.NEXT_STEP, or use engine="sync"',
+            )
+        return AutoresetMode(mode)
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """Of one environment."""
+        return self._env.single_observation_space
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """Of one environment."""
+        return self._env.single_action_space
+
+    def reset(self, seed: int) -> Any:
+        """First observations; sync and async seed each environment, a vector class derives all from
+        one seed."""
+        seeds = env_seeds(seed, self._num_envs)
+        if self._mode == "vector":
+            return self._env.reset(seed=seeds[0])[0]
+        if isinstance(self._env, AsyncVectorEnv):
+            self._env.reset_async(seed=list(seeds))
+            return self._wait(self._env, self._env.reset_wait)[0]
+        return self._env.reset(seed=list(seeds))[0]  # type: ignore[arg-type]
+
+    def step(self, action: NDArray[Any]) -> EngineStep:
+        """One step of every environment."""
+        if isinstance(self._env, AsyncVectorEnv):
+            self._env.step_async(action)
+            result: EngineStep = self._wait(self._env, self._env.step_wait)
+            return result
+        return self._env.step(action)
+
+    def close(self) -> None:
+        """End the environments, and the worker processes even where one of them is stuck or
+        dead."""
+        if self._closed:
+            return
+        self._closed = True
+        if not isinstance(self._env, AsyncVectorEnv):
+            self._env.close()
+            return
+        if self._stuck:
+            _kill_workers(self._env)
+            return
+        try:
+            self._env.close()
+        except (EOFError, OSError):  # a worker died on its own; the others must not outlive it
+            _kill_workers(self._env)
+
+    def _wait(self, env: AsyncVectorEnv, wait: Callable[[float], Any]) -> Any:
+        """`wait` under the deadline; a worker's error is raised as it was there."""
+        started = time.monotonic()
+        try:
+            return wait(self._deadline_seconds)
+        except multiprocessing.TimeoutError:
+            self._stuck = True
+            late = [
+                i
+                for i, pipe in enumerate(env.parent_pipes)
+                if pipe is not None and not pipe.poll(0)
+            ]
+            raise DeadlineExceeded(
+                f'env "{self._id}" is stuck: no answer from environment {", ".join(map(str, late))}',
+                f"a step must take at most {self._deadline_seconds:g} s, waited {time.monotonic() - started:.1f} s",
+                "raise env.deadline-seconds, or find what the environment waits for",
+            ) from None
+        except (EOFError, ConnectionError) as error:
+            self._stuck = True
+            dead = [
+                f"{i} (exit code {p.exitcode})"
+                for i, p in enumerate(env.processes)
+                if not p.is_alive()
+            ]
+            raise UniRLError(
+                f'a worker process of env "{self._id}" died: environment {", ".join(dead) or "unknown"}',
+                "engine async needs every worker alive",
+                "the actor can be restarted; look for a crash or for memory running out",
+            ) from error
+        except UniRLError as error:
+            if isinstance(
+                error.what, UniRLError
+            ):  # Gymnasium wraps what a worker raised in its own type again
+                raise error.what from None
+            raise
+
+
+def _kill_workers(env: AsyncVectorEnv) -> None:
+    for process in env.processes:
+        process.kill()
+    for process in env.processes:
+        process.join()
+    for pipe in env.parent_pipes:
+        if pipe is not None:
+            pipe.close()
+    env.closed = True
+
+
+def _tie_to_parent(env: gymnasium.Env[Any, Any], parent: int) -> gymnasium.Env[Any, Any]:
+    """In a worker process: die when the parent dies (kill -9 included), and leave Ctrl-C to the
+    parent."""
+    if (
+        os.getpid() == parent
+    ):  # Gymnasium also builds one environment in the parent, to ask for its spaces
+        return env
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        # Bound to the thread that started this process: an actor must make its environments where
+        # it steps them.
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent died before the request was made
+            os._exit(1)
+    return env
+
+
+def _ale_kwargs(config: EnvConfig) -> dict[str, Any]:
+    kwargs: dict[str, Any] = {
+        "frameskip": 1,  # AtariPreprocessing skips frames itself, to max-pool the last two
+        "repeat_action_probability": config.repeat_action_probability,
+        "full_action_space": config.full_action_space,
+    }
+    if (
+        config.max_episode_steps is not None
+    ):  # Gymnasium would count single frames: below the frame skip
+        kwargs["max_episode_steps"] = config.max_episode_steps * config.frame_skip
+    return kwargs
+
+
+def _atari_wrappers(config: EnvConfig) -> list[Wrapper]:
+    """The ale engine's preprocessing with Gymnasium's wrappers (without FIRE at reset); needs
+    OpenCV."""
+    return [
+        partial(
+            gymnasium.wrappers.AtariPreprocessing,
+            noop_max=config.noop_max,
+            frame_skip=config.frame_skip,
+            terminal_on_life_loss=config.episodic_life,
+        ),
+        partial(
+            gymnasium.wrappers.FrameStackObservation,
+            stack_size=config.frame_stack,
+            padding_type="zero",
+        ),
+    ]

@@ -1,0 +1,105 @@
+"""From an EnvConfig to environments that step: picks the engine, and turns what may fail into
+readable errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import gymnasium
+from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
+
+from unirl.core.errors import UniRLError
+from unirl.envs import catalog
+from unirl.envs.ale import AleEngine
+from unirl.envs.config import EnvConfig
+from unirl.envs.envpool import EnvPoolEngine, known_ids
+from unirl.envs.gym import GymEngine
+from unirl.envs.spaces import action_field, obs_fields
+from unirl.envs.vector import Engine, VectorEnv, adapt
+
+
+def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
+    """`num_envs` environments behind one step API, not yet reset.
+
+    Raises UniRLError for an unknown id, a package that is not installed, an engine or argument that
+    does not fit the environment, and spaces that have no place in a slot.
+    """
+    if num_envs < 1:
+        raise UniRLError(
+            f'{num_envs} environments of "{config.id}" were asked for',
+            "num_envs must be at least 1",
+            "set num_envs",
+        )
+    engine = _make_engine(config, num_envs)
+    try:
+        obs_fields(engine.observation_space, num_envs, config.id)
+        action_field(engine.action_space, num_envs, config.id)
+        return adapt(engine, num_envs, config.id)
+    except UniRLError:
+        engine.close()
+        raise
+
+
+def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
+    """Observation and action space of one environment; builds one with the configured engine and
+    closes it."""
+    env = make_vec(_without_processes(config), 1)
+    try:
+        return env.observation_space, env.action_space
+    finally:
+        env.close()
+
+
+def known_env_ids() -> list[str]:
+    """All ids that can be made here without EnvPool, sorted."""
+    return catalog.known_env_ids()
+
+
+def _make_engine(config: EnvConfig, num_envs: int) -> Engine:
+    try:
+        if config.engine == "envpool":
+            known = known_ids()
+            if config.id.removeprefix("ALE/") not in known:
+                raise catalog.unknown_id(config.id, known)
+            return EnvPoolEngine(config, num_envs)
+        spec = catalog.find_spec(config)
+        name = config.engine if config.engine != "auto" else _choose(config, spec)
+        if name == "ale":
+            if not config.is_atari:
+                raise UniRLError(
+                    f'engine ale cannot run env "{config.id}"',
+                    'it runs ids that begin with "ALE/"',
+                    'use engine="auto"',
+                )
+            return AleEngine(config, spec, num_envs)
+        if name == "vector" and (spec.vector_entry_point is None or config.is_atari):
+            raise UniRLError(
+                f'env "{config.id}" has no vector class for engine vector',
+                "its registration must name a vector_entry_point",
+                f'use engine="{"ale" if config.is_atari else "sync"}"',
+            )
+        return GymEngine(config, spec, num_envs, name)
+    except ImportError as error:
+        raise catalog.missing_package(config, error) from error
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise catalog.missing_package(config, ModuleNotFoundError(str(error))) from error
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise UniRLError(
+            f'env "{config.id}" does not take these arguments: {sorted(config.kwargs)}',
+            str(error),
+            "correct env.kwargs",
+        ) from error
+
+
+def _choose(config: EnvConfig, spec: EnvSpec) -> Literal["ale", "vector", "sync"]:
+    if config.is_atari:
+        return "ale"
+    return "sync" if spec.vector_entry_point is None else "vector"
+
+
+def _without_processes(config: EnvConfig) -> EnvConfig:
+    return replace(config, engine="sync") if config.engine == "async" else config

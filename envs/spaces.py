@@ -1,0 +1,211 @@
+"""Gymnasium spaces as trees of tensors: what an observation or action looks like in a slot, and how
+it gets there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from numpy.typing import NDArray
+
+from unirl.core.errors import UniRLError
+
+Leaf: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
+LeafTree: TypeAlias = "Leaf | dict[str, LeafTree]"
+ObsReader: TypeAlias = Callable[[Any, int], Any]
+ActionWriter: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
+
+SUPPORTED_OBS = "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
+SUPPORTED_ACTION = "Discrete, MultiDiscrete (one axis), Box (float)"
+
+# What torch computes with: wide floats narrow to float32, unsigned integers widen, and only images
+# stay uint8.
+_BOX_DTYPES = {
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint16": torch.int32,
+    "uint32": torch.int64,
+    "uint64": torch.int64,
+    "float16": torch.float32,
+    "float32": torch.float32,
+    "float64": torch.float32,
+    "bool": torch.float32,
+}
+_NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
+    torch.uint8: np.dtype(np.uint8),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float32: np.dtype(np.float32),
+}
+
+
+def obs_fields(space: Space[Any], num_envs: int, env_id: str = "") -> LeafTree:
+    """The tree of (shape, dtype) of one row of observations; shapes begin with `num_envs`.
+
+    Box, MultiDiscrete and MultiBinary keep their shape, Discrete is [B]; Dict and Tuple nest (keys
+    "0", "1", ...). Raises UniRLError for other spaces.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return {key: obs_fields(child, num_envs, env_id) for key, child in _children(space, env_id)}
+    shape, dtype = _obs_leaf(space, env_id)
+    return (num_envs, *shape), dtype
+
+
+def action_field(space: Space[Any], num_envs: int, env_id: str = "") -> Leaf:
+    """(shape, dtype) of one row of actions: int64 [B] or [B, n], or float32 [B, ...].
+
+    Raises UniRLError for other spaces.
+    """
+    if isinstance(space, spaces.Discrete):
+        return (num_envs,), torch.int64
+    if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1:
+        return (num_envs, *space.shape), torch.int64
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return (num_envs, *space.shape), torch.float32
+    raise _unsupported("action", space, SUPPORTED_ACTION, env_id)
+
+
+def obs_reader(space: Space[Any], env_id: str = "") -> ObsReader:
+    """A function (batch of an engine, num_envs) -> tree of arrays with the dtypes of `obs_fields`.
+
+    It checks shapes, turns tuples into dictionaries, and counts Discrete and MultiDiscrete from 0
+    whatever their `start`. Where nothing has to change the engine's array is handed through without
+    a copy.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        keys: tuple[Any, ...] = (
+            tuple(space.spaces) if isinstance(space, spaces.Dict) else tuple(range(len(space)))
+        )
+        readers = [obs_reader(child, env_id) for _, child in _children(space, env_id)]
+        plan = [(str(key), key, reader) for key, reader in zip(keys, readers, strict=True)]
+
+        def read_branch(obs: Any, num_envs: int) -> Any:
+            try:
+                return {name: reader(obs[key], num_envs) for name, key, reader in plan}
+            except (KeyError, IndexError, TypeError) as error:
+                raise _wrong_structure(env_id, space, obs) from error
+
+        return read_branch
+
+    shape, torch_dtype = _obs_leaf(space, env_id)
+    dtype = _NUMPY_DTYPES[torch_dtype]
+    start = _start(space)
+
+    def read_leaf(obs: Any, num_envs: int) -> NDArray[Any]:
+        array = np.asarray(obs)
+        if array.shape != (num_envs, *shape):
+            raise wrong_shape(env_id, (num_envs, *shape), array.shape)
+        if array.dtype != dtype:
+            array = array.astype(dtype)
+        return array if start is None else array - start
+
+    return read_leaf
+
+
+def action_writer(space: Space[Any], num_envs: int, env_id: str = "") -> ActionWriter:
+    """A function from actions as a policy samples them to actions as an engine takes them, checking
+    their shape.
+
+    Discrete and MultiDiscrete are shifted by `start`. Box is clipped to its bounds: the slot keeps
+    the sample as it was drawn, so its log-probability stays exact, and the environment sees the
+    nearest legal action.
+    """
+    expected, _ = action_field(space, num_envs, env_id)
+    start = _start(space)
+
+    def checked(action: NDArray[Any]) -> NDArray[Any]:
+        if action.shape != expected:
+            raise UniRLError(
+                f'env "{env_id}" was given actions of the wrong shape',
+                f"expected {expected}, received {tuple(action.shape)}",
+                "one action per environment is needed, also for filler rows",
+            )
+        return action
+
+    if isinstance(space, spaces.Box):
+        low, high = (
+            space.low,
+            space.high,
+        )  # of the space's dtype: a float32 0.1 is above a float64 bound of 0.1
+        return lambda action: np.minimum(np.maximum(checked(action), low), high, dtype=low.dtype)
+    if start is not None:
+        return lambda action: checked(action) + start
+    return checked
+
+
+def write_obs(target: Any, obs: Any) -> None:
+    """Copy a tree of arrays [B, ...] into a tree of tensors of the same shapes, for example a
+    slot's row; one copy."""
+    if isinstance(obs, Mapping):
+        for key, child in obs.items():
+            write_obs(target[key], child)
+        return
+    # torch warns about memory it may not write to, though it only reads here; such arrays are rare
+    # (JAX).
+    target.copy_(torch.from_numpy(obs if obs.flags.writeable else obs.copy()))
+
+
+def wrong_shape(
+    env_id: str, expected: tuple[int, ...], received: tuple[int, ...], where: str = ""
+) -> UniRLError:
+    """The error for an observation that is not what the observation space promises."""
+    return UniRLError(
+        f'env "{env_id}" returned an observation of the wrong shape{where}',
+        f"the observation space promises {tuple(expected)}, received {tuple(received)}",
+        "correct the environment's observation_space or its observations",
+    )
+
+
+def _wrong_structure(env_id: str, space: Space[Any], obs: Any) -> UniRLError:
+    received = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
+    return UniRLError(
+        f'env "{env_id}" returned an observation of the wrong structure',
+        f"the observation space promises {space}, received {received}",
+        "correct the environment's observation_space or its observations",
+    )
+
+
+def _children(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> list[tuple[str, Space[Any]]]:
+    if isinstance(space, spaces.Tuple):
+        return [(str(index), child) for index, child in enumerate(space.spaces)]
+    for key in space.spaces:
+        if "/" in key:
+            raise UniRLError(
+                f'env "{env_id}" has an observation named {key!r}',
+                'a name in a Dict space must not contain "/", which separates levels in a slot',
+                "rename the key in a wrapper",
+            )
+    return list(space.spaces.items())
+
+
+def _obs_leaf(space: Space[Any], env_id: str) -> Leaf:
+    if isinstance(space, spaces.Box) and space.dtype.name in _BOX_DTYPES:
+        return space.shape, _BOX_DTYPES[space.dtype.name]
+    if isinstance(space, spaces.Discrete):
+        return (), torch.int64
+    if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
+        return tuple(space.shape), torch.int64
+    raise _unsupported("observation", space, SUPPORTED_OBS, env_id)
+
+
+def _start(space: Space[Any]) -> NDArray[np.int64] | None:
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return None
+    start = np.asarray(space.start, dtype=np.int64)
+    return start if start.any() else None
+
+
+def _unsupported(kind: str, space: Space[Any], supported: str, env_id: str) -> UniRLError:
+    return UniRLError(
+        f'env "{env_id}" has an unsupported {kind} space: {space}',
+        f"supported are {supported}; found {type(space).__name__}",
+        "convert it in a wrapper (gymnasium.wrappers)",
+    )

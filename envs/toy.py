@@ -1,0 +1,205 @@
+"""Small environments with known answers: a memory task, a counter to check by hand, and one that
+breaks on demand."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector import VectorEnv as GymVectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+Obs = NDArray[np.float32]
+Info = dict[str, Any]
+
+
+def register_toys() -> None:
+    """Put the toys into Gymnasium's registry, under "unirl/"; calling it again changes nothing."""
+    toys: dict[str, dict[str, Any]] = {
+        "unirl/RecallCue-v0": {"entry_point": "unirl.envs.toy:RecallCue"},
+        "unirl/Counting-v0": {
+            "entry_point": "unirl.envs.toy:Counting",
+            "vector_entry_point": "unirl.envs.toy:CountingVector",
+        },
+        "unirl/Fault-v0": {"entry_point": "unirl.envs.toy:Fault"},
+    }
+    for env_id, entry_points in toys.items():
+        if env_id not in gymnasium.registry:
+            gymnasium.register(env_id, **entry_points)
+
+
+class RecallCue(gymnasium.Env[Obs, np.int64]):
+    """A cue is shown at the first step only; naming it at the last of `length` steps earns 1,
+    anything else 0.
+
+    Observation [num_cues + 1]: the cue one-hot at the first step, then zeros; the last entry is 1
+    where the answer is due. Actions before that do nothing. Without memory the best mean return is
+    1 / num_cues, with it 1.
+    """
+
+    def __init__(self, length: int = 8, num_cues: int = 3) -> None:
+        self.observation_space = Box(0.0, 1.0, (num_cues + 1,), np.float32)
+        self.action_space = Discrete(num_cues)
+        self._length, self._num_cues = length, num_cues
+        self._cue = self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
+        """Draw a cue and show it."""
+        super().reset(seed=seed)
+        self._cue, self._step = int(self.np_random.integers(self._num_cues)), 0
+        return self._obs(), {}
+
+    def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, Info]:
+        """Only the last of `length` actions counts."""
+        self._step += 1
+        over = self._step == self._length
+        return self._obs(), float(over and int(action) == self._cue), over, False, {}
+
+    def _obs(self) -> Obs:
+        obs = np.zeros(self._num_cues + 1, dtype=np.float32)
+        if self._step == 0:
+            obs[self._cue] = 1.0
+        obs[-1] = float(self._step == self._length - 1)
+        return obs
+
+
+class Counting(gymnasium.Env[Obs, np.int64]):
+    """Observation [episode number, step number], reward the step number: every row can be predicted
+    by hand.
+
+    Even episodes terminate after `terminate_after` steps, odd ones are truncated after
+    `truncate_after`; 0: never. With stagger, an odd seed begins with episode 1.
+    """
+
+    def __init__(
+        self, terminate_after: int = 3, truncate_after: int = 2, stagger: bool = False
+    ) -> None:
+        self.observation_space = Box(0.0, np.inf, (2,), np.float32)
+        self.action_space = Discrete(2)
+        self._limits = (terminate_after, truncate_after)
+        self._stagger = stagger
+        self._episode, self._step = -1, 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
+        """A seed starts counting anew; without one the next episode begins."""
+        super().reset(seed=seed)
+        first = seed % 2 if seed is not None and self._stagger else 0
+        self._episode, self._step = (self._episode + 1, 0) if seed is None else (first, 0)
+        return self._obs(), {}
+
+    def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, Info]:
+        """Count."""
+        self._step += 1
+        over = self._step == self._limits[self._episode % 2]
+        odd = self._episode % 2 == 1
+        return self._obs(), float(self._step), over and not odd, over and odd, {}
+
+    def _obs(self) -> Obs:
+        return np.array([self._episode, self._step], dtype=np.float32)
+
+
+class CountingVector(GymVectorEnv[Obs, NDArray[np.int64], Obs]):
+    """Counting as a vector class in any autoreset mode; with stagger, odd environments begin with
+    episode 1."""
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        autoreset_mode: str = "NextStep",
+        terminate_after: int = 3,
+        truncate_after: int = 2,
+        stagger: bool = False,
+    ) -> None:
+        self.num_envs = num_envs
+        self.metadata = {"autoreset_mode": AutoresetMode(autoreset_mode)}
+        self.single_observation_space = Box(0.0, np.inf, (2,), np.float32)
+        self.single_action_space = Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._limits = np.array([terminate_after, truncate_after])
+        self._first = np.arange(num_envs) % 2 if stagger else np.zeros(num_envs, dtype=np.int64)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: Info | None = None
+    ) -> tuple[Obs, Info]:
+        """Start counting anew."""
+        self._episode, self._steps = self._first.copy(), np.zeros(self.num_envs, dtype=np.int64)
+        self._done = np.zeros(self.num_envs, dtype=np.bool_)
+        return self._obs(), {}
+
+    def step(self, actions: NDArray[np.int64]) -> tuple[Obs, Any, Any, Any, Info]:
+        """Count everywhere."""
+        resets = (
+            self._done
+            if self.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+            else self._done & False
+        )
+        self._next_episode(resets)
+        self._steps += ~resets
+        over = (self._steps == self._limits[self._episode % 2]) & ~resets
+        odd = self._episode % 2 == 1
+        reward, terminated, truncated = self._steps.astype(np.float64), over & ~odd, over & odd
+        self._done, info = over, {}
+        if self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP and over.any():
+            info = {"final_obs": self._obs(), "_final_obs": over}
+            self._next_episode(over)
+        return self._obs(), reward, terminated, truncated, info
+
+    def _next_episode(self, where: NDArray[np.bool_]) -> None:
+        self._episode += where
+        self._steps[where] = 0
+
+    def _obs(self) -> Obs:
+        return np.stack([self._episode, self._steps], axis=1).astype(np.float32)
+
+
+class Fault(gymnasium.Env[Obs, np.int64]):
+    """Works until it does not: counts its steps over all episodes and breaks at the ones given; 0:
+    never.
+
+    raise_at: RuntimeError. nan_at: a NaN observation. shape_at: an observation of shape (3,)
+    instead of (2,). sleep_at: sleeps for sleep_seconds.
+    """
+
+    def __init__(
+        self,
+        raise_at: int = 0,
+        nan_at: int = 0,
+        shape_at: int = 0,
+        sleep_at: int = 0,
+        sleep_seconds: float = 0.0,
+        episode_length: int = 10,
+    ) -> None:
+        self.observation_space = Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = Discrete(2)
+        self._raise_at, self._nan_at, self._shape_at = raise_at, nan_at, shape_at
+        self._sleep_at, self._sleep_seconds = sleep_at, sleep_seconds
+        self._episode_length = episode_length
+        self._step = 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
+        """A new episode; the count of steps goes on."""
+        super().reset(seed=seed)
+        return np.zeros(2, dtype=np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, Info]:
+        """Break, if it is time."""
+        self._step += 1
+        if self._step == self._raise_at:
+            raise RuntimeError(f"fault at step {self._step}, as asked for")
+        if self._step == self._sleep_at:
+            time.sleep(self._sleep_seconds)
+        size = 3 if self._step == self._shape_at else 2
+        value = np.nan if self._step == self._nan_at else float(self._step)
+        return (
+            np.full(size, value, dtype=np.float32),
+            1.0,
+            self._step % self._episode_length == 0,
+            False,
+            {},
+        )

@@ -1,0 +1,237 @@
+"""One step API for every engine: next-step autoreset, true final observations, fillers marked by a
+mask."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import concatenate, create_empty_array
+from numpy.typing import NDArray
+
+from unirl.core.errors import UniRLError
+from unirl.envs.spaces import action_writer, obs_reader
+
+Bools = NDArray[np.bool_]
+EngineStep = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
+
+
+@dataclass(slots=True)
+class EnvStep:
+    """What one step of B environments gave.
+
+    Copy `obs` before the next step: an environment's own vector class may reuse its arrays.
+    """
+
+    obs: Any
+    """Tree of arrays [B, ...] for the slot: on done it is the episode's true final observation."""
+    acting_obs: Any
+    """What the policy acts on next. The same object as `obs`, except after an episode's end in a
+    same-step engine."""
+    reward: NDArray[np.float32]
+    """Raw reward [B]; 0 in filler rows."""
+    terminated: Bools
+    """The episode ended by its own rules [B]; False in filler rows."""
+    truncated: Bools
+    """The episode was cut off by a limit [B]; False in filler rows. Both may be True where an
+    engine reports both."""
+    mask: Bools
+    """False where this row was a filler: it only led to the first observation of the next episode
+    [B]."""
+
+
+class VectorEnv(Protocol):
+    """B environments stepped together, with next-step autoreset.
+
+    A row with terminated or truncated brings the final observation. The row after it is a filler:
+    its action is ignored, its reward is 0, its mask False, and its observation is the first of the
+    next episode.
+    """
+
+    num_envs: int
+    observation_space: Space[Any]
+    """Of one environment."""
+    action_space: Space[Any]
+    """Of one environment."""
+
+    def reset(self, seed: int) -> Any:
+        """Start new episodes everywhere; a tree of arrays [B, ...]. The same seed gives the same
+        trajectories."""
+
+    def step(self, action: NDArray[Any]) -> EnvStep:
+        """Take one action per environment: int64 [B] or [B, n], float32 [B, ...]. What an env
+        raises propagates."""
+
+    def close(self) -> None:
+        """Release processes, threads and memory; a second call does nothing."""
+
+
+class Engine(Protocol):
+    """What an engine's file provides: Gymnasium's vector interface with one seed and the spaces of
+    one environment."""
+
+    @property
+    def autoreset_mode(self) -> AutoresetMode:
+        """When the engine starts the next episode."""
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """Of one environment."""
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """Of one environment."""
+
+    def reset(self, seed: int) -> Any:
+        """First observations."""
+
+    def step(self, action: NDArray[Any]) -> EngineStep:
+        """Observation, reward, terminated, truncated, info."""
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+def adapt(engine: Engine, num_envs: int, env_id: str) -> VectorEnv:
+    """The adapter for an engine's autoreset mode; UniRLError for an engine that does not reset by
+    itself."""
+    if engine.autoreset_mode == AutoresetMode.NEXT_STEP:
+        return NextStepEnv(engine, num_envs, env_id)
+    if engine.autoreset_mode == AutoresetMode.SAME_STEP:
+        return SameStepEnv(engine, num_envs, env_id)
+    raise UniRLError(
+        f'env "{env_id}" does not start the next episode by itself',
+        f"its autoreset mode must be NextStep or SameStep, found {engine.autoreset_mode.value}",
+        'use engine="sync" or change the mode in env.kwargs',
+    )
+
+
+def env_seeds(seed: int, num_envs: int) -> list[int]:
+    """Distinct 31-bit seeds, one per environment, all derived from `seed`; seed i does not depend
+    on num_envs."""
+    state = (
+        np.random.SeedSequence(seed).generate_state(2 * num_envs + 8) >> 1
+    )  # engines read seeds as int32
+    return list(dict.fromkeys(state.tolist()))[:num_envs]
+
+
+class NextStepEnv:
+    """An engine whose convention is already ours: it adds the mask, and makes sure that fillers are
+    empty.
+
+    An engine that reports an end inside a filler (a game that is over after its first no-op) gets
+    another filler.
+    """
+
+    def __init__(self, engine: Engine, num_envs: int, env_id: str) -> None:
+        self.num_envs = num_envs
+        self.observation_space, self.action_space = engine.observation_space, engine.action_space
+        self._engine = engine
+        self._read = obs_reader(self.observation_space, env_id)
+        self._write = action_writer(self.action_space, num_envs, env_id)
+        self._done: Bools = np.zeros(num_envs, dtype=np.bool_)
+
+    def reset(self, seed: int) -> Any:
+        """First observations of new episodes; see VectorEnv."""
+        self._done = np.zeros(self.num_envs, dtype=np.bool_)
+        return self._read(self._engine.reset(seed), self.num_envs)
+
+    def step(self, action: NDArray[Any]) -> EnvStep:
+        """One step; see VectorEnv."""
+        raw_obs, raw_reward, raw_terminated, raw_truncated, _ = self._engine.step(
+            self._write(action)
+        )
+        obs = self._read(raw_obs, self.num_envs)
+        mask = ~self._done
+        self._done = np.logical_or(raw_terminated, raw_truncated)
+        return EnvStep(
+            obs=obs,
+            acting_obs=obs,
+            reward=np.where(mask, raw_reward, 0).astype(np.float32, copy=False),
+            terminated=np.logical_and(raw_terminated, mask),
+            truncated=np.logical_and(raw_truncated, mask),
+            mask=mask,
+        )
+
+    def close(self) -> None:
+        """See VectorEnv."""
+        self._engine.close()
+
+
+class SameStepEnv:
+    """An engine that resets within the step that ends an episode, shown as next-step autoreset.
+
+    At an end the row carries info["final_obs"], while the engine already stands at the first
+    observation of the next episode: the policy acts on that (`acting_obs`). The engine cannot wait,
+    so the filler row hides a real transition, the first one of each episode: its reward counts
+    nowhere and it is never trained on. For episodes of n steps this loses one transition in n; an
+    engine that resets at the next step loses none. If the hidden transition ends the episode too,
+    the next row is a filler again.
+    """
+
+    def __init__(self, engine: Engine, num_envs: int, env_id: str) -> None:
+        self.num_envs = num_envs
+        self.observation_space, self.action_space = engine.observation_space, engine.action_space
+        self._engine = engine
+        self._env_id = env_id
+        self._read = obs_reader(self.observation_space, env_id)
+        self._write = action_writer(self.action_space, num_envs, env_id)
+        self._done: Bools = np.zeros(num_envs, dtype=np.bool_)
+
+    def reset(self, seed: int) -> Any:
+        """First observations of new episodes; see VectorEnv."""
+        self._done = np.zeros(self.num_envs, dtype=np.bool_)
+        return self._read(self._engine.reset(seed), self.num_envs)
+
+    def step(self, action: NDArray[Any]) -> EnvStep:
+        """One step; see VectorEnv."""
+        raw_obs, raw_reward, raw_terminated, raw_truncated, info = self._engine.step(
+            self._write(action)
+        )
+        acting_obs = self._read(raw_obs, self.num_envs)
+        mask = ~self._done
+        self._done = np.logical_or(raw_terminated, raw_truncated)
+        ended = np.flatnonzero(self._done & mask)
+        return EnvStep(
+            obs=self._with_final(acting_obs, ended, info) if len(ended) else acting_obs,
+            acting_obs=acting_obs,
+            reward=np.where(mask, raw_reward, 0).astype(np.float32, copy=False),
+            terminated=np.logical_and(raw_terminated, mask),
+            truncated=np.logical_and(raw_truncated, mask),
+            mask=mask,
+        )
+
+    def close(self) -> None:
+        """See VectorEnv."""
+        self._engine.close()
+
+    def _with_final(self, acting_obs: Any, ended: NDArray[np.intp], info: Mapping[str, Any]) -> Any:
+        if "final_obs" not in info:
+            raise UniRLError(
+                f'env "{self._env_id}" ended an episode without its final observation',
+                f'a same-step engine must put it in info["final_obs"], found {sorted(info)}',
+                'use engine="sync", or an autoreset mode of NextStep',
+            )
+        final = info["final_obs"]
+        if (
+            isinstance(final, np.ndarray) and final.dtype == object
+        ):  # one observation per environment, or None
+            space = self.observation_space
+            out: Any = create_empty_array(space, n=len(ended))
+            rows = concatenate(space, list(final[ended]), out)
+            return _replace_rows(acting_obs, ended, self._read(rows, len(ended)), slice(None))
+        return _replace_rows(acting_obs, ended, self._read(final, self.num_envs), ended)
+
+
+def _replace_rows(tree: Any, rows: NDArray[np.intp], source: Any, source_rows: Any) -> Any:
+    if isinstance(tree, dict):
+        return {
+            key: _replace_rows(child, rows, source[key], source_rows) for key, child in tree.items()
+        }
+    replaced = tree.copy()
+    replaced[rows] = source[source_rows]
+    return replaced

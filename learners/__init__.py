@@ -1,0 +1,1 @@
+"""Learners: who turns batches into newer weights."""

@@ -1,0 +1,115 @@
+"""The benchmark harness weighs what it claims to weigh, and leaves nothing running."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def measure() -> ModuleType:
+    # benchmarks/ is a folder of scripts, not a package.
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "measure.py"
+    spec = importlib.util.spec_from_file_location("measure", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+CHILD = "import time; block = bytearray({megabytes} * 10**6); time.sleep(1.2)"
+PARENT = """
+import subprocess, sys
+command = [sys.executable, "-c", {child!r}]
+children = [subprocess.Popen(command, start_new_session=new) for new in (False, True)]
+[child.wait() for child in children]
+"""
+
+
+def test_memory_of_the_whole_tree_is_counted(measure: ModuleType) -> None:
+    light, heavy = (
+        measure.run(
+            [sys.executable, "-c", PARENT.format(child=CHILD.format(megabytes=megabytes))],
+            timeout_seconds=30,
+            interval_seconds=0.05,
+        ).peak_memory_mb
+        for megabytes in (1, 100)
+    )
+    assert heavy - light == pytest.approx(2 * 99, rel=0.1)
+
+
+def test_cpu_time_of_reaped_children_is_counted(measure: ModuleType) -> None:
+    burn = "import time\nwhile time.process_time() < 0.6: pass"
+    parent = (
+        "import subprocess, sys, time\n"
+        f"subprocess.run([sys.executable, '-c', {burn!r}])\n"
+        "time.sleep(0.5)"
+    )
+    result = measure.run([sys.executable, "-c", parent], timeout_seconds=30, interval_seconds=0.05)
+    assert 0.6 <= result.cpu_seconds < 1.2
+    assert result.cores_used(result.wall_seconds - 0.4) < 0.5
+
+
+def test_a_run_past_its_time_is_killed_with_all_its_descendants(measure: ModuleType) -> None:
+    mark = f"mark-{os.getpid()}"
+    sleeper = f"import time; time.sleep(60)  # {mark}"
+    parent = (
+        "import subprocess, sys, time\n"
+        f"command = [sys.executable, '-c', {sleeper!r}]\n"
+        "[subprocess.Popen(command, start_new_session=new) for new in (False, True)]\n"
+        "time.sleep(60)"
+    )
+    result = measure.run([sys.executable, "-c", parent], timeout_seconds=1.0, interval_seconds=0.1)
+    assert result.timed_out
+    with pytest.raises(RuntimeError, match="timed out"):
+        _ = result.row
+    time.sleep(0.1)
+    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and mark in _command_line(pid)]
+
+
+def test_the_last_json_object_on_standard_output_is_the_row(measure: ModuleType) -> None:
+    program = """print('{"a": 1}'); print('[2]'); print('{"a": 3}'); print('goodbye')"""
+    result = measure.run([sys.executable, "-c", program], timeout_seconds=30)
+    assert result.row == {"a": 3}
+
+
+def test_a_failed_command_shows_its_own_words(measure: ModuleType) -> None:
+    result = measure.run(
+        [sys.executable, "-c", "raise SystemExit('no such env')"], timeout_seconds=30
+    )
+    with pytest.raises(RuntimeError, match=r"exited with 1(.|\n)*no such env"):
+        _ = result.row
+
+
+def test_ratios_pair_the_rounds(measure: ModuleType) -> None:
+    fast, slow = [{"rate": 30}, {"rate": 10}], [{"rate": 10}, {"rate": 5}]
+    assert measure.ratios(fast, slow, "rate") == [3.0, 2.0]
+    with pytest.raises(ValueError, match="shorter"):
+        measure.ratios(fast, slow[:1], "rate")
+
+
+def test_a_block_is_replaced_and_its_neighbours_stay(measure: ModuleType, tmp_path: Path) -> None:
+    results = tmp_path / "RESULTS.md"
+    results.write_text("# Results\n\n<!-- pong -->\nold\n<!-- /pong -->\n\ntail\n")
+    measure.write_block("pong", "new", results=results)
+    measure.write_block("cartpole", "first", results=results)
+    measure.write_block("cartpole", "second", results=results)
+    text = results.read_text()
+    assert text.startswith("# Results\n\n<!-- pong -->\nnew\n")
+    assert "old" not in text and "first" not in text
+    assert text.index("tail") < text.index("second")
+    assert text.count("<!-- cartpole -->") == text.count("<!-- /cartpole -->") == 1
+
+
+def _command_line(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

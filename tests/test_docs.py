@@ -1,0 +1,89 @@
+"""The documentation speaks of what is there: every metric has its row, every link leads somewhere."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import unirl
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+COLUMNS = {"step", "seconds", "time", "version"}
+"""What a row of metrics.jsonl says about itself: where in the run it was written."""
+
+
+def documented() -> list[str]:
+    """Metric names in the first column of the tables, with `{a,b}` written out; `<x>` stands for any one word."""
+    names = []
+    for line in (ROOT / "docs" / "metrics.md").read_text().splitlines():
+        row = re.match(r"\| `([^`]+)` \|", line)
+        if row:
+            parts = re.split(r"\{([^}]*)\}", row[1])
+            # Every second part was in braces.
+            choices = [part.split(",") if i % 2 else [part] for i, part in enumerate(parts)]
+            names += ["".join(choice) for choice in itertools.product(*choices)]
+    return names
+
+
+def is_documented(name: str) -> bool:
+    patterns = (re.sub(r"<[^>]+>", "[^/]+", re.escape(entry)) for entry in documented())
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
+
+
+@pytest.fixture(scope="module")
+def emitted(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Every name that a short run with evaluations writes."""
+    run_dir = tmp_path_factory.mktemp("runs") / "metrics"
+    overrides = {
+        "env.id": "CartPole-v1",
+        "run.total_steps": 8192,
+        "run.log_seconds": 0.0,
+        "run.eval_steps": 4096,
+        "run.eval_episodes": 2,
+    }
+    unirl.run(unirl.make_plan("impala", **overrides), run_dir)
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return {name for row in rows for name in row}
+
+
+def test_a_short_run_emits_every_group_of_metrics(emitted: set[str]) -> None:
+    groups = {name.split("/")[0] for name in emitted - COLUMNS}
+    assert {"charts", "losses", "staleness", "queue", "time", "perf", "eval"} <= groups
+
+
+def test_every_metric_of_a_run_has_a_row_in_metrics_md(emitted: set[str]) -> None:
+    unknown = sorted(name for name in emitted - COLUMNS if not is_documented(name))
+    assert not unknown, f"docs/metrics.md has no row for {unknown}"
+
+
+def test_a_name_that_nobody_documented_is_found_out() -> None:
+    assert is_documented("queue/discarded/stale")
+    assert is_documented("time/learner/wait")
+    assert not is_documented("queue/discarded/stale/twice")
+    assert not is_documented("losses/made_up")
+
+
+def test_every_metric_is_documented_once() -> None:
+    names = documented()
+    assert sorted(set(names)) == sorted(names)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_relative_link_leads_to_a_file(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text()):
+        if "://" not in target and not target.startswith("mailto:"):
+            assert (document.parent / target).exists(), f"{document}: {target}"
+
+
+def test_decisions_are_numbered_without_a_gap_and_stay_short() -> None:
+    decisions = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert [int(path.name[:3]) for path in decisions] == list(range(1, len(decisions) + 1))
+    for path in decisions:
+        lines = path.read_text().splitlines()
+        assert lines[0].startswith(f"# {path.name[:3]} ")
+        assert len(lines) <= 20, f"{path} has {len(lines)} lines: a decision fits ten, or nearly"

@@ -1,0 +1,167 @@
+"""Imports run down the floors of the house: the contracts in pyproject.toml are kept, and would catch a breach."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+WINGS = ("actors", "envs", "learners", "llm", "vtrace")
+LINT = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+# Where an optional package may be imported: the file that bears its name or its job, and never when that file is imported.
+HOMES = {
+    "Box2D": (),
+    "ale_py": ("atari.py", "ale.py"),
+    "cv2": ("atari.py", "wrappers.py"),
+    "envpool": ("envpool.py",),
+    "imageio": ("video.py",),
+    "matplotlib": ("plots.py",),
+    "mujoco": ("mujoco.py",),
+    "pygame": (),
+    "ray": ("ray.py",),
+    "transformers": ("hf_engine.py",),
+    "vllm": ("vllm_engine.py",),
+    "wandb": ("wandb.py",),
+}
+
+
+def modules() -> Iterator[Path]:
+    """Every module of the package by its real path."""
+    for top in ("unirl", *WINGS):
+        # rglob does not follow the links in unirl/, so a wing comes once.
+        yield from sorted((ROOT / top).rglob("*.py"))
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Absolute names imported below this node, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module, node.lineno
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A copy of the package with links and contracts, to build a breach into."""
+    ignore = shutil.ignore_patterns("__pycache__")
+    for folder in ("unirl", "configs", *WINGS):
+        shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True, ignore=ignore)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def lint(house: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", LINT, "--no-cache", "--no-logo"],
+        cwd=house,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_house_keeps_its_contracts(house: Path) -> None:
+    result = lint(house)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 broken" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("vtrace/breach.py", "import unirl.core.tree"),
+        ("vtrace/breach.py", "import numpy"),
+        ("vtrace/breach.py", "from unirl.policy import networks"),
+        ("envs/breach.py", "from unirl.core.queue import QueueConfig"),
+        ("envs/breach.py", "import unirl.vtrace"),
+        ("unirl/policy/breach.py", "from unirl.core import checkpoint"),
+        ("actors/breach.py", "import unirl.learners"),
+        ("actors/breach.py", "from unirl.transports import shared"),
+        ("learners/breach.py", "def later():\n    import unirl.actors"),
+        ("unirl/core/breach.py", "import unirl.runners"),
+        ("unirl/core/breach.py", "from unirl.envs import make"),
+        ("unirl/report/breach.py", "import unirl.policy"),
+        ("unirl/runners/breach.py", "import unirl.recipes"),
+        ("unirl/registry_breach.py", "import torch"),
+    ],
+)
+def test_a_forbidden_import_or_a_module_without_a_floor_is_caught(
+    house: Path, file: str, line: str
+) -> None:
+    (house / file).write_text(line + "\n")
+    result = lint(house)
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "breach" in result.stdout, result.stdout
+
+
+def test_a_wing_is_imported_by_its_full_name_only() -> None:
+    # With the root on the path `import envs` would work too, and load every module a second time under another name.
+    for path in (*modules(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")):
+        for name, line in imports(ast.parse(path.read_text())):
+            assert name.split(".")[0] not in WINGS, f"{path}:{line} imports {name}"
+
+
+def test_nobody_below_the_top_floor_imports_the_package_itself() -> None:
+    for path in modules():
+        if path.parent == ROOT / "unirl" / "recipes" or path.name in ("cli.py", "__main__.py"):
+            continue
+        tree = ast.parse(path.read_text())
+        inner = {f"unirl.{p.stem}" for p in (ROOT / "unirl").iterdir()}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module == "unirl":
+                for alias in node.names:
+                    assert f"unirl.{alias.name}" in inner, f"{path}:{node.lineno}"
+
+
+def test_imports_are_absolute_so_that_they_read_the_same_in_root_and_wheel() -> None:
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}:{node.lineno}"
+
+
+def test_an_optional_package_is_imported_late_and_only_in_the_file_that_bears_its_name() -> None:
+    for path in modules():
+        tree = ast.parse(path.read_text())
+        late = {
+            found
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for found in imports(node)
+        }
+        for name, line in imports(tree):
+            homes = HOMES.get(name.split(".")[0])
+            if homes is not None:
+                assert path.name in homes, f"{path}:{line} imports {name}; its place: {homes}"
+                assert (name, line) in late, f"{path}:{line} imports {name} at import time"
+
+
+def test_importing_everything_loads_no_optional_package() -> None:
+    names = []
+    for path in modules():
+        parts = list(path.relative_to(ROOT).with_suffix("").parts)
+        parts = parts if parts[0] == "unirl" else ["unirl", *parts]
+        names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    code = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1].split(','): importlib.import_module(name)\n"
+        "print(*sorted(set(sys.argv[2].split(',')) & set(sys.modules)))"
+    )
+    names.remove("unirl.__main__")
+    found = subprocess.run(
+        [sys.executable, "-c", code, ",".join(names), ",".join(HOMES)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.split() == []

@@ -1,0 +1,57 @@
+"""The README is a program: its Python blocks run as they stand, in order, and stay as short as they promise."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+MAX_LINES = 30
+
+
+def file_name(index: int, block: str) -> str:
+    """A block whose first line is a comment that names a file (`# my_env.py`) is that file: later blocks import it."""
+    named = re.match(r"# (\w+\.py)\b", block)
+    return named[1] if named else f"block_{index}.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One working folder for all blocks, as a reader would have it, with every block saved in it."""
+    folder = tmp_path_factory.mktemp("readme")
+    for index, block in enumerate(BLOCKS):
+        (folder / file_name(index, block)).write_text(block)
+    return folder
+
+
+def test_the_readme_shows_a_custom_environment_actor_and_learner() -> None:
+    assert len(BLOCKS) >= 3
+    text = "\n".join(BLOCKS)
+    assert "make_plan" in text and "unirl.run" in text
+
+
+@pytest.mark.parametrize("index", range(len(BLOCKS)))
+def test_a_block_is_short(index: int) -> None:
+    lines = [line for line in BLOCKS[index].splitlines() if line.strip()]
+    assert len(lines) <= MAX_LINES
+
+
+@pytest.mark.parametrize("index", range(len(BLOCKS)))
+def test_a_block_runs_as_it_stands(index: int, folder: Path) -> None:
+    # From the checkout or from an installed wheel, whichever this interpreter has.
+    paths = [str(folder), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, file_name(index, BLOCKS[index])],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, f"{BLOCKS[index]}\n{done.stdout}\n{done.stderr}"

@@ -1,0 +1,38 @@
+"""Errors a person can act on: what happened, the rule with both values, the remedy."""
+
+from __future__ import annotations
+
+
+class UniRLError(Exception):
+    """An error explained in up to three short parts; the CLI prints it without a traceback and exits with 2.
+
+    what: what is wrong, naming the thing. rule: the rule that was broken with both values. remedy: what to do.
+    """
+
+    def __init__(self, what: str, rule: str = "", remedy: str = "") -> None:
+        self.what, self.rule, self.remedy = what, rule, remedy
+        super().__init__(what, rule, remedy)
+
+    def __str__(self) -> str:
+        return " ".join(part if part.endswith((".", "?", "!", ")")) else f"{part}." for part in self.parts)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The non-empty parts, in order."""
+        return tuple(part for part in (self.what, self.rule, self.remedy) if part)
+
+
+class QueueClosed(Exception):
+    """The queue was closed: whoever waits on it should end quietly."""
+
+
+class DeadlineExceeded(UniRLError):
+    """A wait reached its deadline; the message says who was waited for."""
+
+
+class DiscardSlot(Exception):
+    """Raised by an actor's `produce`: this sample is worth nothing, for a declared reason; the place is given back."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)

@@ -1,0 +1,49 @@
+"""Who consumes batches. A learner owns the optimiser and the version of the weights, and never knows who acted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from unirl.core.metrics import Metrics
+from unirl.core.sample import Batch
+from unirl.core.tree import Tree
+from unirl.core.weights import Weights
+
+
+@dataclass
+class LearnerState:
+    """All that a learner needs to go on exactly where it was: two trees of tensors and JSON for the rest."""
+
+    model: Tree
+    optimizer: Tree
+    counters: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Learner(Protocol):
+    """Turns batches into newer weights."""
+
+    version: int
+    """Updates made so far: the version of `weights()`."""
+    num_steps: int
+    """Samples learned so far in the recipe's unit: environment steps without filler rows, or tokens."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """Learn from one batch and raise `version` by one; the batch may be read until this returns."""
+
+    def weights(self) -> Weights:
+        """What actors need; the runner copies it before the next step."""
+
+    def state_dict(self) -> LearnerState:
+        """See LearnerState."""
+
+    def load_state_dict(self, state: LearnerState) -> None:
+        """Continue from a saved state; UniRLError when it is of another model."""
+
+
+@dataclass(frozen=True)
+class LearnerContext:
+    """What a runner tells a learner when it makes one."""
+
+    seed: int

@@ -1,0 +1,421 @@
+"""The sample queue and its law: who may produce, in which order samples are learned, and how old they may be.
+
+One table of slots obeys one law, whatever memory the table lies in and whatever lock guards it. `LocalQueue` is the table in
+plain memory for threads of one process; `unirl.transports.shared` puts the very same table between processes.
+
+The law: there are (max_staleness + 1) * batch_size places and no more. A place comes back only by `release`, which the
+training loop calls after it published the newer weights. So whoever starts a sample sees weights so new that, learned in order
+of start, the sample cannot be older than `max_staleness` updates. `window` lets finished samples overtake slow ones; what got
+too old by that is discarded by `take`, the only judge of age, and counted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from unirl.core.errors import DeadlineExceeded, QueueClosed, UniRLError
+from unirl.core.sample import Batch, SampleSpec, Slot
+
+FREE, RUNNING, READY, TAKEN = range(4)
+STATE_NAMES = ("free", "running", "ready", "taken")
+LEARNER = 0
+"""The learner's bell; actor i listens to bell i + 1."""
+REASONS = ("stale", "actor_died", "actor_failed", "timeout", "filtered", "zero_variance", "aborted", "shutdown")
+"""Why a slot was discarded. A recipe may declare more."""
+# A lost wake-up must never become a hang: every sleeper looks again after this long, whatever happened to its bell.
+LOOK_AGAIN_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class QueueConfig:
+    """How many samples may be under way, and in which order they are learned."""
+
+    batch_size: int = 1
+    """Slots per update. More: smoother gradients, fewer updates per sample."""
+    max_staleness: int = 1
+    """How many updates old a sample may be. 0: strictly on-policy, actors and learner take turns; more: they overlap."""
+    window: int | None = 1
+    """How far a finished slot may overtake slower ones. 1: order of start, nothing goes stale; unset: whichever is ready first."""
+    timeout_seconds: float = 300.0
+    """How long the learner waits for one slot before it gives up, naming the actor it waited for."""
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("batch_size", 1), ("max_staleness", 0), ("window", 1)):
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise UniRLError(
+                    f"queue.{name} is {value}", f"queue.{name} >= {minimum} must hold", f"set it to {minimum} or more"
+                )
+        if self.timeout_seconds <= 0:
+            raise UniRLError(
+                f"queue.timeout_seconds is {self.timeout_seconds}", "a deadline must be > 0", "set it to 300, say"
+            )
+
+    @property
+    def num_slots(self) -> int:
+        """The places there are: at most this many samples are out."""
+        return (self.max_staleness + 1) * self.batch_size
+
+
+class SampleQueue(Protocol):
+    """What actors, learners and runners see of a queue."""
+
+    def acquire(self, timeout: float | None = None, *, actor: int = 0) -> Slot:
+        """The right to produce one sample; blocks while every place is out (back-pressure)."""
+
+    def commit(self, slot: Slot) -> None:
+        """The slot is filled: acknowledged, it will be trained once or discarded with a counted reason."""
+
+    def discard(self, slot: Slot, reason: str) -> None:
+        """Give the place back without a sample; the reason is counted."""
+
+    def take(self, learner_version: int, timeout: float | None = None) -> Batch:
+        """The next batch, none of it older than max_staleness."""
+
+    def release(self, batch: Batch) -> None:
+        """Give the batch's places back: call it after the newer weights were published."""
+
+    def close(self) -> None:
+        """Wake everyone up with QueueClosed; idempotent."""
+
+
+class Guard(Protocol):
+    """Mutual exclusion over the table (`with guard:`), and a bell for each who may wait."""
+
+    def __enter__(self) -> object: ...
+    def __exit__(self, *error: object) -> None: ...
+    def ring(self, bell: int) -> None:
+        """Wake whoever waits at this bell, now or next."""
+
+    def wait(self, bell: int, seconds: float) -> None:
+        """Sleep until the bell rings, at most `seconds`. Called without the lock; may return early."""
+
+
+class LocalGuard(AbstractContextManager[object]):
+    """The guard for threads of one process."""
+
+    def __init__(self, num_bells: int) -> None:
+        self._lock = threading.Lock()
+        self._bells = [threading.Event() for _ in range(num_bells)]
+
+    def __enter__(self) -> object:
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def ring(self, bell: int) -> None:
+        self._bells[bell].set()
+
+    def wait(self, bell: int, seconds: float) -> None:
+        self._bells[bell].wait(seconds)
+        self._bells[bell].clear()
+
+
+# Words of the table. A word is written whole or not at all, so a process killed between two stores leaves a state that reads as
+# "before" or "after": the state word is always stored last.
+_CLOSED, _NEXT_TICKET, _VERSION, _COMMITTED, _LEARNED, _HEADER = range(6)
+_STATE, _TICKET, _ACTOR, _START_VERSION, _FIRST, _LAST, _WAIT_US, _WORK_US, _START_US, _ROW = range(10)
+
+
+def table_words(num_slots: int, num_actors: int, num_reasons: int) -> int:
+    """How many int64 words the table of such a queue has."""
+    return _HEADER + (num_actors + 1) + num_reasons + num_slots * _ROW
+
+
+class SlotQueue:
+    """The law over a table of int64 words. Use LocalQueue or SharedQueue, which bring the memory.
+
+    words: `table_words(...)` int64 words, zeroed by the creator. slots: the data tree of each place.
+    """
+
+    def __init__(
+        self,
+        config: QueueConfig,
+        words: memoryview,
+        slots: Sequence[Mapping[str, Any]],
+        guard: Guard,
+        *,
+        num_actors: int,
+        reasons: tuple[str, ...] = REASONS,
+    ) -> None:
+        self.config = config
+        self._words, self._data, self._guard = words, slots, guard
+        self._num_actors, self._reasons = num_actors, reasons
+        self._waiting = _HEADER
+        self._discarded = self._waiting + num_actors + 1
+        first_row = self._discarded + len(reasons)
+        self._rows = [first_row + i * _ROW for i in range(config.num_slots)]
+        self._partial: list[Slot] = []  # taken by an unfinished `take`: a deadline must not lose them
+
+    # -- the actor's side ----------------------------------------------------------------------------------------------
+
+    def acquire(self, timeout: float | None = None, *, actor: int = 0) -> Slot:
+        """See SampleQueue. Raises DeadlineExceeded after `timeout` seconds, QueueClosed when the run is over."""
+        words, started = self._words, time.monotonic()
+        while True:
+            with self._guard:
+                self._raise_if_closed()
+                for index, row in enumerate(self._rows):
+                    if words[row + _STATE] == FREE:
+                        ticket = words[_NEXT_TICKET]
+                        words[_NEXT_TICKET] = ticket + 1
+                        words[row + _TICKET] = ticket
+                        words[row + _ACTOR] = actor
+                        words[row + _START_VERSION] = words[_VERSION]
+                        now = time.monotonic()
+                        words[row + _START_US] = int(now * 1e6)
+                        words[row + _STATE] = RUNNING
+                        return Slot(index, ticket, self._data[index], actor, wait_seconds=now - started)
+                words[self._waiting + 1 + actor] = 1
+            self._sleep(1 + actor, started, timeout, f"actor {actor} waited", "for a free slot")
+
+    def commit(self, slot: Slot) -> None:
+        """See SampleQueue."""
+        if slot.first_version < 0 or slot.last_version < slot.first_version:
+            raise UniRLError(
+                f"slot of ticket {slot.ticket} was committed with versions {slot.first_version}..{slot.last_version}",
+                "0 <= first_version <= last_version must hold",
+                "the actor sets both to the version that WeightStore.pull returned",
+            )
+        words, row = self._words, self._rows[slot.index]
+        with self._guard:
+            self._require(slot, RUNNING)
+            words[row + _FIRST] = slot.first_version
+            words[row + _LAST] = slot.last_version
+            words[row + _WAIT_US] = int(slot.wait_seconds * 1e6)
+            words[row + _WORK_US] = int(slot.work_seconds * 1e6)
+            words[row + _STATE] = READY
+            words[_COMMITTED] += 1
+            self._ring_if_waiting(LEARNER)
+
+    def discard(self, slot: Slot, reason: str) -> None:
+        """See SampleQueue. Raises UniRLError for a reason that was not declared."""
+        with self._guard:
+            self._require(slot, RUNNING)
+            self._free(slot.index, reason)
+
+    # -- the learner's side --------------------------------------------------------------------------------------------
+
+    def take(self, learner_version: int, timeout: float | None = None) -> Batch:
+        """See SampleQueue. Slots are taken one by one: waiting for a whole batch inside the window would deadlock."""
+        words, started, taken = self._words, time.monotonic(), self._partial
+        timeout = self.config.timeout_seconds if timeout is None else timeout
+        while len(taken) < self.config.batch_size:
+            with self._guard:
+                self._raise_if_closed()
+                words[_VERSION] = learner_version
+                index = self._next_ready()
+                if index is not None:
+                    slot = self._slot(index)
+                    if learner_version - slot.first_version > self.config.max_staleness:
+                        self._free(index, "stale")
+                    else:
+                        words[self._rows[index] + _STATE] = TAKEN
+                        taken.append(slot)
+                    continue
+                words[self._waiting + LEARNER] = 1
+            self._sleep(LEARNER, started, timeout, "the learner waited", "for a finished slot")
+        self._partial = []
+        return Batch(taken, learner_version, wait_seconds=time.monotonic() - started)
+
+    def release(self, batch: Batch) -> None:
+        """See SampleQueue."""
+        words = self._words
+        with self._guard:
+            for slot in batch.slots:
+                self._require(slot, TAKEN)
+            for slot in batch.slots:
+                words[self._rows[slot.index] + _STATE] = FREE
+            words[_LEARNED] += len(batch.slots)
+            # The loop published before it released: samples started from now on see weights one update newer.
+            words[_VERSION] = batch.version + 1
+            self._ring_waiting_actors()
+
+    def close(self) -> None:
+        """See SampleQueue."""
+        with self._guard:
+            self._words[_CLOSED] = 1
+        for bell in range(self._num_actors + 1):
+            self._guard.ring(bell)
+
+    # -- faults, checkpoints, the log ----------------------------------------------------------------------------------
+
+    def reclaim(self, actor: int, reason: str = "actor_died") -> int:
+        """Discard what a dead actor left unfinished, so that its places are issued again; returns how many."""
+        with self._guard:
+            lost = [i for i, row in enumerate(self._rows) if self._held(row, RUNNING) and self._words[row + _ACTOR] == actor]
+            for index in lost:
+                self._free(index, reason)
+        return len(lost)
+
+    def ready_slots(self) -> list[Slot]:
+        """The acknowledged samples that nobody took yet, oldest ticket first. Only the learner may read them."""
+        with self._guard:
+            indices = [i for i, row in enumerate(self._rows) if self._held(row, READY)]
+            return sorted((self._slot(i) for i in indices), key=lambda slot: slot.ticket)
+
+    def restore(self, ready: Sequence[Slot], next_ticket: int) -> None:
+        """Put acknowledged samples of an earlier run back, before anyone acquires. Data is copied by the caller."""
+        words = self._words
+        with self._guard:
+            for slot in ready:
+                row = self._rows[slot.index]
+                words[row + _TICKET], words[row + _ACTOR] = slot.ticket, slot.actor
+                words[row + _FIRST], words[row + _LAST] = slot.first_version, slot.last_version
+                words[row + _STATE] = READY
+            words[_NEXT_TICKET] = next_ticket
+
+    def place(self, index: int) -> Mapping[str, Any]:
+        """The memory of one place, for `restore`."""
+        return self._data[index]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the queue was closed."""
+        return bool(self._words[_CLOSED])
+
+    @property
+    def next_ticket(self) -> int:
+        """The ticket that the next acquired slot gets."""
+        return int(self._words[_NEXT_TICKET])
+
+    @property
+    def num_free(self) -> int:
+        """Places that can be acquired right now."""
+        return self.counts()["free"]
+
+    def counts(self) -> dict[str, int]:
+        """How many places are free, running, ready and taken."""
+        states = [self._words[row + _STATE] for row in self._rows]
+        return {name: states.count(state) for state, name in enumerate(STATE_NAMES)}
+
+    def discarded(self) -> dict[str, int]:
+        """How many slots were discarded since the run began, by reason."""
+        return {reason: int(self._words[self._discarded + i]) for i, reason in enumerate(self._reasons)}
+
+    def totals(self) -> dict[str, int]:
+        """Slots started, committed and learned since the queue was made."""
+        return {
+            "started": int(self._words[_NEXT_TICKET]),
+            "committed": int(self._words[_COMMITTED]),
+            "learned": int(self._words[_LEARNED]),
+        }
+
+    def ages(self, learner_version: int) -> tuple[list[int], list[int]]:
+        """Ages in updates of the running slots (since their start) and of the ready ones."""
+        words = self._words
+        running = [learner_version - words[row + _START_VERSION] for row in self._rows if self._held(row, RUNNING)]
+        ready = [learner_version - words[row + _FIRST] for row in self._rows if self._held(row, READY)]
+        return running, ready
+
+    def waited_for(self) -> str:
+        """One sentence on who holds the places: the end of every deadline's message."""
+        words, now = self._words, int(time.monotonic() * 1e6)
+        counts = ", ".join(f"{number} {name}" for name, number in self.counts().items() if number)
+        running = [
+            f"actor {words[row + _ACTOR]} has held ticket {words[row + _TICKET]} for {(now - words[row + _START_US]) / 1e6:.0f} s"
+            for row in self._rows
+            if self._held(row, RUNNING)
+        ]
+        return f"of {len(self._rows)} places: {counts}" + ("; " + ", ".join(running) if running else "")
+
+    def slowest_actor(self) -> int | None:
+        """The actor that holds the oldest running ticket."""
+        words = self._words
+        running = [(words[row + _TICKET], words[row + _ACTOR]) for row in self._rows if self._held(row, RUNNING)]
+        return int(min(running)[1]) if running else None
+
+    # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _next_ready(self) -> int | None:
+        """The ready slot of the lowest ticket among the first `window` outstanding ones."""
+        words, window = self._words, self.config.window
+        outstanding = []
+        for index, row in enumerate(self._rows):
+            state = words[row + _STATE]
+            if state in (RUNNING, READY):
+                outstanding.append((words[row + _TICKET], index, state))
+        outstanding.sort()
+        for _, index, state in outstanding[:window]:
+            if state == READY:
+                return index
+        return None
+
+    def _slot(self, index: int) -> Slot:
+        words, row = self._words, self._rows[index]
+        return Slot(
+            index,
+            words[row + _TICKET],
+            self._data[index],
+            words[row + _ACTOR],
+            words[row + _FIRST],
+            words[row + _LAST],
+            words[row + _WAIT_US] / 1e6,
+            words[row + _WORK_US] / 1e6,
+        )
+
+    def _held(self, row: int, state: int) -> bool:
+        return bool(self._words[row + _STATE] == state)
+
+    def _free(self, index: int, reason: str) -> None:
+        if reason not in self._reasons:
+            raise UniRLError(
+                f"discard reason {reason!r} is unknown", f"declared are {', '.join(self._reasons)}", "declare it in the plan"
+            )
+        self._words[self._discarded + self._reasons.index(reason)] += 1
+        self._words[self._rows[index] + _STATE] = FREE
+        self._ring_waiting_actors()
+        # Strict order may have waited for exactly this slot.
+        self._ring_if_waiting(LEARNER)
+
+    def _require(self, slot: Slot, state: int) -> None:
+        row = self._rows[slot.index]
+        found = self._words[row + _STATE]
+        if found != state or self._words[row + _TICKET] != slot.ticket:
+            raise UniRLError(
+                f"slot {slot.index} of ticket {slot.ticket} is not {STATE_NAMES[state]}",
+                f"it is {STATE_NAMES[found]} with ticket {self._words[row + _TICKET]}",
+                "a slot is committed or discarded exactly once, and released exactly once",
+            )
+
+    def _raise_if_closed(self) -> None:
+        if self._words[_CLOSED]:
+            raise QueueClosed
+
+    def _ring_if_waiting(self, bell: int) -> None:
+        if self._words[self._waiting + bell]:
+            self._words[self._waiting + bell] = 0
+            self._guard.ring(bell)
+
+    def _ring_waiting_actors(self) -> None:
+        for bell in range(1, self._num_actors + 1):
+            self._ring_if_waiting(bell)
+
+    def _sleep(self, bell: int, started: float, timeout: float | None, who: str, what: str) -> None:
+        seconds = LOOK_AGAIN_SECONDS
+        if timeout is not None:
+            left = started + timeout - time.monotonic()
+            if left <= 0:
+                raise DeadlineExceeded(
+                    f"{who} {timeout:g} s {what}", self.waited_for(), "look at the log of whoever holds them, or raise the deadline"
+                )
+            seconds = min(seconds, left)
+        self._guard.wait(bell, seconds)
+
+
+class LocalQueue(SlotQueue):
+    """The queue for one process: plain memory, any number of threads."""
+
+    def __init__(
+        self, spec: SampleSpec, config: QueueConfig, *, num_actors: int = 1, reasons: tuple[str, ...] = REASONS
+    ) -> None:
+        words = memoryview(bytearray(8 * table_words(config.num_slots, num_actors, len(reasons)))).cast("q")
+        slots = [spec.allocate() for _ in range(config.num_slots)]
+        super().__init__(config, words, slots, LocalGuard(num_actors + 1), num_actors=num_actors, reasons=reasons)

@@ -1,0 +1,126 @@
+"""What travels: the SampleSpec declares it, a Slot is the place it is written to, a Batch is what the learner gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from unirl.core.errors import UniRLError
+from unirl.core.tree import Path, Tree, leaves, unflatten
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of a sample: shape and dtype, and the axis along which several slots join into a batch."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    batch_axis: int | None = 1
+    """The axis that grows when slots are batched: 1 for time-major [T, B, ...], 0 for [B, ...], None: never joined."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one such tensor, without alignment."""
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True)
+class SampleSpec:
+    """Names, shapes and dtypes of everything a slot holds, as flat paths ("obs/camera"); nothing else travels."""
+
+    fields: Mapping[str, Field]
+
+    def __post_init__(self) -> None:
+        for name, item in self.fields.items():
+            if item.batch_axis is not None and not 0 <= item.batch_axis < len(item.shape):
+                raise UniRLError(
+                    f"field {name!r} of shape {item.shape} cannot be batched along axis {item.batch_axis}",
+                    f"0 <= batch_axis < {len(item.shape)} must hold",
+                    "set batch_axis to the environments' axis, or None",
+                )
+
+    @property
+    def num_bytes(self) -> int:
+        """Payload bytes of one slot."""
+        return sum(item.num_bytes for item in self.fields.values())
+
+    def allocate(self, num_slots: int = 1) -> dict[str, Any]:
+        """A zeroed tree that holds `num_slots` samples joined along their batch axes."""
+        flat = {}
+        for name, item in self.fields.items():
+            shape = list(item.shape)
+            if item.batch_axis is not None:
+                shape[item.batch_axis] *= num_slots
+            flat[name] = torch.zeros(shape, dtype=item.dtype)
+        return unflatten(flat)
+
+
+def tree_fields(tree: Tree, prefix: str = "", batch_axis: int | None = 1) -> dict[str, Field]:
+    """Declare fields after the example of a tree of tensors."""
+    return {
+        "/".join((prefix, *path) if prefix else path): Field(tuple(leaf.shape), leaf.dtype, batch_axis)
+        for path, leaf in leaves(tree)
+    }
+
+
+@dataclass
+class Slot:
+    """The right to produce one sample, and the memory to write it to: committed or discarded, always.
+
+    `data` is the tree of the spec, written in place. The actor sets the versions of the weights it acted with.
+    """
+
+    index: int
+    ticket: int
+    data: Mapping[str, Any]
+    actor: int = -1
+    first_version: int = -1
+    """Version of the oldest weights that acted in this sample: its age is judged by this one."""
+    last_version: int = -1
+    wait_seconds: float = 0.0
+    """How long the actor waited for this place."""
+    work_seconds: float = 0.0
+    """How long the actor worked to fill it."""
+
+
+@dataclass
+class Batch:
+    """What `take` hands to the learner: finished slots, read in place until `release`."""
+
+    slots: Sequence[Slot]
+    version: int
+    """The learner's version when the batch was taken."""
+    wait_seconds: float = 0.0
+    """How long the learner waited for it."""
+    staging: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def staleness(self) -> list[int]:
+        """Age of each slot in updates."""
+        return [self.version - slot.first_version for slot in self.slots]
+
+
+def collate(batch: Batch, spec: SampleSpec, out: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """The batch as one tree: the slot itself when it is alone (no copy), else one copy of each slot into `out`.
+
+    out: a tree from `spec.allocate(len(batch.slots))`, written in place; allocated when None.
+    """
+    if len(batch.slots) == 1:
+        return batch.slots[0].data
+    joined = out if out is not None else spec.allocate(len(batch.slots))
+    for name, item in spec.fields.items():
+        path: Path = tuple(name.split("/"))
+        sources = [_at(slot.data, path) for slot in batch.slots]
+        if item.batch_axis is not None:
+            torch.cat(sources, dim=item.batch_axis, out=_at(joined, path))
+    return joined
+
+
+def _at(tree: Any, path: Path) -> torch.Tensor:
+    for key in path:
+        tree = tree[key]
+    leaf: torch.Tensor = tree
+    return leaf

@@ -1,0 +1,8 @@
+"""Policies: networks over observation trees, action distributions and running normalisation."""
+
+from __future__ import annotations
+
+from unirl.policy.config import PolicyConfig
+from unirl.policy.policy import ActResult, Policy, Unroll
+
+__all__ = ["ActResult", "Policy", "PolicyConfig", "Unroll"]

@@ -1,0 +1,24 @@
+"""Activations of the MLPs and recurrent cores, in the form that is fastest where they run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def tanh(x: Tensor) -> Tensor:
+    """tanh(x), same shape; absolute error below 4e-7.
+
+    On CPU in float32 torch's sigmoid is vectorised and its tanh is not (4x slower): 2 sigmoid(2x) -
+    1 is the same. In bfloat16 that difference would lose most of the digits around 0.
+    """
+    if x.dtype != torch.float32 or x.is_cuda:
+        return torch.tanh(x)
+    return torch.rsub(torch.sigmoid(x * 2.0), -1.0, alpha=-2.0)
+
+
+def relu_(x: Tensor) -> Tensor:
+    """max(x, 0) in place: for the fresh output of a linear layer or convolution, which saves
+    nothing of it.
+    """
+    return torch.relu_(x)

@@ -1,0 +1,82 @@
+"""The choices a user makes about a policy's networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from unirl.core.errors import UniRLError
+
+TorsoName = Literal["auto", "mlp", "nature", "impala"]
+ActivationName = Literal["tanh", "relu"]
+CoreName = Literal["none", "lstm", "gru"]
+ComputeDtypeName = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """Networks of one policy: observation torso, optional recurrent core, heads."""
+
+    torso: TorsoName = "auto"
+    """What reads images. auto: nature for uint8 images of at least 36 x 36, mlp for everything
+    else.
+    """
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the MLP over vectors. Wider or deeper: more capacity, slower acting and learning.
+    """
+    activation: ActivationName = "tanh"
+    """Of the MLP (image torsos always use relu). tanh is bounded; relu is cheaper in wide layers.
+    """
+    feature_size: int = 512
+    """Outputs of an image torso's linear layer. Growing it grows the largest weight matrix with it.
+    """
+    core: CoreName = "none"
+    """Memory between steps. lstm and gru cost one sequential step per row of an unroll."""
+    core_size: int = 128
+    """Width of the recurrent state. Its weights grow with the square."""
+    shared_torso: bool = True
+    """False gives the value function a torso of its own: twice the learning cost, no conflict of
+    gradients.
+    """
+    initial_std: float = 1.0
+    """Of Gaussian actions, before learning. More: wider exploration, noisier first returns."""
+    normalize_obs: bool = False
+    """Whiten float observations by running statistics; images are only scaled to 0..1."""
+    obs_clip: float = 10.0
+    """Bound, in standard deviations, on a normalised observation. More lets rare outliers through.
+    """
+    compute_dtype: ComputeDtypeName = "float32"
+    """bfloat16 halves memory traffic of torsos and core; heads, log_std and statistics stay
+    float32.
+    """
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("torso", self.torso, ("auto", "mlp", "nature", "impala")),
+            ("activation", self.activation, ("tanh", "relu")),
+            ("core", self.core, ("none", "lstm", "gru")),
+            ("compute_dtype", self.compute_dtype, ("float32", "bfloat16")),
+        ):
+            if value not in known:
+                choices = ", ".join(known)
+                raise UniRLError(
+                    f"policy.{name} {value!r} is unknown", f"known: {choices}", "choose one"
+                )
+        if any(width < 1 for width in self.hidden):
+            raise _below("hidden", self.hidden, "every width must be >= 1")
+        for name in ("feature_size", "core_size"):
+            if getattr(self, name) < 1:
+                raise _below(name, getattr(self, name), "must be >= 1")
+        for name in ("initial_std", "obs_clip"):
+            if not getattr(self, name) > 0:
+                raise _below(name, getattr(self, name), "must be > 0")
+        if self.core != "none" and not self.shared_torso:
+            raise UniRLError(
+                f"policy.core {self.core!r} with a separate value torso",
+                "a recurrent core needs shared_torso = true: actors carry one state, not two",
+                "set policy.shared_torso to true or policy.core to none",
+            )
+
+
+def _below(name: str, value: Any, rule: str) -> UniRLError:
+    return UniRLError(f"policy.{name} is {value}", rule, "raise it")

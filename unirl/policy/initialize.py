@@ -1,0 +1,41 @@
+"""Layers with orthogonal weights (Saxe et al., arXiv 1312.6120) drawn from a generator of their
+own.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+HIDDEN_GAIN = math.sqrt(2.0)
+
+
+def linear(num_in: int, num_out: int, gain: float, generator: torch.Generator) -> nn.Linear:
+    """A linear layer, orthogonal with `gain`, bias 0. The global random state is neither read nor
+    changed.
+    """
+    # Built on meta, so that no default initialisation draws from the global generator.
+    layer = nn.Linear(num_in, num_out, device="meta").to_empty(device="cpu")
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def conv(
+    num_in: int,
+    num_out: int,
+    kernel: int,
+    gain: float,
+    generator: torch.Generator,
+    *,
+    stride: int = 1,
+    padding: int = 0,
+) -> nn.Conv2d:
+    """A convolution, orthogonal with `gain`, bias 0, its weight laid out channels_last."""
+    layer = nn.Conv2d(num_in, num_out, kernel, stride, padding, device="meta")
+    layer = layer.to_empty(device="cpu")
+    nn.init.orthogonal_(layer.weight, gain, generator=generator)
+    nn.init.zeros_(layer.bias)
+    return layer.to(memory_format=torch.channels_last)

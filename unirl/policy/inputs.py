@@ -1,0 +1,274 @@
+"""From an observation tree to what networks read: images in channels_last, and one vector of
+everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from unirl.core.errors import UniRLError
+from unirl.core.tree import Path
+from unirl.policy.config import PolicyConfig
+from unirl.policy.normalize import RunningNorm
+
+Layout = Literal["HW", "CHW", "HWC", "SCHW", "SHWC"]
+
+MIN_IMAGE_SIZE = {"nature": 36, "impala": 8}
+"""Smallest height and width each torso can read."""
+MAX_ONE_HOT = 512
+"""Discrete observations with more values than this are embedded: the one-hot matrix would dominate
+the memory.
+"""
+EMBEDDING_SIZE = 64
+
+
+class Inputs(NamedTuple):
+    """N rows of observations: images [N, C, H, W] in channels_last, unscaled; vector [N, D] or
+    None.
+    """
+
+    images: list[Tensor]
+    vector: Tensor | None
+
+
+@dataclass(frozen=True)
+class ImageLeaf:
+    """Where an image is in the tree, how its axes lie, and what the networks get."""
+
+    path: Path
+    layout: Layout
+    channels: int
+    height: int
+    width: int
+    scale: float
+    """What a pixel is multiplied by: 1/255 for uint8. Folded into the first convolution's weight.
+    """
+
+    def read(self, obs: Any, dtype: torch.dtype) -> Tensor:
+        """[N, ...] -> [N, C, H, W] of `dtype` in channels_last, pixel values as they are (0..255 is
+        exact in bf16).
+        """
+        x = _at(obs, self.path)
+        if self.layout in ("HWC", "SHWC"):
+            # A stack of colour frames becomes S * C channels; one HWC frame already is
+            # channels_last.
+            x = x if self.layout == "HWC" else x.permute(0, 2, 3, 1, 4).flatten(3)
+            return x.permute(0, 3, 1, 2).to(dtype)
+        if self.layout == "SCHW":
+            x = x.flatten(1, 2)
+        if self.layout == "HW":
+            x = x.unsqueeze(1)
+        # Interleave first, while a pixel is one byte; stack is the fastest transpose for few
+        # channels.
+        return torch.stack(x.unbind(1), dim=-1).permute(0, 3, 1, 2).to(dtype)
+
+
+@dataclass(frozen=True)
+class FloatLeaf:
+    """Numbers that enter the vector as they are (uint8: scaled to 0..1)."""
+
+    path: Path
+    size: int
+    scale: float
+    normalized: bool
+
+    def read(self, obs: Any) -> Tensor:
+        """[N, ...] -> float32 [N, size]."""
+        x = _at(obs, self.path)
+        x = x.reshape(x.shape[0], self.size).float()
+        return x if self.scale == 1.0 else x * self.scale
+
+
+class IndexLeaf(nn.Module):
+    """Discrete and MultiDiscrete observations: one-hot, or embedded where there are too many
+    values.
+
+    Embeddings are drawn normal with standard deviation 1 / sqrt(EMBEDDING_SIZE).
+    """
+
+    offset: Tensor
+
+    def __init__(
+        self, path: Path, nvec: np.ndarray[Any, Any], start: Any, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.path = path
+        sizes = torch.as_tensor(nvec.reshape(-1).astype(np.int64))
+        begin = torch.cumsum(sizes, 0) - sizes
+        offset = begin - torch.as_tensor(np.asarray(start, dtype=np.int64).reshape(-1))
+        self.register_buffer("offset", offset, persistent=False)
+        self.num_values = int(sizes.sum())
+        self.table: nn.Parameter | None = None
+        self.size = self.num_values
+        if self.num_values > MAX_ONE_HOT:
+            table = (
+                torch.randn(self.num_values, EMBEDDING_SIZE, generator=generator)
+                * EMBEDDING_SIZE**-0.5
+            )
+            self.table = nn.Parameter(table)
+            self.size = EMBEDDING_SIZE * len(sizes)
+
+    def read(self, obs: Any) -> Tensor:
+        """int [N] or [N, ...] -> float32 [N, size]."""
+        x = _at(obs, self.path)
+        index = x.reshape(x.shape[0], -1).long() + self.offset
+        if self.table is not None:
+            return nn.functional.embedding(index, self.table).flatten(1)
+        one_hot = torch.zeros(index.shape[0], self.num_values, device=index.device)
+        return one_hot.scatter_(1, index, 1.0)
+
+
+class ObservationInputs(nn.Module):
+    """Reads trees of one observation space; owns the observation normaliser.
+
+    Raises UniRLError for a space no network here can read.
+    """
+
+    norm: RunningNorm | None
+
+    def __init__(
+        self, space: gymnasium.Space[Any], config: PolicyConfig, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.dtype = torch.bfloat16 if config.compute_dtype == "bfloat16" else torch.float32
+        self.images: list[ImageLeaf] = []
+        self.floats: list[FloatLeaf] = []
+        indices: list[nn.Module] = []
+        for path, leaf in space_leaves(space):
+            if isinstance(leaf, spaces.Discrete):
+                indices.append(IndexLeaf(path, np.array([leaf.n]), leaf.start, generator))
+            elif isinstance(leaf, spaces.MultiDiscrete):
+                indices.append(IndexLeaf(path, leaf.nvec, leaf.start, generator))
+            elif isinstance(leaf, spaces.MultiBinary):
+                self.floats.append(FloatLeaf(path, int(np.prod(leaf.shape)), 1.0, False))
+            elif isinstance(leaf, spaces.Box):
+                self._add_box(path, leaf, config)
+            else:
+                raise UniRLError(
+                    f"observation space {leaf} at {_name(path)} is not supported",
+                    "known: Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these",
+                    "convert it with a gymnasium observation wrapper",
+                )
+        self.indices = nn.ModuleList(indices)
+        # Normalised numbers come first in the vector, so that one statistics object covers them.
+        self.floats.sort(key=lambda leaf: not leaf.normalized)
+        num_normalized = sum(leaf.size for leaf in self.floats if leaf.normalized)
+        self.num_normalized = num_normalized
+        self.vector_size = sum(leaf.size for leaf in self.floats) + sum(
+            _size(m) for m in self.indices
+        )
+        if not self.images and not self.vector_size:
+            raise UniRLError(
+                f"observation space {space} is empty", "a policy needs at least one number to read"
+            )
+        if config.torso in MIN_IMAGE_SIZE and not self.images:
+            raise UniRLError(
+                f"policy.torso {config.torso!r} has no image to read in {space}",
+                "image torsos read Boxes of 3 dimensions, or uint8 Boxes of 2 to 4",
+                "set policy.torso to mlp",
+            )
+        self.norm = None
+        if config.normalize_obs:
+            if not num_normalized:
+                raise UniRLError(
+                    f"policy.normalize_obs has nothing to normalise in {space}",
+                    "it applies to float Boxes that are not read as images",
+                    "set policy.normalize_obs to false (uint8 is scaled to 0..1 anyway)",
+                )
+            self.norm = RunningNorm((num_normalized,), clip=config.obs_clip)
+
+    def forward(self, obs: Any) -> Inputs:
+        """Observation tree of [N, ...] leaves -> images and vector in the compute dtype."""
+        images = [leaf.read(obs, self.dtype) for leaf in self.images]
+        if not self.vector_size:
+            return Inputs(images, None)
+        parts = []
+        if self.num_normalized:
+            x = self._normalized_part(obs)
+            parts.append(x if self.norm is None else self.norm.normalize(x))
+        parts += [leaf.read(obs) for leaf in self.floats if not leaf.normalized]
+        parts += [leaf.read(obs) for leaf in self.indices]  # type: ignore[operator]
+        vector = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return Inputs(images, vector.to(self.dtype))
+
+    def update(self, obs: Any, mask: Tensor | None) -> None:
+        """Merge rows [N, ...] where mask [N] is true into the normaliser; nothing to do without
+        one.
+        """
+        if self.norm is not None:
+            self.norm.update(self._normalized_part(obs), mask)
+
+    def _normalized_part(self, obs: Any) -> Tensor:
+        parts = [leaf.read(obs) for leaf in self.floats if leaf.normalized]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _add_box(self, path: Path, box: spaces.Box, config: PolicyConfig) -> None:
+        scale = 1.0 / 255.0 if box.dtype == np.uint8 else 1.0
+        if config.torso != "mlp" and (image := _image(path, box, scale)) is not None:
+            torso = "nature" if config.torso == "auto" else config.torso
+            big_enough = min(image.height, image.width) >= MIN_IMAGE_SIZE[torso]
+            if big_enough and (config.torso != "auto" or box.dtype == np.uint8):
+                self.images.append(image)
+                return
+            if config.torso != "auto":
+                raise UniRLError(
+                    f"image {box.shape} at {_name(path)} is too small for policy.torso {torso!r}",
+                    f"height and width must be >= {MIN_IMAGE_SIZE[torso]}",
+                    "set policy.torso to mlp, or enlarge it with a wrapper",
+                )
+        is_float = np.issubdtype(np.dtype(box.dtype), np.floating)
+        self.floats.append(FloatLeaf(path, int(np.prod(box.shape)), scale, bool(is_float)))
+
+
+def space_leaves(
+    space: gymnasium.Space[Any], path: Path = ()
+) -> Iterator[tuple[Path, gymnasium.Space[Any]]]:
+    """Every leaf of a Dict / Tuple space with the path of its observations in the tree."""
+    if isinstance(space, spaces.Dict):
+        for key, child in space.spaces.items():
+            yield from space_leaves(child, (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for index, child in enumerate(space.spaces):
+            yield from space_leaves(child, (*path, str(index)))
+    else:
+        yield path, space
+
+
+def _image(path: Path, box: spaces.Box, scale: float) -> ImageLeaf | None:
+    shape = box.shape
+    if box.dtype == np.uint8 and len(shape) == 2:
+        return ImageLeaf(path, "HW", 1, *shape, scale)
+    if len(shape) == 3:
+        # The channel axis is the shorter of the two outer ones.
+        if shape[2] < shape[0]:
+            return ImageLeaf(path, "HWC", shape[2], shape[0], shape[1], scale)
+        return ImageLeaf(path, "CHW", *shape, scale)
+    if box.dtype == np.uint8 and len(shape) == 4:
+        if shape[3] < shape[1]:
+            return ImageLeaf(path, "SHWC", shape[0] * shape[3], shape[1], shape[2], scale)
+        return ImageLeaf(path, "SCHW", shape[0] * shape[1], shape[2], shape[3], scale)
+    return None
+
+
+def _at(obs: Any, path: Path) -> Tensor:
+    for key in path:
+        obs = obs[key]
+    leaf: Tensor = obs
+    return leaf
+
+
+def _size(leaf: nn.Module) -> int:
+    assert isinstance(leaf, IndexLeaf)
+    return leaf.size
+
+
+def _name(path: Path) -> str:
+    return repr("/".join(path)) if path else "the root"

@@ -1,0 +1,146 @@
+"""Feed-forward networks: MLP, the Nature DQN convolutions, the IMPALA residual network, and the
+torso they form.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unirl.policy.activation import relu_, tanh
+from unirl.policy.config import ActivationName, PolicyConfig
+from unirl.policy.initialize import HIDDEN_GAIN, conv, linear
+from unirl.policy.inputs import ImageLeaf, Inputs, ObservationInputs
+
+
+class MLP(nn.Module):
+    """Linear layers of the given widths, each followed by the activation: [N, num_in] -> [N,
+    num_out].
+    """
+
+    def __init__(
+        self,
+        num_in: int,
+        hidden: tuple[int, ...],
+        activation: ActivationName,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        widths = (num_in, *hidden)
+        self.num_out = widths[-1]
+        self.activation = tanh if activation == "tanh" else relu_
+        self.layers = nn.ModuleList(
+            linear(before, after, HIDDEN_GAIN, generator)
+            for before, after in zip(widths, hidden, strict=False)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.activation(layer(x))
+        return x
+
+
+class NatureCNN(nn.Module):
+    """Three convolutions and a linear layer: [N, C, H, W] unscaled pixels -> [N, num_out].
+
+    Mnih et al., "Human-level control through deep reinforcement learning" (Nature 2015), methods.
+    """
+
+    def __init__(self, image: ImageLeaf, num_out: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.scale, self.num_out = image.scale, num_out
+        self.conv1 = conv(image.channels, 32, 8, HIDDEN_GAIN, generator, stride=4)
+        self.conv2 = conv(32, 64, 4, HIDDEN_GAIN, generator, stride=2)
+        self.conv3 = conv(64, 64, 3, HIDDEN_GAIN, generator)
+        height, width = (
+            ((size - 8) // 4 + 1 - 4) // 2 + 1 - 2 for size in (image.height, image.width)
+        )
+        self.linear = linear(64 * height * width, num_out, HIDDEN_GAIN, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = relu_(F.conv2d(x, self.conv1.weight * self.scale, self.conv1.bias, stride=4))
+        x = relu_(self.conv2(x))
+        x = relu_(self.conv3(x))
+        return relu_(self.linear(flatten_pixels(x)))
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(relu(conv(relu(x)))), 3x3, same shape."""
+
+    def __init__(self, channels: int, gain: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.conv1 = conv(channels, channels, 3, HIDDEN_GAIN, generator, padding=1)
+        self.conv2 = conv(channels, channels, 3, gain, generator, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner: Tensor = self.conv2(relu_(self.conv1(torch.relu(x))))
+        return inner.add_(x)
+
+
+class ImpalaCNN(nn.Module):
+    """Three sections of convolution, pooling and two residual blocks, then a linear layer: [N, C,
+    H, W] -> [N, num_out].
+
+    Espeholt et al., IMPALA (arXiv 1802.01561), figure 3, right.
+    """
+
+    def __init__(self, image: ImageLeaf, num_out: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.scale, self.num_out = image.scale, num_out
+        depths, num_blocks = (16, 32, 32), 2
+        # Residual branches start small, so that activations do not grow with the number of blocks.
+        gain = HIDDEN_GAIN / (len(depths) * num_blocks) ** 0.5
+        self.entries, self.blocks = nn.ModuleList(), nn.ModuleList()
+        channels, height, width = image.channels, image.height, image.width
+        for depth in depths:
+            self.entries.append(conv(channels, depth, 3, HIDDEN_GAIN, generator, padding=1))
+            self.blocks.append(
+                nn.Sequential(*(ResidualBlock(depth, gain, generator) for _ in range(num_blocks)))
+            )
+            channels, height, width = depth, (height + 1) // 2, (width + 1) // 2
+        self.linear = linear(channels * height * width, num_out, HIDDEN_GAIN, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = True
+        for entry, blocks in zip(self.entries, self.blocks, strict=True):
+            weight: Tensor = entry.weight * self.scale if first else entry.weight  # type: ignore[assignment,operator]
+            x = F.conv2d(x, weight, entry.bias, padding=1)  # type: ignore[arg-type]
+            x = blocks(F.max_pool2d(x, 3, stride=2, padding=1))
+            first = False
+        return relu_(self.linear(relu_(flatten_pixels(x))))
+
+
+class Torso(nn.Module):
+    """Everything observed -> features [N, num_out]: one image network per image, one MLP over the
+    vector, joined.
+    """
+
+    def __init__(
+        self, inputs: ObservationInputs, config: PolicyConfig, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        network = ImpalaCNN if config.torso == "impala" else NatureCNN
+        self.images = nn.ModuleList(
+            network(image, config.feature_size, generator) for image in inputs.images
+        )
+        self.mlp: MLP | None = None
+        self.num_out = config.feature_size * len(self.images)
+        if inputs.vector_size:
+            self.mlp = MLP(inputs.vector_size, config.hidden, config.activation, generator)
+            self.num_out += self.mlp.num_out
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        features = [
+            network(image) for network, image in zip(self.images, inputs.images, strict=True)
+        ]
+        if self.mlp is not None and inputs.vector is not None:
+            features.append(self.mlp(inputs.vector))
+        return features[0] if len(features) == 1 else torch.cat(features, dim=1)
+
+
+def flatten_pixels(x: Tensor) -> Tensor:
+    """[N, C, H, W] -> [N, H * W * C]: a view of a channels_last tensor, where [N, C * H * W] would
+    be a copy.
+    """
+    return x.permute(0, 2, 3, 1).flatten(1)

@@ -1,0 +1,174 @@
+"""The policy: acts on one step of many environments, and is unrolled over time by the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import gymnasium
+import torch
+from torch import Tensor, nn
+
+from unirl.core.errors import UniRLError
+from unirl.core.tree import tree_map
+from unirl.policy.action_head import make_action_head
+from unirl.policy.config import PolicyConfig
+from unirl.policy.distributions import Distribution
+from unirl.policy.initialize import linear
+from unirl.policy.inputs import ObservationInputs
+from unirl.policy.networks import Torso
+from unirl.policy.recurrent import Core, State
+
+COMPUTE_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class ActResult(NamedTuple):
+    """action [B, ...] as the action space has it (int64 or float32, unclipped), logp float32 [B],
+    next state.
+    """
+
+    action: Tensor
+    logp: Tensor
+    state: State
+
+
+class Unroll(NamedTuple):
+    """distribution over rows 0..T (`distribution[:-1]` leaves the bootstrap row out), value float32
+    [T+1, B].
+    """
+
+    distribution: Distribution
+    value: Tensor
+
+
+class Policy(nn.Module):
+    """Networks for one pair of gymnasium spaces; equal seeds give equal weights, the global random
+    state is not used.
+
+    Torsos and core hold their parameters in the compute dtype. Heads (policy, value, log_std),
+    embeddings and statistics are float32: they cost nothing, and a value rounded to bfloat16 has
+    three digits left. Raises UniRLError for spaces it cannot serve.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        config: PolicyConfig,
+        *,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.config = config
+        self.inputs = ObservationInputs(observation_space, config, generator)
+        self.torso = Torso(self.inputs, config, generator)
+        num_features = self.torso.num_out
+        self.core: Core | None = None
+        if config.core != "none":
+            self.core = Core(config.core, num_features, config.core_size, generator)
+            num_features = config.core_size
+        self.action_head = make_action_head(
+            action_space, num_features, config.initial_std, generator
+        )
+        self.value_torso: Torso | None = None
+        if not config.shared_torso:
+            self.value_torso = Torso(self.inputs, config, generator)
+        self.value_head = linear(num_features, 1, 1.0, generator)
+        for module in (self.torso, self.core, self.value_torso):
+            if module is not None:
+                module.to(COMPUTE_DTYPE[config.compute_dtype])
+
+    def initial_state(self, num_envs: int) -> State:
+        """The state before an episode's first step: {} without a core, else float32 tensors [B,
+        core_size].
+        """
+        return {} if self.core is None else self.core.initial_state(num_envs)
+
+    # Not inference_mode: its tensors refuse in-place updates and autograd outside, and it measures
+    # no faster here.
+    @torch.no_grad()
+    def act(
+        self,
+        obs: Any,
+        state: State,
+        *,
+        generator: torch.Generator | None = None,
+        deterministic: bool = False,
+    ) -> ActResult:
+        """Choose actions for obs (tree of [B, ...]); the mode when deterministic. The state passed
+        in is not changed.
+
+        Whoever calls resets the rows of `state` whose episode begins. generator: on the policy's
+        device.
+        """
+        features = self.torso(self.inputs(obs))
+        if self.core is not None:
+            features, state = self.core.step(features, state)
+        distribution: Distribution = self.action_head(features.float())
+        if deterministic:
+            action = distribution.mode()
+            return ActResult(action, distribution.log_prob(action), state)
+        action, logp = distribution.sample_with_logp(generator)
+        return ActResult(action, logp, state)
+
+    def unroll(self, obs: Any, state: State, reset: Tensor | None = None) -> Unroll:
+        """Distribution and value of rows 0..T, with gradients.
+
+        obs: tree of [T+1, B, ...]; state: before row 0; reset [T+1, B] bool: rows whose state
+        starts from zero (only read with a core). reset[t] is the same as the row before being a
+        filler.
+        """
+        rows: list[torch.Size] = []
+        flat = tree_map(lambda leaf: _flatten_rows(leaf, rows), obs)
+        time, batch = rows[0]
+        inputs = self.inputs(flat)
+        features = self.torso(inputs)
+        if self.core is not None:
+            features = self.core.unroll(features.unflatten(0, (time, batch)), state, reset).flatten(
+                0, 1
+            )
+        value_features = features if self.value_torso is None else self.value_torso(inputs)
+        distribution = self.action_head(features.float().unflatten(0, (time, batch)))
+        value = self.value_head(value_features.float()).view(time, batch)
+        return Unroll(distribution, value)
+
+    def update_normalizer(self, obs: Any, mask: Tensor) -> None:
+        """Merge obs [T or more, B, ...] into the statistics where mask [T, B] is true; later rows
+        are not counted.
+
+        For the learner, after its update: actors get the statistics as weights. Without
+        normalize_obs nothing happens.
+        """
+        if self.inputs.norm is None:
+            return
+        num_rows = mask.shape[0]
+        flat = tree_map(lambda leaf: leaf[:num_rows].flatten(0, 1), obs)
+        self.inputs.update(flat, mask.flatten())
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every parameter and every statistic by name: detached views, not copies."""
+        return {name: tensor.detach() for name, tensor in self.state_dict(keep_vars=True).items()}
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights in, converting dtype, device and memory format. Raises UniRLError when names
+        or shapes differ.
+        """
+        own = self.state_dict(keep_vars=True)
+        wrong = sorted(own.keys() ^ weights.keys())
+        wrong = wrong or [
+            name for name, tensor in own.items() if tensor.shape != weights[name].shape
+        ]
+        if wrong:
+            raise UniRLError(
+                f"weights do not fit this policy at {', '.join(wrong[:4])}",
+                f"names and shapes must be its own ({len(own)} tensors, given {len(weights)})",
+                "use the configuration and environment the weights were trained with",
+            )
+        with torch.no_grad():
+            torch._foreach_copy_(list(own.values()), [weights[name] for name in own])
+
+
+def _flatten_rows(leaf: Tensor, rows: list[torch.Size]) -> Tensor:
+    rows.append(leaf.shape[:2])
+    return leaf.flatten(0, 1)

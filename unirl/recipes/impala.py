@@ -1,0 +1,69 @@
+"""IMPALA: actors unroll the policy over vectorised environments, the learner corrects for their lag with V-trace.
+
+    vector actors -> slots of T x B -> queue -> V-trace learner -> weights -> vector actors
+
+Espeholt et al., arXiv 1802.01561.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from functools import partial
+
+from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.vector import ActorConfig, make_vector_actor, unroll_spec
+from unirl.core.queue import QueueConfig
+from unirl.envs.config import EnvConfig
+from unirl.envs.make import spaces
+from unirl.learners.impala import ImpalaLearnerConfig, make_impala_learner
+from unirl.policy import Policy, PolicyConfig
+from unirl.runners.plan import Plan, RunConfig, RunnerConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that can be set for an IMPALA run."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    learner: ImpalaLearnerConfig = field(default_factory=ImpalaLearnerConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def plan(config: Config) -> Plan:
+    """Probe the environment's spaces and bind the pieces; nothing is started."""
+    observation_space, action_space = spaces(config.env)
+    state = Policy(observation_space, action_space, config.policy, seed=0).initial_state(1)
+    spec = unroll_spec(observation_space, action_space, config.actor, state)
+    return Plan(
+        recipe="impala",
+        config=config,
+        spec=spec,
+        queue=config.queue,
+        num_actors=config.actor.num_actors,
+        make_actor=partial(
+            make_vector_actor, env=config.env, policy=config.policy, actor=config.actor, gamma=config.learner.gamma
+        ),
+        make_learner=partial(
+            make_impala_learner,
+            spaces=(observation_space, action_space),
+            policy=config.policy,
+            spec=spec,
+            learner=config.learner,
+            batch_size=config.queue.batch_size,
+            total_steps=config.run.total_steps,
+            num_recent=config.run.target_window,
+        ),
+        runner=config.runner,
+        run=config.run,
+        make_evaluator=partial(PolicyEvaluator, config.env, config.policy),
+        fingerprint={
+            "env": config.env.id,
+            "observation_space": str(observation_space),
+            "action_space": str(action_space),
+            "policy": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config.policy).items()},
+        },
+    )

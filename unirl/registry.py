@@ -1,0 +1,72 @@
+"""Names of recipes and where they live: strings, so naming one imports nothing; source: none."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from unirl.core.errors import UniRLError
+
+RECIPES: Mapping[str, str] = MappingProxyType({"impala": "unirl.recipes.impala"})
+"""Recipes by their name on the command line: modules with `Config` and `plan(config)`."""
+
+
+def recipe(name: str) -> ModuleType:
+    """Import a recipe: one of RECIPES, or your own module by its dotted path; else UniRLError."""
+    if name not in RECIPES and "." not in name:
+        near = difflib.get_close_matches(name, RECIPES, n=1)
+        raise UniRLError(
+            f'recipe "{name}" is unknown',
+            f"there are {', '.join(sorted(RECIPES))}, and modules of your own by their dotted path",
+            f'did you mean "{near[0]}"?' if near else "see them all: unirl list recipes",
+        )
+    module = _import(RECIPES.get(name, name), f'recipe "{name}"')
+    missing = [part for part in ("Config", "plan") if not hasattr(module, part)]
+    if missing:
+        raise UniRLError(
+            f'module "{module.__name__}" is not a recipe',
+            f"a recipe has Config and plan(config); it lacks {' and '.join(missing)}",
+            "define them as in unirl/recipes/impala.py",
+        )
+    return module
+
+
+def load(path: str) -> Any:
+    """What "package.module:attribute" names. Raises UniRLError when there is no such thing."""
+    name, colon, attribute = path.partition(":")
+    if not (name and colon and attribute):
+        raise UniRLError(
+            f'"{path}" names no object',
+            'the form is "package.module:attribute"',
+            f'try "{name or "my_module"}:make"',
+        )
+    module = _import(name, f'"{path}"')
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, dir(found), n=1)
+            raise UniRLError(
+                f'"{path}" does not exist',
+                f'"{name}" has no attribute "{attribute}"',
+                f'did you mean "{near[0]}"?' if near else "check the spelling",
+            )
+        found = getattr(found, part)
+    return found
+
+
+def _import(name: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Only the module itself is named wrongly here: what it imports in turn is another error.
+        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
+            raise
+        raise UniRLError(
+            f"{what} cannot be imported",
+            f'there is no module "{error.name}" on the import path',
+            "check the spelling, and that its folder is installed or on PYTHONPATH",
+        ) from None

@@ -1,0 +1,1 @@
+"""What a run shows and leaves behind: console, log files, curves, videos, its card."""

@@ -1,0 +1,370 @@
+"""The console: how far a run is, how well it does, which rate limits it; a live panel or lines."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TextIO
+
+from rich.console import Console as RichConsole
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+WIDTH = 80
+"""Columns of the live panel; a narrower terminal gets a narrower panel."""
+
+_RETURN, _LENGTH = "charts/episodic_return", "charts/episodic_length"
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class Console(Protocol):
+    """What a run shows while it trains."""
+
+    def update(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Show one log interval; `step` counts consumed environment steps."""
+
+    def note(self, text: str) -> None:
+        """Show a sentence: a checkpoint written, an actor restarted."""
+
+    def close(self) -> None:
+        """Leave the last state on the screen, and the terminal as it was."""
+
+
+def make_console(
+    title: str,
+    total_steps: int,
+    run_dir: Path,
+    stream: TextIO | None = None,
+    *,
+    start_step: int = 0,
+) -> Console:
+    """A live panel when `stream` (stdout) is a terminal, else one greppable line per log interval.
+
+    total_steps: where the run ends; 0 when it has no end. start_step: where a resumed run begins.
+    """
+    stream = sys.stdout if stream is None else stream
+    progress = Progress(total_steps, start_step)
+    if stream.isatty() and os.environ.get("TERM") != "dumb":
+        return LiveConsole(title, progress, run_dir, RichConsole(file=stream))
+    return PlainConsole(title, progress, run_dir, stream)
+
+
+@dataclass
+class Progress:
+    """Steps, time, and the returns so far."""
+
+    total_steps: int
+    start_step: int = 0
+    step: int = field(init=False)
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=200), init=False)
+    """The newest returns, one per log interval with finished episodes."""
+    best: float = field(default=-math.inf, init=False)
+    start_time: float = field(default_factory=time.monotonic, init=False)
+
+    def __post_init__(self) -> None:
+        self.step = self.start_step
+
+    def update(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Take in one log interval."""
+        self.step = step
+        value = scalars.get(_RETURN, math.nan)
+        if math.isfinite(value):
+            self.returns.append(value)
+            self.best = max(self.best, value)
+
+    @property
+    def seconds(self) -> float:
+        """Since the console was made."""
+        return time.monotonic() - self.start_time
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """At the mean rate so far; None while it is unknown."""
+        done = self.step - self.start_step
+        if done <= 0 or self.total_steps <= 0:
+            return None
+        return self.seconds * max(0, self.total_steps - self.step) / done
+
+
+def waiting_share(side: str, scalars: Mapping[str, float]) -> float | None:
+    """The share of its time that `side` (actor, learner) waited for the other; None: unknown."""
+    wait, work = (scalars.get(f"time/{side}/{kind}") for kind in ("wait", "work"))
+    if wait is None or work is None or not wait + work > 0:
+        return None
+    return wait / (wait + work)
+
+
+def limiting_rate(scalars: Mapping[str, float]) -> str | None:
+    """Which rate holds the other up: "production" (the learner waits more) or "consumption".
+
+    When both wait alike, as they do taking turns, it is the one that works longer. None: unknown.
+    """
+    actor, learner = waiting_share("actor", scalars), waiting_share("learner", scalars)
+    if actor is None or learner is None:
+        return None
+    if abs(actor - learner) > 0.05:
+        return "production" if learner > actor else "consumption"
+    works_longer = scalars["time/actor/work"] > scalars["time/learner/work"]
+    return "production" if works_longer else "consumption"
+
+
+class PlainConsole:
+    """One line of key=value pairs per log interval, for logs, pipes and grep."""
+
+    def __init__(self, title: str, progress: Progress, run_dir: Path, stream: TextIO) -> None:
+        self._progress, self._stream = progress, stream
+        self.note(f"{title} -> {run_dir}")
+
+    def update(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Print the line."""
+        self._progress.update(step, scalars)
+        pairs = _pairs(self._progress, scalars)
+        self._print(" ".join(f"{name}={value}" for name, value in pairs if value is not None))
+
+    def note(self, text: str) -> None:
+        """Print the sentence on a line of its own."""
+        self._print(text)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+def _pairs(
+    progress: Progress, scalars: Mapping[str, float]
+) -> Iterable[tuple[str, str | int | None]]:
+    def value(name: str) -> str | None:
+        return _short(scalars[name]) if name in scalars else None
+
+    yield "step", progress.step
+    if progress.total_steps > 0:
+        yield "of", progress.total_steps
+    yield "seconds", f"{progress.seconds:.1f}"
+    yield "return", value(_RETURN)
+    yield "best", _short(progress.best) if progress.returns else None
+    yield "length", value(_LENGTH)
+    yield "sps", _rate(scalars.get("perf/sps"))
+    yield "produced_sps", _rate(scalars.get("perf/produced_sps"))
+    for side in ("actor", "learner"):
+        yield f"{side}_wait", _percent(waiting_share(side, scalars))
+    yield "limited_by", limiting_rate(scalars)
+    for name in ("staleness/mean", "staleness/max", "queue/ready", "queue/running"):
+        yield name.replace("/", "_"), value(name)
+    for name in sorted(scalars):
+        if name.startswith("queue/discarded/"):
+            yield name.removeprefix("queue/").replace("/", "_"), value(name)
+    yield "restarts", value("faults/actor_restarts")
+    for name in sorted(scalars):
+        if name.startswith("losses/"):
+            yield name.removeprefix("losses/"), value(name)
+    remaining = progress.remaining_seconds
+    yield "eta", None if remaining is None else _clock(remaining)
+
+
+class LiveConsole:
+    """A panel redrawn in place twice a second; notes and stray prints scroll by above it."""
+
+    def __init__(self, title: str, progress: Progress, run_dir: Path, console: RichConsole) -> None:
+        self._title, self._run_dir, self._progress = title, run_dir, progress
+        self._scalars: dict[str, float] = {}
+        self._live = Live(
+            console=console,
+            get_renderable=self.render,
+            refresh_per_second=2,
+            redirect_stdout=console.file is sys.stdout,
+        )
+        self._live.start(refresh=True)
+
+    def update(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Take in one log interval; values it does not name keep standing."""
+        self._progress.update(step, scalars)
+        self._scalars = {**self._scalars, **scalars}
+
+    def note(self, text: str) -> None:
+        """Print the sentence above the panel."""
+        self._live.console.print(Text("  " + text, style="dim"))
+
+    def close(self) -> None:
+        """Draw a last time and give the terminal back; twice is as good as once."""
+        self._live.stop()
+
+    def render(self) -> RenderableType:
+        """The panel as it stands now."""
+        rows = _Rows()
+        rows.add("return", _return_row(self._progress, self._scalars))
+        rows.add("steps/s", _rates_row(self._scalars))
+        rows.add("busy", _busy_row(self._scalars))
+        rows.add("limited by", _limit_row(self._scalars))
+        rows.add(
+            "staleness",
+            _facts(self._scalars, "staleness/", ("mean", "max", "in_flight", "in_queue")),
+        )
+        rows.add("queue", _facts(self._scalars, "queue/", ("ready", "running")))
+        rows.add("discarded", _facts(self._scalars, "queue/discarded/", warn=True))
+        rows.add("losses", _facts(self._scalars, "losses/"))
+        rows.add("faults", _facts(self._scalars, "faults/", warn=True))
+        return Panel(
+            Group(_progress_row(self._progress), *rows.table()),
+            title=f"[bold]{escape(self._title)}[/]",
+            title_align="left",
+            subtitle=f"[dim]{escape(str(self._run_dir))}[/]",
+            subtitle_align="right",
+            border_style="cyan",
+            width=min(WIDTH, self._live.console.width),
+        )
+
+
+class _Rows:
+    """Rows of a label and what it says; a row with nothing to say is left out."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[str, Text]] = []
+
+    def add(self, label: str, content: Text) -> None:
+        if content:
+            self._rows.append((label, content))
+
+    def table(self) -> list[RenderableType]:
+        if not self._rows:
+            return [Text("waiting for the first update", style="dim")]
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="dim", no_wrap=True, min_width=10)
+        table.add_column(overflow="fold")
+        for label, content in self._rows:
+            table.add_row(label, content)
+        return [Text(), table]
+
+
+def _progress_row(progress: Progress) -> RenderableType:
+    grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    texts = [f"{progress.step:,}", _clock(progress.seconds)]
+    if progress.total_steps <= 0:
+        return Text(f"{texts[0]} steps  {texts[1]}")
+    remaining = progress.remaining_seconds
+    share = min(1.0, progress.step / progress.total_steps)
+    bar = ProgressBar(total=1.0, completed=share, complete_style="cyan", finished_style="green")
+    grid.add_column(ratio=1)
+    for _ in range(3):
+        grid.add_column(no_wrap=True, justify="right")
+    grid.add_row(
+        bar,
+        Text(f"{share:.0%}", style="bold"),
+        Text(f"{texts[0]} / {progress.total_steps:,}"),
+        Text(f"{texts[1]} + {_clock(remaining)}" if remaining is not None else texts[1]),
+    )
+    return grid
+
+
+def _return_row(progress: Progress, scalars: Mapping[str, float]) -> Text:
+    text = Text()
+    if progress.returns:
+        text.append(_short(progress.returns[-1]), style="bold green")
+        text.append("  best ", style="dim").append(_short(progress.best))
+        if _LENGTH in scalars:
+            text.append("  length ", style="dim").append(_short(scalars[_LENGTH]))
+        text.append("  " + sparkline(progress.returns, 24), style="green")
+    return text
+
+
+def _rates_row(scalars: Mapping[str, float]) -> Text:
+    text = Text()
+    for name, label in (("perf/produced_sps", "produced"), ("perf/sps", "consumed")):
+        rate = _rate(scalars.get(name), ",")
+        if rate is not None:
+            text.append(f"{label} ", style="dim").append(rate, style="bold").append("   ")
+    return text
+
+
+def _busy_row(scalars: Mapping[str, float]) -> Text:
+    text = Text()
+    for side in ("actor", "learner"):
+        wait = waiting_share(side, scalars)
+        if wait is not None:
+            num_cells = round(10 * (1 - wait))
+            text.append(f"{side} ", style="dim")
+            text.append("━" * num_cells, style="cyan").append(
+                "━" * (10 - num_cells), style="bright_black"
+            )
+            text.append(f" {1 - wait:4.0%}", style="bold")
+            text.append(f" waits {wait:.0%}   ", style="dim")
+    return text
+
+
+def _limit_row(scalars: Mapping[str, float]) -> Text:
+    limit = limiting_rate(scalars)
+    if limit is None:
+        return Text()
+    remedy = (
+        "the learner waits for actors" if limit == "production" else "actors wait for the learner"
+    )
+    return Text(limit, style="bold yellow").append(f"  {remedy}", style="dim")
+
+
+def _facts(
+    scalars: Mapping[str, float],
+    prefix: str,
+    names: Iterable[str] | None = None,
+    warn: bool = False,
+) -> Text:
+    """name value pairs of the scalars under a prefix; of warnings only those that are not 0."""
+    if names is None:
+        names = sorted(name.removeprefix(prefix) for name in scalars if name.startswith(prefix))
+    text = Text()
+    for name in names:
+        value = scalars.get(prefix + name)
+        if value is not None and not (warn and value == 0):
+            # Non-breaking, so that a long row folds between pairs.
+            label = name.replace("_", "\u00a0") + "\u00a0"
+            text.append("   " if text else "").append(label, style="dim")
+            text.append(_short(value), style="red" if warn or not math.isfinite(value) else "")
+    return text
+
+
+def sparkline(values: Iterable[float], num_cells: int) -> str:
+    """The values as blocks between their lowest and highest; means where cells are fewer."""
+    series = list(values)
+    if len(series) < 2:
+        return ""
+    size = max(1.0, len(series) / num_cells)
+    cells = []
+    for index in range(min(num_cells, len(series))):
+        part = series[int(index * size) : max(int(index * size) + 1, int((index + 1) * size))]
+        cells.append(sum(part) / len(part))
+    low, high = min(cells), max(cells)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((cell - low) * scale)] for cell in cells)
+
+
+def _short(value: float) -> str:
+    """A number in few characters that still tell it apart: 475, 0.0123, -3.1e-05."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e7:
+        return str(int(value))
+    return f"{value:.1f}" if 100 <= abs(value) < 1e7 else f"{value:.3g}"
+
+
+def _rate(value: float | None, group: str = "") -> str | None:
+    return None if value is None or not math.isfinite(value) else f"{value:{group}.0f}"
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{share:.0%}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

@@ -1,0 +1,139 @@
+"""Sinks keep the scalars of a run: metrics.jsonl, which everything else reads, and TensorBoard."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from unirl.core.errors import UniRLError
+
+
+class Sink(Protocol):
+    """Where scalars go, one row per log interval; `step` counts consumed environment steps."""
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonlSink:
+    """metrics.jsonl: a line per row, {"step": ..., "seconds": ..., name: value}; NaN becomes null.
+
+    `seconds` counts from the start of the run, without the time between a stop and a resume.
+    resume_step: rows after this step are cut off, as the resumed run writes them again. None: the
+    run is new; UniRLError when the file exists.
+    """
+
+    def __init__(self, path: Path, resume_step: int | None = None) -> None:
+        path = Path(path)
+        seconds = 0.0
+        if resume_step is not None:
+            seconds = _cut(path, resume_step)
+        elif path.exists():
+            raise UniRLError(
+                f"{path} exists",
+                "a new run does not write into the metrics of another",
+                f"resume it (unirl resume {path.parent}) or give the new run another name",
+            )
+        self._path = path
+        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self._start = time.monotonic() - seconds
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Append one row, complete on disk for other readers when this returns."""
+        row: dict[str, Any] = {"step": step, "seconds": round(time.monotonic() - self._start, 3)}
+        row |= {name: v if math.isfinite(v) else None for name, v in scalars.items()}
+        try:
+            self._file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise UniRLError(
+                f"{self._path} could not be written: {error.strerror}",
+                "the run folder must stay writable during training",
+                f"free some space, then: unirl resume {self._path.parent}",
+            ) from error
+
+    def close(self) -> None:
+        """Close the file; each row is on disk already, or `write` has said why not."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+class TensorBoardSink:
+    """Event files for TensorBoard; rows after `resume_step` of an earlier part are hidden by it."""
+
+    def __init__(self, folder: Path, resume_step: int | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UniRLError(
+                f"TensorBoard's event files cannot be written: {error}",
+                "the package tensorboard must be installed",
+                "pip install tensorboard, or train without this log",
+            ) from error
+        purge = None if resume_step is None else resume_step + 1
+        # The class is not typed.
+        self._writer: Any = SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Hand one row to the writer's thread."""
+        for name, value in scalars.items():
+            if math.isfinite(value):
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._writer.close()
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl, in order; a last line torn by a kill is left out.
+
+    Raises UniRLError when the file is missing or is not one of ours.
+    """
+    path = Path(run_dir) / "metrics.jsonl"
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError:
+        raise UniRLError(
+            f"{run_dir} is not a run folder",
+            f"{path} must be there, and is not",
+            "name a folder that unirl train wrote, such as runs/NAME",
+        ) from None
+    rows = []
+    for number, line in enumerate(lines, 1):
+        row = _parse(line)
+        if row is not None:
+            rows.append(row)
+        elif number < len(lines):
+            raise UniRLError(
+                f"line {number} of {path} is damaged",
+                'each line must be a JSON object with "step" and "seconds"',
+                "delete that line",
+            )
+    return rows
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    whole = line.endswith(b"\n") and isinstance(row, dict) and {"step", "seconds"} <= row.keys()
+    return row if whole else None
+
+
+def _cut(path: Path, step: int) -> float:
+    """Drop all rows after `step`, written aside and renamed; returns the last one's seconds."""
+    if not path.exists():
+        return 0.0
+    rows = [row for row in read_metrics(path.parent) if row["step"] <= step]
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    os.replace(aside, path)
+    return float(rows[-1]["seconds"]) if rows else 0.0

@@ -1,0 +1,1 @@
+"""How a Plan is executed: inline (one process) or in processes with shared memory."""

@@ -1,0 +1,195 @@
+"""What happens between updates: log, evaluate, checkpoint, stop."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from unirl.runners import state
+from unirl.runners.loop import TrainLoop
+from unirl.runners.plan import EvalResult, Evaluator
+
+log = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Where rows of scalars go."""
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """One row."""
+
+
+class LogHook:
+    """Every `log_seconds`, and at the end: one row of all scalars to every sink."""
+
+    def __init__(self, sinks: Sequence[Sink], log_seconds: float) -> None:
+        self._sinks, self._log_seconds = sinks, log_seconds
+        self._last_time: float | None = None
+        self._last_steps = self._last_version = 0
+        self._last_totals: dict[str, int] = {}
+        self.scalars: dict[str, float] = {}
+        """The newest row."""
+
+    def after_update(self, loop: TrainLoop) -> None:
+        """See Hook."""
+        now = time.monotonic()
+        if self._last_time is None:
+            self._mark(loop, now)
+        elif now - self._last_time >= self._log_seconds:
+            self._write(loop, now)
+
+    def at_end(self, loop: TrainLoop) -> None:
+        """See Hook."""
+        self._write(loop, time.monotonic())
+
+    def _write(self, loop: TrainLoop, now: float) -> None:
+        learner, queue, seconds = loop.learner, loop.queue, max(now - (self._last_time or now), 1e-9)
+        scalars = loop.metrics.flush()
+        scalars["charts/updates"] = learner.version
+        scalars["time/seconds"] = loop.seconds
+        if learner.version > self._last_version:
+            num_steps, totals = learner.num_steps - self._last_steps, queue.totals()
+            scalars["perf/sps"] = num_steps / seconds
+            scalars["perf/updates_per_second"] = (learner.version - self._last_version) / seconds
+            num_learned = totals["learned"] - self._last_totals["learned"]
+            num_committed = totals["committed"] - self._last_totals["committed"]
+            scalars["perf/produced_sps"] = num_steps / max(num_learned, 1) * num_committed / seconds
+        counts = queue.counts()
+        scalars["queue/ready"], scalars["queue/running"] = counts["ready"], counts["running"]
+        for reason, number in queue.discarded().items():
+            if number:
+                scalars[f"queue/discarded/{reason}"] = number
+        for name, ages in zip(("in_flight", "in_queue"), queue.ages(learner.version), strict=True):
+            if ages:
+                scalars[f"staleness/{name}"] = sum(ages) / len(ages)
+        for sink in self._sinks:
+            sink.write(learner.num_steps, scalars)
+        self.scalars = scalars
+        self._mark(loop, now)
+
+    def _mark(self, loop: TrainLoop, now: float) -> None:
+        self._last_time, self._last_totals = now, loop.queue.totals()
+        self._last_steps, self._last_version = loop.learner.num_steps, loop.learner.version
+
+
+class CheckpointHook:
+    """Every `every_steps` steps, and at the end: a checkpoint. `begin_anew` then restarts what no checkpoint can hold."""
+
+    def __init__(self, run_dir: Path, every_steps: int, begin_anew: Callable[[], None]) -> None:
+        self._run_dir, self._every_steps, self._begin_anew = run_dir, every_steps, begin_anew
+        self._next: int | None = None
+        self.path: Path | None = None
+        """The newest checkpoint."""
+        self._version = -1
+
+    def after_update(self, loop: TrainLoop) -> None:
+        """See Hook."""
+        steps = loop.learner.num_steps
+        if self._next is None:
+            # Multiples of every_steps, so that a resumed run saves where the uninterrupted one does.
+            before = steps - 1 if loop.learner.version == 1 else steps
+            self._next = (before // self._every_steps + 1) * self._every_steps
+        if steps >= self._next and loop.reason is None:
+            self._save(loop)
+            self._next = (steps // self._every_steps + 1) * self._every_steps
+            self._begin_anew()
+
+    def at_end(self, loop: TrainLoop) -> None:
+        """See Hook."""
+        if self._version != loop.learner.version:
+            self._save(loop)
+
+    def _save(self, loop: TrainLoop) -> None:
+        started = time.monotonic()
+        self.path = state.save(loop, self._run_dir)
+        self._version = loop.learner.version
+        loop.metrics.interval("time/checkpoint", time.monotonic() - started)
+        log.info("checkpoint %s", self.path)
+
+
+class EvalHook:
+    """Every `every_steps` steps: whole episodes with the newest weights, on environments of their own."""
+
+    def __init__(
+        self,
+        make_evaluator: Callable[[], Evaluator],
+        run_dir: Path,
+        *,
+        every_steps: int,
+        num_episodes: int,
+        deterministic: bool,
+    ) -> None:
+        self._make_evaluator, self._run_dir = make_evaluator, run_dir
+        self._every_steps, self._num_episodes, self._deterministic = every_steps, num_episodes, deterministic
+        self._next: int | None = None
+        self.result: EvalResult | None = None
+        """The newest result."""
+
+    def after_update(self, loop: TrainLoop) -> None:
+        """See Hook."""
+        steps = loop.learner.num_steps
+        if self._next is None:
+            self._next = (steps // self._every_steps + 1) * self._every_steps
+        if steps >= self._next:
+            self._evaluate(loop)
+            self._next = (steps // self._every_steps + 1) * self._every_steps
+
+    def at_end(self, loop: TrainLoop) -> None:
+        """See Hook."""
+
+    def _evaluate(self, loop: TrainLoop) -> None:
+        evaluator = self._make_evaluator()
+        try:
+            started = time.monotonic()
+            # The model of a checkpoint, in full precision: what `unirl eval` would load.
+            weights = loop.learner.weights()
+            result = evaluator.evaluate(weights, self._num_episodes, deterministic=self._deterministic)
+        finally:
+            evaluator.close()
+        self.result = result
+        loop.metrics.last("eval/return_mean", result.mean)
+        loop.metrics.last("eval/return_std", result.std)
+        loop.metrics.interval("time/eval", time.monotonic() - started)
+        write_evaluation(self._run_dir, loop.learner.num_steps, result, self._deterministic)
+
+
+class StopHook:
+    """Ends the run when the training return reaches a target, or time is up."""
+
+    def __init__(self, target_return: float | None, max_seconds: float | None, *, window: int) -> None:
+        self._target_return, self._max_seconds, self._window = target_return, max_seconds, window
+
+    def after_update(self, loop: TrainLoop) -> None:
+        """See Hook."""
+        if self._max_seconds is not None and loop.seconds >= self._max_seconds:
+            loop.stop("max_seconds")
+        if self._target_return is None:
+            return
+        recent = getattr(loop.learner, "recent_returns", ())
+        if len(recent) >= self._window and sum(recent) / len(recent) >= self._target_return:
+            loop.stop("target_return")
+
+    def at_end(self, loop: TrainLoop) -> None:
+        """See Hook."""
+
+
+def write_evaluation(run_dir: Path, step: int, result: EvalResult, deterministic: bool) -> Path:
+    """eval/step_N.json with every episode's return and length."""
+    folder = run_dir / "eval"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step_{step:08d}.json"
+    document = {
+        "step": step,
+        "deterministic": deterministic,
+        "num_episodes": len(result.returns),
+        "return_mean": result.mean,
+        "return_std": result.std,
+        "returns": result.returns,
+        "lengths": result.lengths,
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    return path

@@ -1,0 +1,107 @@
+"""The inline runner: actors and learner take turns in one process. Same seed, same weights, bit for bit; breakpoints work."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+
+from unirl.core.actor import Actor, ActorContext
+from unirl.core.errors import DiscardSlot, QueueClosed, UniRLError
+from unirl.core.queue import LocalQueue
+from unirl.core.sample import Batch, Slot
+from unirl.core.seeding import derive_seed
+from unirl.core.weights import LocalWeightStore
+from unirl.runners.loop import Hook, TrainLoop
+from unirl.runners.plan import Plan
+
+log = logging.getLogger(__name__)
+
+
+class InlineRunner:
+    """Makes the pieces of a plan in this process and trains."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._weights = LocalWeightStore()
+        self._queue = LocalQueue(plan.spec, plan.queue, num_actors=plan.num_actors, reasons=plan.reasons)
+        self._actors: list[Actor] = []
+        self._num_restarts = [0] * plan.num_actors
+        self.loop = TrainLoop(plan, self._queue, self._weights, plan.make_learner_seeded())
+
+    def run(self, hooks: Sequence[Hook]) -> None:
+        """Train until a hook stops the loop. The actors begin from a seed of this version, as after a checkpoint."""
+        try:
+            self._actors = [self._make(index, self._seed(index)) for index in range(self._plan.num_actors)]
+            self.loop.run(hooks, take=self._take)
+        finally:
+            self.close()
+
+    def begin_anew(self) -> None:
+        """Restart all actors from seeds of this version.
+
+        Environments cannot be saved. So at a checkpoint an inline run does what a resumed one must do, and both go on alike.
+        """
+        for index, actor in enumerate(self._actors):
+            if hasattr(actor, "restart"):
+                actor.restart(self._seed(index))
+            else:
+                actor.close()
+                self._actors[index] = self._make(index, self._seed(index))
+
+    def close(self) -> None:
+        """Close queue and actors; idempotent."""
+        self._queue.close()
+        for actor in self._actors:
+            actor.close()
+        self._actors = []
+
+    def _take(self) -> Batch:
+        # All places are filled before each update: with max_staleness k, every sample is k updates old, no more and no less.
+        while self._queue.num_free:
+            self._produce(self._queue.acquire(0.0, actor=self._queue.next_ticket % self._plan.num_actors))
+        return self._queue.take(self.loop.learner.version)
+
+    def _produce(self, slot: Slot) -> None:
+        started = time.monotonic()
+        try:
+            self._actors[slot.actor].produce(slot)
+        except DiscardSlot as discard:
+            self._queue.discard(slot, discard.reason)
+            return
+        except (UniRLError, QueueClosed):
+            raise
+        except Exception as error:
+            self._queue.discard(slot, "actor_failed")
+            self._restart(slot.actor, error)
+            return
+        slot.work_seconds = time.monotonic() - started
+        self._queue.commit(slot)
+
+    def _restart(self, index: int, error: Exception) -> None:
+        log.exception("actor %d failed", index)
+        if self._num_restarts[index] >= self._plan.runner.max_restarts:
+            raise actor_died(index, error, self._plan.runner.max_restarts) from error
+        self._num_restarts[index] += 1
+        self.loop.metrics.total("faults/actor_restarts", 1)
+        self._actors[index].close()
+        self._actors[index] = self._make(index, derive_seed(self._seed(index), "restart", self._num_restarts[index]))
+
+    def _make(self, index: int, seed: int) -> Actor:
+        return self._plan.make_actor(ActorContext(index, self._plan.num_actors, seed, self._weights))
+
+    def _seed(self, index: int) -> int:
+        return derive_seed(self._plan.run.seed, "actor", index, "version", self.loop.learner.version)
+
+
+def actor_died(index: int, error: BaseException, max_restarts: int) -> UniRLError:
+    """The error that ends a run whose actor cannot be kept alive; names the deepest frame of the failure."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = f" in {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else ""
+    return UniRLError(
+        f"actor {index} died: {type(error).__name__}{where}: {error}",
+        f"it was restarted {max_restarts} of {max_restarts} times (runner.max_restarts)",
+        "the full trace is in the run's log.txt; mend the environment or the actor, then `unirl resume`",
+    )

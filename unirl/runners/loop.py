@@ -1,0 +1,81 @@
+"""The one training loop, whatever is trained and wherever the actors run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from unirl.core.learner import Learner
+from unirl.core.metrics import Metrics
+from unirl.core.queue import SlotQueue
+from unirl.core.sample import Batch
+from unirl.core.weights import WeightStore
+from unirl.runners.plan import Plan
+
+
+class Hook(Protocol):
+    """Something that happens between updates: log, evaluate, checkpoint, stop."""
+
+    def after_update(self, loop: TrainLoop) -> None:
+        """Called when weights are published and the batch is released."""
+
+    def at_end(self, loop: TrainLoop) -> None:
+        """Called once when the loop has ended in good order; `loop.reason` says why."""
+
+
+class TrainLoop:
+    """Takes, learns, publishes, releases. `reason` is why it ended, None while it runs."""
+
+    def __init__(self, plan: Plan, queue: SlotQueue, weights: WeightStore, learner: Learner) -> None:
+        self.plan, self.queue, self.weights, self.learner = plan, queue, weights, learner
+        self.metrics = Metrics()
+        self.reason: str | None = None
+        self.seconds_before = 0.0
+        """Training time of earlier sessions of this run."""
+        self._started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Training time since the run began, earlier sessions included."""
+        return self.seconds_before + time.monotonic() - self._started
+
+    def stop(self, reason: str) -> None:
+        """End after the update under way; the first reason counts."""
+        self.reason = self.reason or reason
+
+    def run(
+        self,
+        hooks: Sequence[Hook],
+        *,
+        take: Callable[[], Batch] | None = None,
+    ) -> None:
+        """Train until someone calls `stop`. take: how a runner gets the next batch; the queue's own by default."""
+        queue, weights, learner = self.queue, self.weights, self.learner
+        take = take or (lambda: queue.take(learner.version))
+        self._started = time.monotonic()
+        weights.publish(learner.weights(), learner.version)
+        while self.reason is None:
+            batch = take()
+            started = time.monotonic()
+            self.metrics.update(learner.step(batch))
+            # Publish first: a released place is acquired at once, and must see these weights.
+            weights.publish(learner.weights(), learner.version)
+            queue.release(batch)
+            self._account(batch, time.monotonic() - started)
+            if learner.num_steps >= self.plan.run.total_steps:
+                self.stop("total_steps")
+            for hook in hooks:
+                hook.after_update(self)
+        for hook in hooks:
+            hook.at_end(self)
+
+    def _account(self, batch: Batch, work_seconds: float) -> None:
+        metrics = self.metrics
+        for age in batch.staleness:
+            metrics.mean("staleness/mean", age)
+            metrics.maximum("staleness/max", age)
+        metrics.interval("time/learner/wait", batch.wait_seconds)
+        metrics.interval("time/learner/work", work_seconds)
+        metrics.interval("time/actor/wait", sum(slot.wait_seconds for slot in batch.slots))
+        metrics.interval("time/actor/work", sum(slot.work_seconds for slot in batch.slots))

@@ -1,0 +1,161 @@
+"""A Plan says what runs, how many, and where. It is picklable and nothing of it has started; a runner executes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from unirl.core.actor import Actor, ActorContext
+from unirl.core.errors import UniRLError
+from unirl.core.learner import Learner, LearnerContext
+from unirl.core.queue import REASONS, QueueConfig
+from unirl.core.sample import SampleSpec
+from unirl.core.seeding import derive_seed
+from unirl.core.weights import Weights
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """Where the pieces of a plan run."""
+
+    kind: Literal["inline", "processes"] = "inline"
+    """inline: one process, turn by turn, reproducible bit for bit. processes: every actor is a process of its own."""
+    actor_threads: int = 1
+    """Torch threads of each actor process. More than cores / actors makes everything slower, abruptly."""
+    learner_threads: int = 0
+    """Torch threads of the learner. 0: torch's choice when inline, one when actors run beside it."""
+    max_restarts: int = 3
+    """How often one actor may die before the run stops."""
+    hang_seconds: float = 300.0
+    """An actor process that holds a slot the learner waits for this long is killed and restarted."""
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("actor_threads", 1), ("learner_threads", 0), ("max_restarts", 0)):
+            value = getattr(self, name)
+            if value < minimum:
+                raise UniRLError(
+                    f"runner.{name} is {value}", f"runner.{name} >= {minimum} must hold", f"set it to {minimum} or more"
+                )
+        if self.hang_seconds <= 0:
+            raise UniRLError(f"runner.hang_seconds is {self.hang_seconds}", "a deadline must be > 0", "set it to 300, say")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How long a run lasts and what it writes on the way."""
+
+    seed: int = 1
+    """Everything random is derived from it. Another seed is another run."""
+    total_steps: int = 1_000_000
+    """Samples to learn from (environment steps without filler rows, or tokens) before the run ends."""
+    log_seconds: float = 2.0
+    """Seconds between two rows of metrics.jsonl, TensorBoard and the console."""
+    checkpoint_steps: int = 1_000_000
+    """Steps between two checkpoints; one more is written at the end. Inline runs restart their environments at each."""
+    keep_checkpoints: int = 3
+    """Older checkpoints are deleted."""
+    eval_steps: int = 0
+    """Steps between two evaluations. 0: never while training."""
+    eval_episodes: int = 20
+    """Episodes of one evaluation. More: a smaller error of the mean, more time."""
+    eval_deterministic: bool = False
+    """Take the most probable action in evaluations instead of sampling."""
+    target_return: float | None = None
+    """Stop as soon as the mean training return of the last `target_window` episodes reaches this."""
+    target_window: int = 100
+    """Episodes that the mean for `target_return` and `charts/episodic_return` is taken over."""
+    max_seconds: float | None = None
+    """Stop after this much training time."""
+
+    def __post_init__(self) -> None:
+        for name, minimum in (
+            ("total_steps", 1), ("checkpoint_steps", 1), ("keep_checkpoints", 1), ("eval_steps", 0),
+            ("eval_episodes", 1), ("target_window", 1), ("seed", 0),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value < minimum:
+                raise UniRLError(f"run.{name} is {value}", f"run.{name} >= {minimum} must hold", f"set it to {minimum} or more")
+        if self.log_seconds < 0:
+            raise UniRLError(f"run.log_seconds is {self.log_seconds}", "run.log_seconds >= 0 must hold", "set it to 2, say")
+
+
+@dataclass
+class EvalResult:
+    """Undiscounted returns and lengths of whole episodes."""
+
+    returns: list[float]
+    lengths: list[int]
+
+    @property
+    def mean(self) -> float:
+        """Mean return."""
+        return sum(self.returns) / len(self.returns)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the return (population)."""
+        mean = self.mean
+        return float((sum((value - mean) ** 2 for value in self.returns) / len(self.returns)) ** 0.5)
+
+
+class Evaluator(Protocol):
+    """Plays whole episodes with given weights."""
+
+    def evaluate(self, weights: Weights, num_episodes: int, *, deterministic: bool = False) -> EvalResult:
+        """Returns of `num_episodes` episodes."""
+
+    def close(self) -> None:
+        """Let go of the environments."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a runner needs. The factories are module-level functions, classes or functools.partial of them."""
+
+    recipe: str
+    config: Any
+    """The recipe's config, for config.toml."""
+    spec: SampleSpec
+    queue: QueueConfig
+    num_actors: int
+    make_actor: Callable[[ActorContext], Actor]
+    make_learner: Callable[[LearnerContext], Learner]
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    make_evaluator: Callable[[int], Evaluator] | None = None
+    """From a seed; None: the recipe has no evaluation."""
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    """What a checkpoint must agree on to be resumed: environment, spaces, policy. JSON."""
+    reasons: tuple[str, ...] = REASONS
+    """Reasons for which actors may discard slots."""
+
+    def __post_init__(self) -> None:
+        if self.num_actors < 1:
+            raise UniRLError(f"the plan has {self.num_actors} actors", "num_actors >= 1 must hold", "set actor.num_actors to 1")
+        places = self.queue.num_slots
+        if self.runner.kind == "processes" and self.num_actors > places:
+            raise UniRLError(
+                f"{self.num_actors} actors share {places} places",
+                f"num_actors <= (max_staleness + 1) * batch_size = {places} must hold, or actors starve",
+                f"set queue.batch_size to {-(-self.num_actors // (self.queue.max_staleness + 1))}, or use fewer actors",
+            )
+
+    def make_learner_seeded(self) -> Learner:
+        """The learner with the seed that this plan's run seed gives it."""
+        return self.make_learner(LearnerContext(derive_seed(self.run.seed, "learner")))
+
+    def describe(self) -> str:
+        """The plan in a few lines, for --dry-run and the log."""
+        queue, spec = self.queue, self.spec
+        lines = [
+            f"recipe    {self.recipe}",
+            f"runner    {self.runner.kind}: {self.num_actors} actor(s) -> queue -> 1 learner",
+            f"queue     {queue.num_slots} places = (max_staleness {queue.max_staleness} + 1) x batch_size {queue.batch_size}, "
+            f"window {queue.window if queue.window is not None else 'unbounded'}",
+            f"slot      {spec.num_bytes / 2**20:.2f} MiB, {queue.num_slots * spec.num_bytes / 2**20:.1f} MiB in all",
+        ]
+        for name, item in spec.fields.items():
+            shape = ", ".join(str(size) for size in item.shape)
+            lines.append(f"          {name:<16} [{shape}] {str(item.dtype).removeprefix('torch.')}")
+        return "\n".join(lines)

@@ -1,0 +1,214 @@
+"""The processes runner: each actor is a process, slots and weights lie in shared memory, the learner trains in this process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+from unirl.core.errors import DeadlineExceeded, QueueClosed, UniRLError
+from unirl.core.sample import Batch
+from unirl.core.seeding import derive_seed
+from unirl.runners.loop import Hook, TrainLoop
+from unirl.runners.plan import Plan
+from unirl.runners.worker import EXIT_USER_ERROR, Lifeline, WorkerJob, actor_main
+from unirl.transports.shared import SharedQueue, SharedWeightStore
+
+log = logging.getLogger(__name__)
+
+_END_SECONDS = 5.0
+
+
+class ProcessesRunner:
+    """Starts the actors of a plan as processes, watches over them, and trains."""
+
+    def __init__(self, plan: Plan, *, log_dir: Path | None = None) -> None:
+        self._plan = plan
+        self._queue = SharedQueue(plan.spec, plan.queue, num_actors=plan.num_actors, reasons=plan.reasons)
+        learner = plan.make_learner_seeded()
+        self._weights = SharedWeightStore(learner.weights())
+        self.loop = TrainLoop(plan, self._queue, self._weights, learner)
+        self._actors = ActorProcesses(plan, self._queue, self._weights, self.loop, log_dir)
+
+    def run(self, hooks: Sequence[Hook]) -> None:
+        """Train until a hook stops the loop; no actor process is left when this returns or raises."""
+        try:
+            self._weights.publish(self.loop.learner.weights(), self.loop.learner.version)
+            self._actors.start()
+            self.loop.run([self._actors, *hooks], take=self._take)
+        except QueueClosed:
+            self._actors.raise_error()
+            raise
+        finally:
+            self.close()
+
+    def begin_anew(self) -> None:
+        """Nothing: actors run on through a checkpoint; this runner promises no determinism."""
+
+    def close(self) -> None:
+        """End all actor processes; idempotent."""
+        self._actors.close()
+
+    def _take(self) -> Batch:
+        version, deadline = self.loop.learner.version, time.monotonic() + self._plan.queue.timeout_seconds
+        hang_seconds = self._plan.runner.hang_seconds
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return self._queue.take(version, max(0.0, min(left, hang_seconds)))
+            except DeadlineExceeded:
+                hung = self._queue.slowest_actor()
+                if hung is None or left <= hang_seconds:
+                    raise
+                log.warning("actor %d hangs: %s; killing it", hung, self._queue.waited_for())
+                self._actors.kill(hung)
+
+
+class ActorProcesses:
+    """The actor processes of one run: started, watched, restarted a bounded number of times, ended. Also a hook, for the log."""
+
+    def __init__(
+        self, plan: Plan, queue: SharedQueue, weights: SharedWeightStore, loop: TrainLoop, log_dir: Path | None
+    ) -> None:
+        self._plan, self._queue, self._weights, self._loop, self._log_dir = plan, queue, weights, loop, log_dir
+        self._context = multiprocessing.get_context("spawn")
+        self._lifeline = Lifeline()
+        self._processes: list[SpawnProcess] = []
+        self._reports: list[Connection] = []
+        self._num_restarts = [0] * plan.num_actors
+        self._error: UniRLError | None = None
+        self._closing = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._num_counted = 0
+
+    def start(self) -> None:
+        """Start all actors and watch them."""
+        for index in range(self._plan.num_actors):
+            process, report = self._spawn(index)
+            self._processes.append(process)
+            self._reports.append(report)
+        self._watcher = threading.Thread(target=self._watch, name="actor-watcher", daemon=True)
+        self._watcher.start()
+
+    def pids(self) -> list[int | None]:
+        """Process ids by actor index."""
+        return [process.pid for process in self._processes]
+
+    def kill(self, index: int) -> None:
+        """Kill one actor; the watcher discards its slot and restarts it."""
+        self._processes[index].kill()
+
+    def raise_error(self) -> None:
+        """Raise what made an actor stop for good, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def after_update(self, loop: TrainLoop) -> None:
+        """Hook: put restarts into the metrics."""
+        total = sum(self._num_restarts)
+        if total > self._num_counted:
+            loop.metrics.total("faults/actor_restarts", total - self._num_counted)
+            self._num_counted = total
+
+    def at_end(self, loop: TrainLoop) -> None:
+        """Hook: nothing to do."""
+
+    def close(self) -> None:
+        """Close the queue and end every process: first kindly, then not."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._queue.close()
+        if self._watcher is not None:
+            self._watcher.join(_END_SECONDS)
+        deadline = time.monotonic() + _END_SECONDS
+        for process in self._processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join(_END_SECONDS)
+        for report in self._reports:
+            report.close()
+        self._lifeline.close()
+
+    def _spawn(self, index: int) -> tuple[SpawnProcess, Connection]:
+        receiver, sender = self._context.Pipe(duplex=False)
+        plan = self._plan
+        seed = derive_seed(
+            plan.run.seed, "actor", index, "version", self._loop.learner.version, "restart", self._num_restarts[index]
+        )
+        job = WorkerJob(
+            make_actor=plan.make_actor,
+            queue=self._queue,
+            weights=self._weights,
+            index=index,
+            num_actors=plan.num_actors,
+            seed=seed,
+            num_threads=plan.runner.actor_threads,
+            log_path=self._log_path(index),
+            lifeline=self._lifeline,
+            report=sender,
+            parent_pid=os.getpid(),
+        )
+        process = self._context.Process(target=actor_main, args=(job,), name=f"unirl-actor-{index:03d}")
+        process.start()
+        sender.close()
+        return process, receiver
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            sentinels = {process.sentinel: index for index, process in enumerate(self._processes)}
+            for sentinel in wait(list(sentinels), timeout=0.2):
+                assert isinstance(sentinel, int)
+                if self._closing.is_set() or self._queue.closed:
+                    return
+                try:
+                    self._bury(sentinels[sentinel])
+                except UniRLError as error:
+                    self._error = error
+                    self._queue.close()
+                    return
+
+    def _bury(self, index: int) -> None:
+        """Discard what the dead actor held and start its successor; raises UniRLError when there shall be none."""
+        process, report = self._processes[index], self._read_report(index)
+        process.join()
+        num_lost = self._queue.reclaim(index)
+        what = self._cause_of_death(index, process.exitcode, report)
+        log.warning("%s; %d unfinished slot(s) discarded", what, num_lost)
+        if process.exitcode == EXIT_USER_ERROR and "parts" in report:
+            raise UniRLError(*report["parts"])
+        limit = self._plan.runner.max_restarts
+        if self._num_restarts[index] >= limit:
+            raise UniRLError(
+                what,
+                f"it was restarted {limit} of {limit} times (runner.max_restarts)",
+                f"the full trace is in {self._log_path(index)}; mend the environment or the actor, then `unirl resume`",
+            )
+        self._num_restarts[index] += 1
+        self._reports[index].close()
+        self._processes[index], self._reports[index] = self._spawn(index)
+
+    def _read_report(self, index: int) -> dict[str, list[str]]:
+        try:
+            report: dict[str, list[str]] = json.loads(self._reports[index].recv_bytes())
+            return report
+        except (EOFError, OSError):
+            return {}
+
+    def _cause_of_death(self, index: int, exit_code: int | None, report: dict[str, list[str]]) -> str:
+        if "type" in report:
+            return f"actor {index} died: {report['type']} in {report['where']}: {report['message']}"
+        if exit_code is not None and exit_code < 0:
+            return f"actor {index} died: killed by signal {-exit_code}"
+        return f"actor {index} died: exit code {exit_code}"
+
+    def _log_path(self, index: int) -> Path | None:
+        return self._log_dir / f"actor-{index:03d}.txt" if self._log_dir is not None else None

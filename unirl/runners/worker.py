@@ -1,0 +1,149 @@
+"""The main function of an actor process: make the actor, fill slots until the queue is closed, never outlive the learner."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unirl.core.actor import Actor, ActorContext
+from unirl.core.errors import DeadlineExceeded, DiscardSlot, QueueClosed, UniRLError
+from unirl.core.queue import SlotQueue
+from unirl.core.weights import WeightStore
+from unirl.runners.process_settings import die_with_parent, keep_freed_memory
+
+log = logging.getLogger(__name__)
+
+EXIT_USER_ERROR = 3
+"""Exit code of an actor that met an error restarting cannot mend; its report says which."""
+_PATIENCE_SECONDS = 60.0
+
+
+class Lifeline:
+    """Readable as end-of-file as soon as the process that made it is gone, however it went."""
+
+    def __init__(self) -> None:
+        self.reader, self._writer = os.pipe()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"reader": DupFd(self.reader)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.reader = state["reader"].detach()
+
+    def watch(self) -> None:
+        """End this process when the maker's end closes. Call it in the child."""
+
+        def wait() -> None:
+            os.read(self.reader, 1)
+            os._exit(1)
+
+        threading.Thread(target=wait, name="lifeline", daemon=True).start()
+
+    def close(self) -> None:
+        """Close both ends in the maker's process."""
+        os.close(self.reader)
+        os.close(self._writer)
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """What an actor process gets; picklable while it is spawned."""
+
+    make_actor: Callable[[ActorContext], Actor]
+    queue: SlotQueue
+    weights: WeightStore
+    index: int
+    num_actors: int
+    seed: int
+    num_threads: int
+    log_path: Path | None
+    lifeline: Lifeline
+    report: Connection
+    parent_pid: int
+
+
+def actor_main(job: WorkerJob) -> None:
+    """Run one actor until the queue closes; exits 0 then, else with a report for the supervisor."""
+    die_with_parent(job.parent_pid)
+    job.lifeline.watch()
+    # Ctrl-C reaches the whole process group; ending in good order is the learner's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if job.log_path is not None:
+        _redirect_output(job.log_path)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    torch.set_num_threads(job.num_threads)
+    keep_freed_memory()
+    code = 0
+    try:
+        _produce_until_closed(job)
+    except QueueClosed:
+        pass
+    except UniRLError as error:
+        log.exception("actor %d stops", job.index)
+        _report(job.report, {"parts": error.parts})
+        code = EXIT_USER_ERROR
+    except Exception as error:
+        log.exception("actor %d failed", job.index)
+        _report(job.report, {"type": type(error).__name__, "message": str(error), "where": _deepest_frame(error)})
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without interpreter shutdown: engines' own threads may never end, and everything that matters is in the learner's hands.
+    os._exit(code)
+
+
+def _produce_until_closed(job: WorkerJob) -> None:
+    queue = job.queue
+    actor = job.make_actor(ActorContext(job.index, job.num_actors, job.seed, job.weights))
+    try:
+        while True:
+            try:
+                slot = queue.acquire(_PATIENCE_SECONDS, actor=job.index)
+            except DeadlineExceeded as deadline:
+                log.warning("%s", deadline)  # the learner lives, or the lifeline would have ended us: it evaluates, say
+                continue
+            started = time.monotonic()
+            try:
+                actor.produce(slot)
+            except DiscardSlot as discard:
+                queue.discard(slot, discard.reason)
+                continue
+            slot.work_seconds = time.monotonic() - started
+            queue.commit(slot)
+    finally:
+        actor.close()
+
+
+def _redirect_output(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(fd, 1)  # below Python: crashes in native code speak here too
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def _report(connection: Connection, report: dict[str, Any]) -> None:
+    try:
+        connection.send_bytes(json.dumps(report).encode())
+    except OSError:
+        log.warning("nobody reads this actor's report any more")
+
+
+def _deepest_frame(error: BaseException) -> str:
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame is not None else "?"

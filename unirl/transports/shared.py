@@ -1,0 +1,311 @@
+"""Slots and weights in anonymous shared memory between processes of one machine.
+
+The memory is a file without a name (memfd), so nothing can stay behind in /dev/shm however a run ends. The table's lock is a POSIX
+record lock: the kernel frees it when its holder dies. Sleepers wait at pipes. Every object here is picklable while a child
+process is being spawned, and only then: what travels are file descriptors.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+import torch
+
+from unirl.core.errors import DeadlineExceeded, UniRLError
+from unirl.core.queue import REASONS, QueueConfig, SlotQueue, table_words
+from unirl.core.sample import SampleSpec
+from unirl.core.tree import unflatten
+from unirl.core.weights import Loadable, Weights
+
+_ALIGN = 64  # a cache line; enough for every dtype and for aligned vector loads
+_LOCK_SECONDS = 30.0
+
+
+class SharedBlock:
+    """Anonymous zeroed memory that child processes can map."""
+
+    def __init__(self, num_bytes: int, name: str) -> None:
+        self.fd = _anonymous_file(name)
+        try:
+            os.ftruncate(self.fd, num_bytes)
+            # Reserved now: memory that does not exist must fail here, not as a bus error in the middle of training.
+            os.posix_fallocate(self.fd, 0, num_bytes)
+        except OSError as error:
+            os.close(self.fd)
+            raise UniRLError(
+                f"cannot reserve {num_bytes / 2**20:.0f} MiB of shared memory for {name}",
+                error.strerror or str(error),
+                "use fewer slots (queue.batch_size, queue.max_staleness), shorter unrolls or fewer environments",
+            ) from error
+        self._attach(num_bytes)
+
+    def _attach(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self.buffer = mmap.mmap(self.fd, num_bytes)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"fd": DupFd(self.fd), "num_bytes": self.num_bytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.fd = state["fd"].detach()
+        self._attach(state["num_bytes"])
+
+    def tensor(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor that lies in the block at `offset` bytes."""
+        count = torch.Size(shape).numel()
+        if count == 0:
+            return torch.empty(tuple(shape), dtype=dtype)
+        return torch.frombuffer(self.buffer, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+
+
+class Bell:
+    """Wakes one sleeper in any process: a byte in a pipe stays until it is heard."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        os.set_blocking(self._reader, False)
+        os.set_blocking(self._writer, False)
+        self._poll = select.poll()
+        self._poll.register(self._reader, select.POLLIN)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"reader": DupFd(self._reader), "writer": DupFd(self._writer)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._reader, self._writer = state["reader"].detach(), state["writer"].detach()
+        self._prepare()
+
+    def ring(self) -> None:
+        """Wake the sleeper, now or when it next waits."""
+        try:
+            os.write(self._writer, b"\0")
+        except BlockingIOError:
+            pass  # the pipe is full of unheard rings: the sleeper will wake
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until a ring, at most `seconds`."""
+        if self._poll.poll(seconds * 1000):
+            try:
+                os.read(self._reader, 4096)
+            except BlockingIOError:
+                pass  # another thread heard it first
+
+    def close(self) -> None:
+        """Close both ends in this process."""
+        for fd in (self._reader, self._writer):
+            os.close(fd)
+
+
+class SharedGuard(AbstractContextManager[object]):
+    """The table's lock and bells between processes."""
+
+    def __init__(self, num_bells: int) -> None:
+        self._block = SharedBlock(8, "unirl-lock")
+        self._bells = [Bell() for _ in range(num_bells)]
+        self._prepare()
+
+    def _prepare(self) -> None:
+        # Record locks exclude processes, not threads of one process.
+        self._threads = threading.Lock()
+        self._holder = memoryview(self._block.buffer).cast("q")
+        self._pid = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"block": self._block, "bells": self._bells}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._block, self._bells = state["block"], state["bells"]
+        self._prepare()
+
+    def __enter__(self) -> object:
+        if not self._threads.acquire(timeout=_LOCK_SECONDS):
+            raise DeadlineExceeded(f"a thread of process {self._pid} has held the queue's lock for {_LOCK_SECONDS:g} s")
+        try:
+            fcntl.lockf(self._block.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            try:
+                self._lock_with_deadline()
+            except BaseException:
+                self._threads.release()
+                raise
+        self._holder[0] = self._pid
+        return self
+
+    def _lock_with_deadline(self) -> None:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            time.sleep(20e-6)  # the lock is held for microseconds: sleeping longer would only add latency
+            try:
+                fcntl.lockf(self._block.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise DeadlineExceeded(
+                        f"process {self._holder[0]} has held the queue's lock for {_LOCK_SECONDS:g} s",
+                        "it is held for microseconds by a process that runs",
+                        "the process is stopped or hung: kill it",
+                    ) from error
+
+    def __exit__(self, *error: object) -> None:
+        fcntl.lockf(self._block.fd, fcntl.LOCK_UN)
+        self._threads.release()
+
+    def ring(self, bell: int) -> None:
+        """See unirl.core.queue.Guard."""
+        self._bells[bell].ring()
+
+    def wait(self, bell: int, seconds: float) -> None:
+        """See unirl.core.queue.Guard."""
+        self._bells[bell].wait(seconds)
+
+
+class SharedQueue(SlotQueue):
+    """The queue between processes: actors write slots in place, the learner reads them in place."""
+
+    def __init__(
+        self, spec: SampleSpec, config: QueueConfig, *, num_actors: int = 1, reasons: tuple[str, ...] = REASONS
+    ) -> None:
+        offsets, slot_bytes = _layout({name: item.num_bytes for name, item in spec.fields.items()})
+        self._parts: dict[str, Any] = {
+            "spec": spec,
+            "config": config,
+            "offsets": offsets,
+            "slot_bytes": slot_bytes,
+            "table": SharedBlock(8 * table_words(config.num_slots, num_actors, len(reasons)), "unirl-table"),
+            "slots": SharedBlock(max(1, slot_bytes * config.num_slots), "unirl-slots"),
+            "guard": SharedGuard(num_actors + 1),
+            "num_actors": num_actors,
+            "reasons": reasons,
+        }
+        self._assemble()
+
+    def _assemble(self) -> None:
+        parts = self._parts
+        spec, block, slot_bytes = parts["spec"], parts["slots"], parts["slot_bytes"]
+        slots = [
+            unflatten(
+                {
+                    name: block.tensor(index * slot_bytes + parts["offsets"][name], item.shape, item.dtype)
+                    for name, item in spec.fields.items()
+                }
+            )
+            for index in range(parts["config"].num_slots)
+        ]
+        words = memoryview(parts["table"].buffer).cast("q")
+        super().__init__(
+            parts["config"], words, slots, parts["guard"], num_actors=parts["num_actors"], reasons=parts["reasons"]
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._parts
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._parts = state
+        self._assemble()
+
+
+class SharedWeightStore:
+    """The weight store between processes: two buffers, each with a sequence number that is odd while it is written.
+
+    A reader copies the active buffer and looks at its sequence number again: unchanged means whole, else it copies anew. The writer
+    always writes the other buffer, so a reader is disturbed only if two versions are published during its copy.
+    """
+
+    _VERSION, _ACTIVE, _SEQUENCE, _VERSIONS, _WORDS = 0, 1, 2, 4, 6
+
+    def __init__(self, example: Weights) -> None:
+        self._shapes = {name: (tuple(value.shape), value.dtype) for name, value in example.items()}
+        sizes = {name: dtype.itemsize * torch.Size(shape).numel() for name, (shape, dtype) in self._shapes.items()}
+        self._offsets, self._buffer_bytes = _layout(sizes)
+        self._block = SharedBlock(_ALIGN + 2 * self._buffer_bytes, "unirl-weights")
+        self._attach()
+        self._words[self._VERSION] = -1
+
+    def _attach(self) -> None:
+        self._words = memoryview(self._block.buffer)[: 8 * self._WORDS].cast("q")
+        self._buffers: list[dict[str, torch.Tensor]] = [
+            {
+                name: self._block.tensor(_ALIGN + i * self._buffer_bytes + self._offsets[name], shape, dtype)
+                for name, (shape, dtype) in self._shapes.items()
+            }
+            for i in range(2)
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "_shapes": self._shapes,
+            "_offsets": self._offsets,
+            "_buffer_bytes": self._buffer_bytes,
+            "_block": self._block,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._attach()
+
+    @property
+    def version(self) -> int:
+        """See unirl.core.weights.WeightStore."""
+        return int(self._words[self._VERSION])
+
+    def publish(self, weights: Weights, version: int) -> None:
+        """See unirl.core.weights.WeightStore. One process publishes."""
+        words, index = self._words, 1 - self._words[self._ACTIVE]
+        buffer = self._buffers[index]
+        words[self._SEQUENCE + index] += 1
+        with torch.no_grad():
+            torch._foreach_copy_(list(buffer.values()), [weights[name] for name in buffer])
+        words[self._VERSIONS + index] = version
+        words[self._SEQUENCE + index] += 1
+        words[self._ACTIVE] = index
+        words[self._VERSION] = version
+
+    def pull(self, into: Loadable, have: int) -> int:
+        """See unirl.core.weights.WeightStore. Raises DeadlineExceeded when no whole version can be read for 30 s."""
+        words, deadline = self._words, time.monotonic() + _LOCK_SECONDS
+        if words[self._VERSION] == have:
+            return have
+        while True:
+            index = words[self._ACTIVE]
+            before = words[self._SEQUENCE + index]
+            version = int(words[self._VERSIONS + index])
+            if before % 2 == 0:
+                into.load_weights(self._buffers[index])
+                if words[self._SEQUENCE + index] == before:
+                    return version
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"no whole version of the weights could be read for {_LOCK_SECONDS:g} s",
+                    "a copy must be faster than two publications",
+                    "publish less often",
+                )
+
+
+def _layout(sizes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """Aligned offsets for items of these sizes, and the aligned total."""
+    offsets, end = {}, 0
+    for name, size in sizes.items():
+        offsets[name] = end
+        end += -(-size // _ALIGN) * _ALIGN
+    return offsets, end
+
+
+def _anonymous_file(name: str) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    fd, path = tempfile.mkstemp(prefix=name)
+    os.unlink(path)
+    return fd
