@@ -16,12 +16,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS)
 # A name on the PATH may be a shim without an interpreter behind it: ask each candidate whether it runs.
 CANDIDATES := $(PYTHON) python3.11 python3.12 python3.13 python3
+# A stamp that bears the version: another TORCH installs anew.
+TORCH_STAMP := $(VENV)/torch-$(TORCH).stamp
 
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 .PHONY: run test lint bench clean help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
+	@sed -n '1,5s/^# \{0,1\}//p' Makefile
 
 run: $(VENV)/run.stamp
 	$(BIN)/unirl train impala @$(CONFIG) --name $(NAME) --overwrite
@@ -45,7 +48,7 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/torch.stamp:
+$(TORCH_STAMP):
 	@set -e; found=; \
 	for python in $(CANDIDATES); do \
 	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
@@ -54,14 +57,17 @@ $(VENV)/torch.stamp:
 	echo "creating $(VENV) with $$($$found --version)"; \
 	"$$found" -m venv $(VENV)
 	@echo "installing torch $(TORCH)"
-	$(PIP) 'torch==$(TORCH)' 'setuptools>=77'
+	@rm -f $(VENV)/*.stamp
+	@$(PIP) 'torch==$(TORCH)' 'setuptools>=77'
 	@touch $@
 
 # Editable, and built with the setuptools just installed: one download less, and the checkout is what runs.
-$(VENV)/run.stamp: pyproject.toml $(VENV)/torch.stamp
-	$(PIP) --no-build-isolation --editable '.[plot]'
+$(VENV)/run.stamp: pyproject.toml $(TORCH_STAMP)
+	@echo "installing unirl"
+	@$(PIP) --no-build-isolation --editable '.[plot]'
 	@touch $@
 
-$(VENV)/dev.stamp: pyproject.toml $(VENV)/torch.stamp
-	$(PIP) --no-build-isolation --editable '.[all,dev]'
+$(VENV)/dev.stamp: pyproject.toml $(TORCH_STAMP)
+	@echo "installing unirl with all environments and developer tools"
+	@$(PIP) --no-build-isolation --editable '.[all,dev]'
 	@touch $@ $(VENV)/run.stamp

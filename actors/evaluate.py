@@ -1,11 +1,11 @@
-"""Plays whole episodes with given weights: returns for evaluations, pictures for videos; source: none.
+"""Plays whole episodes with given weights: returns for evaluations, pictures for videos.
 
-Atari is judged on full games with raw scores (Machado et al. 2018, arXiv 1709.06009): lost lives end no episode here.
+Atari is judged on full games with raw scores (Machado et al. 2018, arXiv 1709.06009): here a lost
+life ends no episode.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
 from unirl.core.errors import UniRLError
@@ -29,7 +30,7 @@ from unirl.envs.vector import VectorEnv
 from unirl.policy import Policy, PolicyConfig
 
 MAX_STEPS = 1_000_000
-"""Steps per environment after which an evaluation gives up: some environments have no time limit."""
+"""Steps of one episode after which an evaluation gives up: some environments have no time limit."""
 
 # ALE shows 60 frames per second, of which the policy sees one in frame_skip.
 _ATARI_FPS = 60.0
@@ -37,14 +38,15 @@ _ATARI_SCREEN = {"grayscale": False, "img_height": 210, "img_width": 160}
 
 
 class PolicyEvaluator:
-    """Plays a policy in environments of its own, made anew for each call; weights are read, never changed.
+    """Plays a policy in environments of its own, made anew for each call.
 
-    Statistics of normalised observations stay as the weights bring them. The same seed, weights and number of episodes
-    give the same episodes. num_envs: how many are stepped at once.
+    Weights are copied, and the statistics of normalised observations stay as they came with them.
+    The same seed, weights and number of episodes give the same episodes, whatever ran before.
+    num_envs: how many environments are stepped at once.
     """
 
     def __init__(
-        self, env: EnvConfig, policy: PolicyConfig, *, seed: int, num_envs: int = 8
+        self, env: EnvConfig, policy: PolicyConfig, seed: int, *, num_envs: int = 8
     ) -> None:
         self._config = replace(env, episodic_life=False)
         self._policy_config = policy
@@ -59,7 +61,7 @@ class PolicyEvaluator:
     ) -> EvalResult:
         """Returns and lengths of `num_episodes` episodes, in no order that means anything.
 
-        Raises UniRLError when weights do not fit, or an environment returns NaN or does not end its episodes.
+        Raises UniRLError when weights do not fit, or an environment returns NaN or goes on forever.
         """
         if num_episodes < 1:
             raise UniRLError(
@@ -76,7 +78,7 @@ class PolicyEvaluator:
 
     @property
     def frames_per_second(self) -> float:
-        """At which speed the frames show the episode as it was; known once `frames` gave the first one."""
+        """The speed at which the frames look right; known once `frames` gave the first one."""
         return self._fps
 
     def frames(
@@ -103,17 +105,16 @@ class PolicyEvaluator:
         player = self._player(env.observation_space, env.action_space, weights, deterministic)
         obs = env.reset(self._env_seed)
         player.begin(num_envs)
-        # How many episodes each environment plays is settled before the first step: taking the first ones that end
-        # would favour short episodes.
+        # How many episodes each environment plays is settled before the first step: to take those
+        # that end first would favour short ones.
         left = np.full(num_envs, num_episodes // num_envs)
         left[: num_episodes % num_envs] += 1
         result = EvalResult([], [])
         returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         while left.any():
             step = env.step(player.act(obs))
-            check_finite(step.obs, step.reward, self._config.id)
+            _check(step.obs, step.reward, self._config.id)
             obs = step.acting_obs
-            # Rewards are summed in float64: long Atari games score beyond float32's exact integers.
             returns += step.reward
             lengths += step.mask
             for index in np.flatnonzero((step.terminated | step.truncated) & (left > 0)):
@@ -145,16 +146,140 @@ class PolicyEvaluator:
                 raw, _ = env.reset(seed=self._env_seed % 2**31 if episode == 0 else None)
                 player.begin(1)
                 episode_return, length, over = 0.0, 0, False
-                yield _picture(env, self._config)
+                yield self._picture(env)
                 while not over and length < MAX_STEPS:
-                    obs = read(tree_map_leaves(raw), 1)
-                    action = write(player.act(obs))[0]
-                    raw, reward, terminated, truncated, _ = env.step(action)
+                    empty: Any = create_empty_array(env.observation_space, 1)
+                    obs = read(concatenate(env.observation_space, [raw], empty), 1)
+                    raw, reward, terminated, truncated, _ = env.step(write(player.act(obs))[0])
                     episode_return += float(reward)
                     length += 1
                     over = bool(terminated or truncated)
-                    yield _picture(env, self._config)
+                    yield self._picture(env)
                 self.played.returns.append(episode_return)
                 self.played.lengths.append(length)
         finally:
             env.close()
+
+    def _atari_frames(
+        self, weights: Weights, deterministic: bool, num_episodes: int
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Two games in step from one seed: as the policy sees it, and in full size and colour."""
+        config = replace(self._config, engine="ale", num_threads=1)
+        screen_kwargs = {**config.kwargs, **_ATARI_SCREEN}
+        game = make_vec(config, 1)
+        screen = make_vec(replace(config, frame_stack=1, kwargs=screen_kwargs), 1)
+        try:
+            self._fps = _ATARI_FPS / config.frame_skip
+            player = self._player(game.observation_space, game.action_space, weights, deterministic)
+            obs = game.reset(self._env_seed)
+            picture = screen.reset(self._env_seed)
+            player.begin(1)
+            episode_return, length = 0.0, 0
+            while len(self.played.returns) < num_episodes:
+                yield picture[0, -1]
+                action = player.act(obs)
+                step, shown = game.step(action), screen.step(action)
+                obs, picture = step.acting_obs, shown.acting_obs
+                episode_return += float(step.reward[0])
+                length += int(step.mask[0])
+                if step.terminated[0] or step.truncated[0]:
+                    self.played.returns.append(episode_return)
+                    self.played.lengths.append(length)
+                    episode_return, length = 0.0, 0
+                if not step.mask[0]:
+                    player.begin(1)
+            yield picture[0, -1]
+        finally:
+            game.close()
+            screen.close()
+
+    def _drawing_env(self) -> gymnasium.Env[Any, Any]:
+        config = self._config
+        spec = catalog.find_spec(config)
+        try:
+            return gymnasium.make(
+                spec,
+                max_episode_steps=config.max_episode_steps,
+                render_mode="rgb_array",
+                **config.kwargs,
+            )
+        except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+            raise catalog.missing_package(config, ModuleNotFoundError(str(error))) from error
+        except TypeError as error:
+            if "render_mode" not in str(error):
+                raise
+            raise self._undrawable("its constructor takes no render_mode") from error
+
+    def _picture(self, env: gymnasium.Env[Any, Any]) -> NDArray[np.uint8]:
+        """The environment's picture; UniRLError, with what usually helps, when it cannot draw."""
+        try:
+            picture = env.render()
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise self._undrawable(str(error), "pip install 'unirl[video]'") from error
+        except Exception as error:  # drivers and simulators raise types of their own
+            found = f"{type(error).__name__}: {error}"
+            remedy = "without a display, MUJOCO_GL=egl or MUJOCO_GL=osmesa may help"
+            raise self._undrawable(found, remedy) from error
+        if not isinstance(picture, np.ndarray):
+            raise self._undrawable(f"render() gave a {type(picture).__name__}")
+        return picture.astype(np.uint8, copy=False)
+
+    def _undrawable(self, found: str, remedy: str = "") -> UniRLError:
+        return UniRLError(
+            f'env "{self._config.id}" cannot be drawn',
+            f"a picture [height, width, 3] is needed, but {found}",
+            remedy or 'the environment must support render_mode="rgb_array"',
+        )
+
+    def _player(
+        self, observation_space: Any, action_space: Any, weights: Weights, deterministic: bool
+    ) -> _Player:
+        policy = Policy(observation_space, action_space, self._policy_config, seed=0).eval()
+        policy.load_weights(weights)
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, "eval", "actions"))
+        return _Player(policy, generator, deterministic)
+
+    @property
+    def _env_seed(self) -> int:
+        return derive_seed(self._seed, "eval", "environments") % 2**32
+
+
+class _Player:
+    """A policy with its recurrent state, acting on arrays."""
+
+    def __init__(self, policy: Policy, generator: torch.Generator, deterministic: bool) -> None:
+        self._policy, self._generator, self._deterministic = policy, generator, deterministic
+        self._state = policy.initial_state(1)
+
+    def begin(self, num_envs: int) -> None:
+        """New episodes everywhere."""
+        self._state = self._policy.initial_state(num_envs)
+
+    def reset_rows(self, rows: NDArray[np.bool_]) -> None:
+        """New episodes where `rows` is true."""
+        if self._state:
+            keep = torch.from_numpy(~rows)
+            self._state = {
+                name: value * keep.view(-1, *(1,) * (value.dim() - 1))
+                for name, value in self._state.items()
+            }
+
+    def act(self, obs: Any) -> NDArray[Any]:
+        """Actions for a tree of arrays [B, ...]."""
+        action, _, self._state = self._policy.act(
+            tree_map(_tensor, obs),
+            self._state,
+            generator=self._generator,
+            deterministic=self._deterministic,
+        )
+        array: NDArray[Any] = action.numpy()
+        return array
+
+
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    # torch warns about memory it may not write to.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _check(obs: Any, reward: NDArray[np.float32], env_id: str) -> None:
+    check_finite(tree_map(lambda leaf: _tensor(leaf)[None], obs), _tensor(reward)[None], env_id)

@@ -30,7 +30,7 @@ RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 
 @dataclass(frozen=True)
 class Sample:
-    """The tree at one moment: seconds since its start, CPU seconds so far, PSS in MB (10^6 bytes)."""
+    """The tree at one moment: seconds since its start, CPU seconds, PSS in MB (10^6 bytes)."""
 
     wall_seconds: float
     cpu_seconds: float

@@ -1,7 +1,7 @@
 """The bar an engine must beat: a short, competent lock-step actor-critic loop, without UniRL.
 
 All environments step, one forward pass answers them, and after each unroll one V-trace update
-(IMPALA, arXiv 1802.01561, eq. 1) goes once over the data, in one process. What makes it fast is what
+(IMPALA, arXiv 1802.01561, eq. 1) goes once over the data, all in one process. What makes it fast
 makes any engine fast: vectorised environments, bf16 compute on a copy of fp32 master weights,
 channels_last, one conversion per observation, and a malloc that keeps its memory.
 
@@ -61,7 +61,7 @@ PRESETS = {
 
 
 class NatureCNN(nn.Module):
-    """Nature DQN's convolutions and one policy-and-value head; takes pixels 0..255, [N, 84, 84, 4]."""
+    """Nature DQN's convolutions, one policy-and-value head; takes pixels 0..255, [N, 84, 84, 4]."""
 
     def __init__(self, num_actions: int) -> None:
         super().__init__()

@@ -71,7 +71,7 @@ class EnvConfig:
         if not 0.0 <= self.repeat_action_probability <= 1.0:
             raise UniRLError(
                 f"repeat_action_probability {self.repeat_action_probability} is not a probability",
-                f"0 <= repeat_action_probability <= 1 must hold, found {self.repeat_action_probability}",
+                "0 <= repeat_action_probability <= 1 must hold",
                 "0.25 is what v5 ids use",
             )
         minimum = {"num_threads": 0, "frame_skip": 1, "frame_stack": 1, "noop_max": 0}

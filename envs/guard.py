@@ -47,7 +47,8 @@ class ShapeGuard(gymnasium.Wrapper[Any, Any, Any, Any]):
             except (KeyError, IndexError, TypeError) as error:
                 raise UniRLError(
                     f'env "{self._env_id}" returned an observation without {_name(path)}',
-                    f"the observation space is {self.observation_space}, received {type(obs).__name__}",
+                    f"the observation space is {self.observation_space},"
+                    f" received {type(obs).__name__}",
                     "correct the environment's observation_space or its observations",
                 ) from error
             received = np.shape(leaf)

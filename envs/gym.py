@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing import connection
 from typing import Any, Literal
 
 import gymnasium
@@ -142,19 +143,16 @@ class GymEngine:
                 if pipe is not None and not pipe.poll(0)
             ]
             raise DeadlineExceeded(
-                f'env "{self._id}" is stuck: no answer from environment {", ".join(map(str, late))}',
-                f"a step must take at most {self._deadline_seconds:g} s, waited {time.monotonic() - started:.1f} s",
+                f'env "{self._id}" is stuck: no answer from environment {late}',
+                f"a step must take at most {self._deadline_seconds:g} s,"
+                f" waited {time.monotonic() - started:.1f} s",
                 "raise env.deadline-seconds, or find what the environment waits for",
             ) from None
         except (EOFError, ConnectionError) as error:
             self._stuck = True
-            dead = [
-                f"{i} (exit code {p.exitcode})"
-                for i, p in enumerate(env.processes)
-                if not p.is_alive()
-            ]
+            dead = _exit_codes(env)
             raise UniRLError(
-                f'a worker process of env "{self._id}" died: environment {", ".join(dead) or "unknown"}',
+                f'a worker process of env "{self._id}" died: environment {dead}',
                 "engine async needs every worker alive",
                 "the actor can be restarted; look for a crash or for memory running out",
             ) from error
@@ -164,6 +162,15 @@ class GymEngine:
             ):  # Gymnasium wraps what a worker raised in its own type again
                 raise error.what from None
             raise
+
+
+def _exit_codes(env: AsyncVectorEnv) -> str:
+    """Which worker processes have ended, with their exit codes."""
+    ended = connection.wait([process.sentinel for process in env.processes], timeout=1.0)
+    dead = [(i, process) for i, process in enumerate(env.processes) if process.sentinel in ended]
+    for _, process in dead:
+        process.join(1.0)  # its pipes close a moment before its exit code is there
+    return ", ".join(f"{i} (exit code {process.exitcode})" for i, process in dead)
 
 
 def _kill_workers(env: AsyncVectorEnv) -> None:

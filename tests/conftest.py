@@ -1,4 +1,4 @@
-"""What every test relies on: one torch thread, repeatable examples, and a reason where a GPU is missing."""
+"""What every test relies on: one torch thread, repeatable examples, a reason where a GPU lacks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import hypothesis
 import pytest
 import torch
 
-# CI has two cores and many processes. The same examples in every run: a red build is the change's doing, never the dice's.
+# The same examples in every run: a red build is the change's doing, never the dice's.
 hypothesis.settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "house"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # CI has two cores, and many tests start processes of their own.
     torch.set_num_threads(1)
 
 

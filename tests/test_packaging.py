@@ -1,4 +1,4 @@
-"""The wings are real folders at the root, linked into unirl/ and mapped into the wheel: the three must agree."""
+"""The wings are folders at the root, linked into unirl/, mapped into the wheel: all must agree."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 PACKAGES: list[str] = SETUPTOOLS["packages"]
 PACKAGE_DIR: dict[str, str] = SETUPTOOLS["package-dir"]
 DATA_PACKAGES = {"unirl.configs"}
-"""Folders of data alone: listed as packages so that their files travel, without a module in them."""
+"""Folders of data alone: listed as packages so that their files travel."""
 
 
 def repository_files() -> list[PurePosixPath]:
-    """What git tracks, and what it would track: new files count before they are committed, ignored ones never."""
+    """What git tracks or would track: new files count before they are committed, ignored never."""
     # A checkout of another user (a container's, say) is read all the same.
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "-co", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -50,7 +50,7 @@ def expected_modules() -> set[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy of what git knows, so that leftovers of earlier builds cannot hide a missing file."""
+    """Built from a copy of what git knows: leftovers of earlier builds hide no missing file."""
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for file in repository_files():
         target = source / file
@@ -60,7 +60,16 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             target.write_bytes((ROOT / file).read_bytes())
     options = ["--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
-    command = [sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(built), str(source)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        *options,
+        "--wheel-dir",
+        str(built),
+        str(source),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = built.glob("*.whl")
@@ -82,7 +91,9 @@ def test_every_link_points_to_the_folder_that_the_wheel_maps() -> None:
     for package, link in links.items():
         # Relative, or a clone elsewhere would read somebody else's files.
         assert str(link.readlink()) == f"../{PACKAGE_DIR[package]}"
-        assert (ROOT / PACKAGE_DIR[package]).is_dir() and not (ROOT / PACKAGE_DIR[package]).is_symlink()
+        assert (ROOT / PACKAGE_DIR[package]).is_dir() and not (
+            ROOT / PACKAGE_DIR[package]
+        ).is_symlink()
 
 
 def test_the_wheel_has_one_top_level_and_every_module_of_the_repository(wheel: Path) -> None:
@@ -107,10 +118,13 @@ def test_an_installed_wheel_imports_its_own_wings(wheel: Path, tmp_path: Path) -
     install = [sys.executable, "-m", "pip", "install", *options, str(wheel)]
     subprocess.run(install, check=True, capture_output=True, timeout=120)
     wings = [package for package in PACKAGES if package not in DATA_PACKAGES]
-    code = "import importlib, sys; [print(importlib.import_module(name).__file__) for name in sys.argv[1:]]"
-    # From an empty folder and with the target first: neither the checkout nor an editable install may answer.
+    # From another folder and with the target first: neither checkout nor editable install answers.
+    code = (
+        f"import importlib, sys; sys.path.insert(0, {str(site)!r})\n"
+        "for name in sys.argv[1:]: print(importlib.import_module(name).__file__)"
+    )
     found = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(site)!r}); {code}", *wings],
+        [sys.executable, "-c", code, *wings],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""The README is a program: its Python blocks run as they stand, in order, and stay as short as they promise."""
+"""The README is a program: its Python blocks run as they stand, in order, and stay short."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_LINES = 30
 
 
 def file_name(index: int, block: str) -> str:
-    """A block whose first line is a comment that names a file (`# my_env.py`) is that file: later blocks import it."""
+    """A block that begins with a file's name (`# my_env.py`) is that file: later ones import it."""
     named = re.match(r"# (\w+\.py)\b", block)
     return named[1] if named else f"block_{index}.py"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One working folder for all blocks, as a reader would have it, with every block saved in it."""
+    """One working folder with every block saved in it, as a reader would have it."""
     folder = tmp_path_factory.mktemp("readme")
     for index, block in enumerate(BLOCKS):
         (folder / file_name(index, block)).write_text(block)

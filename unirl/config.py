@@ -440,8 +440,11 @@ def _checked(value: Any, hint: Any, path: str, default: Any) -> Any:
     literals = [member for member in _members(hint) if get_origin(member) is Literal]
     choices = [str(choice) for member in literals for choice in get_args(member)]
     remedy = suggestion(str(value), choices) if isinstance(value, str) else ""
-    if not remedy and default is not MISSING:
-        remedy = f"the default is {_default_text(default)}"
+    if not remedy and _dataclass_in(hint) is not None:
+        remedy = f"set the keys below it, such as {fields_help(_dataclass_in(hint))[0].key}"
+    elif not remedy:
+        known = default is not MISSING
+        remedy = f"the default is {_default_text(default)}" if known else f"give it {_describe(hint)}"
     raise UniRLError(
         f"flag {flag_of(path)} is {_shown(value)}" if typed else f"{path} is {_shown(value)}",
         f"expected {_describe(hint)}, found {_found(value)}",

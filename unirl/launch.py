@@ -15,14 +15,15 @@ import torch
 
 from unirl.config import to_toml
 from unirl.core.checkpoint import load_checkpoint
+from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.report.console import make_console
 from unirl.report.sinks import JsonlSink, TensorBoardSink
 from unirl.runners import state
-from unirl.runners.hooks import CheckpointHook, EvalHook, Hook, LogHook, StopHook
+from unirl.runners.hooks import CheckpointHook, EvalHook, LogHook, StopHook
 from unirl.runners.inline import InlineRunner
-from unirl.runners.loop import TrainLoop
-from unirl.runners.plan import EvalResult, Plan
+from unirl.runners.loop import Hook, TrainLoop
+from unirl.runners.plan import Plan
 from unirl.runners.process_settings import keep_freed_memory
 from unirl.runners.processes import ProcessesRunner
 

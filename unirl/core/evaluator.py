@@ -28,7 +28,9 @@ class EvalResult:
     def std(self) -> float:
         """Standard deviation of the return (population)."""
         mean = self.mean
-        return float((sum((value - mean) ** 2 for value in self.returns) / len(self.returns)) ** 0.5)
+        return float(
+            (sum((value - mean) ** 2 for value in self.returns) / len(self.returns)) ** 0.5
+        )
 
 
 class Evaluator(Protocol):
@@ -58,5 +60,3 @@ class Player(Protocol):
 
     def close(self) -> None:
         """Let go of the environments; idempotent."""
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unirl.policy.config import PolicyConfig
+from unirl.policy.normalize import ReturnNorm, RunningNorm
 from unirl.policy.policy import ActResult, Policy, Unroll
 
-__all__ = ["ActResult", "Policy", "PolicyConfig", "Unroll"]
+__all__ = ["ActResult", "Policy", "PolicyConfig", "ReturnNorm", "RunningNorm", "Unroll"]

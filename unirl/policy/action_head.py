@@ -31,13 +31,13 @@ def make_action_head(
     """The head for Discrete, MultiDiscrete or float Box; UniRLError for any other action space."""
     if isinstance(space, spaces.Discrete):
         return DiscreteHead(space, num_in, generator)
-    if isinstance(space, spaces.MultiDiscrete):
+    if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1:
         return MultiDiscreteHead(space, num_in, generator)
     if isinstance(space, spaces.Box) and np.issubdtype(np.dtype(space.dtype), np.floating):
         return GaussianHead(space, num_in, initial_std, generator)
     raise UniRLError(
         f"action space {space} is not supported",
-        "known: Discrete, MultiDiscrete, and Box of floats",
+        "known: Discrete, MultiDiscrete of one axis, and Box of floats",
         "convert it with a gymnasium action wrapper",
     )
 
@@ -45,22 +45,17 @@ def make_action_head(
 class DiscreteHead(nn.Module):
     """Logits over n actions."""
 
-    start: Tensor | None
-
     def __init__(self, space: spaces.Discrete, num_in: int, generator: torch.Generator) -> None:
         super().__init__()
         self.linear = linear(num_in, int(space.n), POLICY_GAIN, generator)
-        start = torch.tensor(int(space.start)) if space.start else None
-        self.register_buffer("start", start, persistent=False)
 
     def forward(self, features: Tensor) -> Distribution:
-        return Categorical(self.linear(features), self.start)
+        return Categorical(self.linear(features))
 
 
 class MultiDiscreteHead(nn.Module):
     """Logits of all choices side by side, padded to [..., n, A] where choices differ in size."""
 
-    start: Tensor | None
     column: Tensor | None
 
     def __init__(
@@ -68,11 +63,8 @@ class MultiDiscreteHead(nn.Module):
     ) -> None:
         super().__init__()
         sizes = [int(size) for size in space.nvec.reshape(-1)]
-        self.shape = tuple(space.shape)
         self.num_choices = len(sizes)
         self.linear = linear(num_in, sum(sizes), POLICY_GAIN, generator)
-        starts = torch.as_tensor(np.asarray(space.start, dtype=np.int64).reshape(-1).copy())
-        self.register_buffer("start", starts if bool(starts.any()) else None, persistent=False)
         column = None
         if len(set(sizes)) > 1:
             # Column of each padded place among the logits; the one after the last is the padding.
@@ -86,17 +78,12 @@ class MultiDiscreteHead(nn.Module):
     def forward(self, features: Tensor) -> Distribution:
         logits = self.linear(features)
         if self.column is not None:
-            logits = nn.functional.pad(logits, (0, 1), value=PADDED_LOGIT).index_select(
-                -1, self.column
-            )
-        logits = logits.unflatten(-1, (self.num_choices, -1))
-        return MultiCategorical(logits, self.shape, self.start)
+            logits = nn.functional.pad(logits, (0, 1), value=PADDED_LOGIT)[..., self.column]
+        return MultiCategorical(logits.unflatten(-1, (self.num_choices, -1)))
 
 
 class GaussianHead(nn.Module):
-    """Mean from features; log_std [D] is one parameter for all states. Bounds are the environment
-    adapter's.
-    """
+    """Mean from features; log_std [D] is the same for all states. No bounds are applied."""
 
     def __init__(
         self, space: spaces.Box, num_in: int, initial_std: float, generator: torch.Generator

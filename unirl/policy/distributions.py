@@ -19,9 +19,7 @@ PADDED_LOGIT = -1e30
 
 
 class Distribution(Protocol):
-    """What actors and losses need to know of a distribution over [...] rows; results per row are
-    float32 [...].
-    """
+    """What actors and losses need of a distribution over rows [...]; results are float32 [...]."""
 
     def log_prob(self, action: Tensor) -> Tensor: ...
     def entropy(self) -> Tensor: ...
@@ -38,19 +36,15 @@ Index: TypeAlias = "int | slice | Tensor | tuple[int | slice | Tensor, ...]"
 
 
 class Categorical:
-    """One choice out of A: logits [..., A], actions int64 [...] counted from `start` (an int64
-    tensor, None is 0).
-    """
+    """One choice out of A: logits [..., A], actions int64 [...] counted from 0."""
 
-    def __init__(self, logits: Tensor, start: Tensor | None = None) -> None:
+    def __init__(self, logits: Tensor) -> None:
         self.all_logp = torch.log_softmax(logits.float(), dim=-1)
         """Log-probability of every action, [..., A]."""
-        self.start = start
 
     def log_prob(self, action: Tensor) -> Tensor:
         """Log-probability of actions [...], [...]."""
-        index = action.long() if self.start is None else action.long() - self.start
-        return self.all_logp.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        return self.all_logp.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
         """Entropy in nats, [...]."""
@@ -58,25 +52,21 @@ class Categorical:
 
     def mode(self) -> Tensor:
         """The likeliest action, [...]; of equals the first."""
-        index = self.all_logp.argmax(-1)
-        return index if self.start is None else index + self.start
+        return self.all_logp.argmax(-1)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """One action per row, [...]."""
-        return self.sample_with_logp(generator)[0]
+        """One action per row, [...]: the first arrival among exponential clocks of rates p.
+
+        log(u) / p is minus an arrival time: the Gumbel trick with one logarithm fewer.
+        """
+        with torch.no_grad():
+            clock = torch.empty_like(self.all_logp).uniform_(generator=generator)
+            return clock.log_().div_(self.all_logp.exp()).argmax(-1)
 
     def sample_with_logp(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """One action per row and its log-probability: the first arrival of exponential clocks of
-        rate p.
-
-        log(u) / p is minus the arrival time, so its maximum is the Gumbel trick with one logarithm
-        fewer.
-        """
-        clock = torch.empty_like(self.all_logp, requires_grad=False).uniform_(generator=generator)
-        with torch.no_grad():
-            index = clock.log_().div_(self.all_logp.exp()).argmax(-1)
-        logp = self.all_logp.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-        return (index if self.start is None else index + self.start), logp
+        """One action per row and its log-probability, both [...]."""
+        action = self.sample(generator)
+        return action, self.log_prob(action)
 
     def kl(self, other: Categorical) -> Tensor:
         """KL(self || other) in nats, [...]."""
@@ -84,41 +74,39 @@ class Categorical:
 
     def __getitem__(self, rows: Index) -> Categorical:
         selected = Categorical.__new__(Categorical)
-        selected.all_logp, selected.start = self.all_logp[rows], self.start
+        selected.all_logp = self.all_logp[rows]
         return selected
 
 
 class MultiCategorical:
-    """Independent choices: logits [..., n, A] (missing ones at PADDED_LOGIT), actions int64 [...,
-    *shape].
+    """n independent choices: logits [..., n, A], actions int64 [..., n] counted from 0.
 
-    shape has n elements; `start` [n] is the first value of each choice, None is 0.
+    Choices with fewer than A options have the missing logits at PADDED_LOGIT.
     """
 
-    def __init__(self, logits: Tensor, shape: tuple[int, ...], start: Tensor | None = None) -> None:
-        self.choices = Categorical(logits, start)
-        self.shape = shape
+    def __init__(self, logits: Tensor) -> None:
+        self.choices = Categorical(logits)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        """Log-probability of actions [..., *shape], summed over the choices: [...]."""
-        return self.choices.log_prob(action.reshape(self.choices.all_logp.shape[:-1])).sum(-1)
+        """Log-probability of actions [..., n], summed over the choices: [...]."""
+        return self.choices.log_prob(action).sum(-1)
 
     def entropy(self) -> Tensor:
         """Entropy in nats, summed over the choices: [...]."""
         return self.choices.entropy().sum(-1)
 
     def mode(self) -> Tensor:
-        """The likeliest action, [..., *shape]."""
-        return self._shaped(self.choices.mode())
+        """The likeliest action, [..., n]."""
+        return self.choices.mode()
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """One action per row, [..., *shape]."""
-        return self.sample_with_logp(generator)[0]
+        """One action per row, [..., n]."""
+        return self.choices.sample(generator)
 
     def sample_with_logp(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """One action per row, [..., *shape], and its log-probability, [...]."""
+        """One action per row, [..., n], and its log-probability, [...]."""
         action, logp = self.choices.sample_with_logp(generator)
-        return self._shaped(action), logp.sum(-1)
+        return action, logp.sum(-1)
 
     def kl(self, other: MultiCategorical) -> Tensor:
         """KL(self || other) in nats, summed over the choices: [...]."""
@@ -126,16 +114,14 @@ class MultiCategorical:
 
     def __getitem__(self, rows: Index) -> MultiCategorical:
         selected = MultiCategorical.__new__(MultiCategorical)
-        selected.choices, selected.shape = self.choices[rows], self.shape
+        selected.choices = self.choices[rows]
         return selected
-
-    def _shaped(self, action: Tensor) -> Tensor:
-        return action.reshape(action.shape[:-1] + self.shape)
 
 
 class DiagGaussian:
-    """Independent normals: mean [..., D], log_std [D]; actions float32 [..., *shape] with D
-    elements, unbounded.
+    """Independent normals: mean [..., D], log_std [D]; unbounded float32 actions [..., *shape].
+
+    shape is the Box's, with D elements.
     """
 
     def __init__(self, mean: Tensor, log_std: Tensor, shape: tuple[int, ...]) -> None:
@@ -146,7 +132,8 @@ class DiagGaussian:
     def log_prob(self, action: Tensor) -> Tensor:
         """Log-density of actions [..., *shape], summed over dimensions: [...]."""
         noise = (action.reshape(self.mean.shape) - self.mean) * torch.exp(-self.log_std)
-        return self._logp(noise)
+        constant = self.log_std.sum() + 0.5 * self.log_std.numel() * LOG_2PI
+        return noise.square().sum(-1) * -0.5 - constant
 
     def entropy(self) -> Tensor:
         """Differential entropy in nats, summed over dimensions: [...]."""
@@ -158,17 +145,15 @@ class DiagGaussian:
         return self._shaped(self.mean)
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """One action per row, [..., *shape]."""
-        return self.sample_with_logp(generator)[0]
+        """One action per row, [..., *shape], without gradient."""
+        with torch.no_grad():
+            noise = torch.empty_like(self.mean).normal_(generator=generator)
+            return self._shaped(noise.mul_(self.log_std.exp()).add_(self.mean))
 
     def sample_with_logp(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """One action per row, [..., *shape], and its log-density, [...]. The action carries no
-        gradient.
-        """
-        noise = torch.empty_like(self.mean, requires_grad=False).normal_(generator=generator)
-        with torch.no_grad():
-            action = torch.addcmul(self.mean, noise, self.log_std.exp())
-        return self._shaped(action), self.log_prob(action)
+        """One action per row, [..., *shape], and its log-density, [...]."""
+        action = self.sample(generator)
+        return action, self.log_prob(action)
 
     def kl(self, other: DiagGaussian) -> Tensor:
         """KL(self || other) in nats, summed over dimensions: [...]."""
@@ -178,10 +163,6 @@ class DiagGaussian:
 
     def __getitem__(self, rows: Index) -> DiagGaussian:
         return DiagGaussian(self.mean[rows], self.log_std, self.shape)
-
-    def _logp(self, noise: Tensor) -> Tensor:
-        constant = self.log_std.sum() + 0.5 * self.log_std.numel() * LOG_2PI
-        return noise.square().sum(-1).mul_(-0.5).sub_(constant)
 
     def _shaped(self, action: Tensor) -> Tensor:
         return action.reshape(action.shape[:-1] + self.shape)

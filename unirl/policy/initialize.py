@@ -1,6 +1,4 @@
-"""Layers with orthogonal weights (Saxe et al., arXiv 1312.6120) drawn from a generator of their
-own.
-"""
+"""Layers with orthogonal weights (Saxe et al., arXiv 1312.6120), drawn from a given generator."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ HIDDEN_GAIN = math.sqrt(2.0)
 
 
 def linear(num_in: int, num_out: int, gain: float, generator: torch.Generator) -> nn.Linear:
-    """A linear layer, orthogonal with `gain`, bias 0. The global random state is neither read nor
-    changed.
-    """
+    """A linear layer, orthogonal with `gain`, bias 0; the global random state is left alone."""
     # Built on meta, so that no default initialisation draws from the global generator.
     layer = nn.Linear(num_in, num_out, device="meta").to_empty(device="cpu")
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
@@ -37,5 +33,7 @@ def conv(
     layer = nn.Conv2d(num_in, num_out, kernel, stride, padding, device="meta")
     layer = layer.to_empty(device="cpu")
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
-    nn.init.zeros_(layer.bias)
-    return layer.to(memory_format=torch.channels_last)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    layer.weight = nn.Parameter(layer.weight.detach().contiguous(memory_format=torch.channels_last))
+    return layer

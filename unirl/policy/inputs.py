@@ -1,6 +1,4 @@
-"""From an observation tree to what networks read: images in channels_last, and one vector of
-everything else.
-"""
+"""From an observation tree to what networks read: images, and one vector of everything else."""
 
 from __future__ import annotations
 
@@ -24,19 +22,17 @@ Layout = Literal["HW", "CHW", "HWC", "SCHW", "SHWC"]
 MIN_IMAGE_SIZE = {"nature": 36, "impala": 8}
 """Smallest height and width each torso can read."""
 MAX_ONE_HOT = 512
-"""Discrete observations with more values than this are embedded: the one-hot matrix would dominate
-the memory.
-"""
+"""Discrete observations with more values are embedded: one-hot rows would dominate the memory."""
 EMBEDDING_SIZE = 64
 
 
 class Inputs(NamedTuple):
-    """N rows of observations: images [N, C, H, W] in channels_last, unscaled; vector [N, D] or
-    None.
-    """
+    """N rows of observations in the compute dtype."""
 
     images: list[Tensor]
+    """[N, C, H, W] each, channels_last; pixel values as they are."""
     vector: Tensor | None
+    """[N, D], or None when everything is an image."""
 
 
 @dataclass(frozen=True)
@@ -49,25 +45,20 @@ class ImageLeaf:
     height: int
     width: int
     scale: float
-    """What a pixel is multiplied by: 1/255 for uint8. Folded into the first convolution's weight.
-    """
+    """1/255 for uint8, else 1. Multiplied into the first convolution's weight: fewer numbers."""
 
     def read(self, obs: Any, dtype: torch.dtype) -> Tensor:
-        """[N, ...] -> [N, C, H, W] of `dtype` in channels_last, pixel values as they are (0..255 is
-        exact in bf16).
-        """
+        """[N, ...] -> [N, C, H, W] of `dtype`, unscaled: bfloat16 holds 0..255 exactly."""
         x = _at(obs, self.path)
         if self.layout in ("HWC", "SHWC"):
-            # A stack of colour frames becomes S * C channels; one HWC frame already is
-            # channels_last.
+            # A stack of colour frames becomes S * C channels.
             x = x if self.layout == "HWC" else x.permute(0, 2, 3, 1, 4).flatten(3)
             return x.permute(0, 3, 1, 2).to(dtype)
         if self.layout == "SCHW":
             x = x.flatten(1, 2)
         if self.layout == "HW":
             x = x.unsqueeze(1)
-        # Interleave first, while a pixel is one byte; stack is the fastest transpose for few
-        # channels.
+        # Interleave while a pixel is one byte; for few channels stack is the fastest transpose.
         return torch.stack(x.unbind(1), dim=-1).permute(0, 3, 1, 2).to(dtype)
 
 
@@ -88,32 +79,24 @@ class FloatLeaf:
 
 
 class IndexLeaf(nn.Module):
-    """Discrete and MultiDiscrete observations: one-hot, or embedded where there are too many
-    values.
+    """Discrete and MultiDiscrete observations, counted from 0: one-hot, or embedded if too many.
 
     Embeddings are drawn normal with standard deviation 1 / sqrt(EMBEDDING_SIZE).
     """
 
     offset: Tensor
 
-    def __init__(
-        self, path: Path, nvec: np.ndarray[Any, Any], start: Any, generator: torch.Generator
-    ) -> None:
+    def __init__(self, path: Path, nvec: np.ndarray[Any, Any], generator: torch.Generator) -> None:
         super().__init__()
         self.path = path
         sizes = torch.as_tensor(nvec.reshape(-1).astype(np.int64))
-        begin = torch.cumsum(sizes, 0) - sizes
-        offset = begin - torch.as_tensor(np.asarray(start, dtype=np.int64).reshape(-1))
-        self.register_buffer("offset", offset, persistent=False)
+        self.register_buffer("offset", torch.cumsum(sizes, 0) - sizes, persistent=False)
         self.num_values = int(sizes.sum())
         self.table: nn.Parameter | None = None
         self.size = self.num_values
         if self.num_values > MAX_ONE_HOT:
-            table = (
-                torch.randn(self.num_values, EMBEDDING_SIZE, generator=generator)
-                * EMBEDDING_SIZE**-0.5
-            )
-            self.table = nn.Parameter(table)
+            table = torch.randn(self.num_values, EMBEDDING_SIZE, generator=generator)
+            self.table = nn.Parameter(table * EMBEDDING_SIZE**-0.5)
             self.size = EMBEDDING_SIZE * len(sizes)
 
     def read(self, obs: Any) -> Tensor:
@@ -141,12 +124,12 @@ class ObservationInputs(nn.Module):
         self.dtype = torch.bfloat16 if config.compute_dtype == "bfloat16" else torch.float32
         self.images: list[ImageLeaf] = []
         self.floats: list[FloatLeaf] = []
-        indices: list[nn.Module] = []
+        indices: list[IndexLeaf] = []
         for path, leaf in space_leaves(space):
             if isinstance(leaf, spaces.Discrete):
-                indices.append(IndexLeaf(path, np.array([leaf.n]), leaf.start, generator))
+                indices.append(IndexLeaf(path, np.array([leaf.n]), generator))
             elif isinstance(leaf, spaces.MultiDiscrete):
-                indices.append(IndexLeaf(path, leaf.nvec, leaf.start, generator))
+                indices.append(IndexLeaf(path, leaf.nvec, generator))
             elif isinstance(leaf, spaces.MultiBinary):
                 self.floats.append(FloatLeaf(path, int(np.prod(leaf.shape)), 1.0, False))
             elif isinstance(leaf, spaces.Box):
@@ -160,11 +143,9 @@ class ObservationInputs(nn.Module):
         self.indices = nn.ModuleList(indices)
         # Normalised numbers come first in the vector, so that one statistics object covers them.
         self.floats.sort(key=lambda leaf: not leaf.normalized)
-        num_normalized = sum(leaf.size for leaf in self.floats if leaf.normalized)
-        self.num_normalized = num_normalized
-        self.vector_size = sum(leaf.size for leaf in self.floats) + sum(
-            _size(m) for m in self.indices
-        )
+        self.num_normalized = sum(leaf.size for leaf in self.floats if leaf.normalized)
+        self.vector_size = sum(leaf.size for leaf in self.floats)
+        self.vector_size += sum(leaf.size for leaf in indices)
         if not self.images and not self.vector_size:
             raise UniRLError(
                 f"observation space {space} is empty", "a policy needs at least one number to read"
@@ -177,13 +158,13 @@ class ObservationInputs(nn.Module):
             )
         self.norm = None
         if config.normalize_obs:
-            if not num_normalized:
+            if not self.num_normalized:
                 raise UniRLError(
                     f"policy.normalize_obs has nothing to normalise in {space}",
                     "it applies to float Boxes that are not read as images",
                     "set policy.normalize_obs to false (uint8 is scaled to 0..1 anyway)",
                 )
-            self.norm = RunningNorm((num_normalized,), clip=config.obs_clip)
+            self.norm = RunningNorm((self.num_normalized,), clip=config.obs_clip)
 
     def forward(self, obs: Any) -> Inputs:
         """Observation tree of [N, ...] leaves -> images and vector in the compute dtype."""
@@ -200,9 +181,7 @@ class ObservationInputs(nn.Module):
         return Inputs(images, vector.to(self.dtype))
 
     def update(self, obs: Any, mask: Tensor | None) -> None:
-        """Merge rows [N, ...] where mask [N] is true into the normaliser; nothing to do without
-        one.
-        """
+        """Merge rows [N, ...] where mask [N] is true into the normaliser, if there is one."""
         if self.norm is not None:
             self.norm.update(self._normalized_part(obs), mask)
 
@@ -263,11 +242,6 @@ def _at(obs: Any, path: Path) -> Tensor:
         obs = obs[key]
     leaf: Tensor = obs
     return leaf
-
-
-def _size(leaf: nn.Module) -> int:
-    assert isinstance(leaf, IndexLeaf)
-    return leaf.size
 
 
 def _name(path: Path) -> str:

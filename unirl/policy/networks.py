@@ -1,6 +1,4 @@
-"""Feed-forward networks: MLP, the Nature DQN convolutions, the IMPALA residual network, and the
-torso they form.
-"""
+"""Feed-forward networks: MLP, Nature CNN, IMPALA's residual CNN, and the torso they form."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from unirl.policy.inputs import ImageLeaf, Inputs, ObservationInputs
 
 
 class MLP(nn.Module):
-    """Linear layers of the given widths, each followed by the activation: [N, num_in] -> [N,
-    num_out].
-    """
+    """Linear layers, each followed by the activation: [N, num_in] -> [N, num_out]."""
 
     def __init__(
         self,
@@ -79,9 +75,9 @@ class ResidualBlock(nn.Module):
 
 
 class ImpalaCNN(nn.Module):
-    """Three sections of convolution, pooling and two residual blocks, then a linear layer: [N, C,
-    H, W] -> [N, num_out].
+    """Three sections of convolution, pooling and two residual blocks, then a linear layer.
 
+    [N, C, H, W] unscaled pixels -> [N, num_out].
     Espeholt et al., IMPALA (arXiv 1802.01561), figure 3, right.
     """
 
@@ -112,9 +108,7 @@ class ImpalaCNN(nn.Module):
 
 
 class Torso(nn.Module):
-    """Everything observed -> features [N, num_out]: one image network per image, one MLP over the
-    vector, joined.
-    """
+    """Features [N, num_out]: those of one network per image and of one MLP over the vector."""
 
     def __init__(
         self, inputs: ObservationInputs, config: PolicyConfig, generator: torch.Generator
@@ -140,7 +134,5 @@ class Torso(nn.Module):
 
 
 def flatten_pixels(x: Tensor) -> Tensor:
-    """[N, C, H, W] -> [N, H * W * C]: a view of a channels_last tensor, where [N, C * H * W] would
-    be a copy.
-    """
+    """[N, C, H, W] -> [N, H * W * C]: in channels_last a view, unlike [N, C * H * W]."""
     return x.permute(0, 2, 3, 1).flatten(1)

@@ -34,8 +34,7 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
-        """Merge rows x [..., *shape] where mask [...] is true (everywhere when None); in place, no
-        host sync.
+        """Merge rows x [..., *shape] where mask [...] is true; None: all rows.
 
         Raises UniRLError when the shapes disagree.
         """

@@ -1,5 +1,4 @@
-"""Recurrent cores whose state starts anew inside an unroll: LSTM and GRU, one implementation for
-acting and learning.
+"""Recurrent cores, LSTM and GRU: one implementation for acting and learning, with resets in time.
 
 The gate equations are those of torch.nn.LSTM and torch.nn.GRU. The input projection of all rows is
 one matrix product; only the recurrent one goes step by step. State is float32 whatever the weights'
@@ -20,9 +19,7 @@ State: TypeAlias = dict[str, Tensor]
 
 
 class Core(nn.Module):
-    """Weights of `num_gates` stacked gates, and the loop over time; `cell` is the one thing that
-    differs.
-    """
+    """The weights of all gates and the loop over time; only `cell` tells LSTM and GRU apart."""
 
     def __init__(self, kind: str, num_in: int, size: int, generator: torch.Generator) -> None:
         super().__init__()
@@ -34,8 +31,7 @@ class Core(nn.Module):
         self.input_bias = nn.Parameter(torch.zeros(num_gates * size))
         self.state_bias = nn.Parameter(torch.zeros(num_gates * size))
         if kind == "lstm":
-            # Remember by default (Jozefowicz et al. 2015): gates are ordered input, forget, cell,
-            # output.
+            # Remember at first (Jozefowicz et al. 2015); gates are input, forget, cell, output.
             with torch.no_grad():
                 self.input_bias[size : 2 * size].fill_(1.0)
 
@@ -54,18 +50,16 @@ class Core(nn.Module):
         return state["h"], state
 
     def unroll(self, features: Tensor, state: State, reset: Tensor | None) -> Tensor:
-        """Rows [T, B, F] -> outputs [T, B, size]; reset[t] ([T, B] bool) zeroes the state before
-        row t.
-        """
+        """Rows [T, B, F] -> outputs [T, B, size]; reset [T, B] zeroes the state before its row."""
         projected = F.linear(features, self.input_weight, self.input_bias)
-        restart = None if reset is None else reset.unsqueeze(-1)
+        restarts = None if reset is None else reset.unsqueeze(-1).unbind(0)
         outputs = []
-        for t in range(features.shape[0]):
-            if restart is not None:
-                # Filled rather than multiplied by 0: a NaN of a broken episode must not survive its
-                # end.
-                state = {name: value.masked_fill(restart[t], 0.0) for name, value in state.items()}
-            state = self.cell(projected[t], state, self.state_weight, self.state_bias)
+        # unbind: its gradient is one stack, that of projected[t] a full-size tensor for each t.
+        for t, row in enumerate(projected.unbind(0)):
+            if restarts is not None:
+                # Filled, not multiplied by 0: a NaN must not outlive its episode.
+                state = {name: value.masked_fill(restarts[t], 0.0) for name, value in state.items()}
+            state = self.cell(row, state, self.state_weight, self.state_bias)
             outputs.append(state["h"])
         return torch.stack(outputs)
 
@@ -80,10 +74,10 @@ class LSTMCell:
         """projected [B, 4 * size] -> next {"h", "c"}."""
         gates = (projected + F.linear(state["h"].to(weight.dtype), weight, bias)).float()
         size = gates.shape[-1] // 4
-        keep = torch.sigmoid(gates)
+        write, keep, _, read = torch.sigmoid(gates).chunk(4, -1)
         new = tanh(gates[..., 2 * size : 3 * size])
-        c = keep[..., size : 2 * size] * state["c"] + keep[..., :size] * new
-        return {"h": keep[..., 3 * size :] * tanh(c), "c": c}
+        c = torch.addcmul(keep * state["c"], write, new)
+        return {"h": read * tanh(c), "c": c}
 
 
 class GRUCell:

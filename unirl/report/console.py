@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from rich.columns import Columns
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -46,15 +47,13 @@ def make_console(
     total_steps: int,
     run_dir: Path,
     stream: TextIO | None = None,
-    *,
-    start_step: int = 0,
 ) -> Console:
     """A live panel when `stream` (stdout) is a terminal, else one greppable line per log interval.
 
-    total_steps: where the run ends; 0 when it has no end. start_step: where a resumed run begins.
+    total_steps: where the run ends; 0 when it has no end.
     """
     stream = sys.stdout if stream is None else stream
-    progress = Progress(total_steps, start_step)
+    progress = Progress(total_steps)
     if stream.isatty() and os.environ.get("TERM") != "dumb":
         return LiveConsole(title, progress, run_dir, RichConsole(file=stream))
     return PlainConsole(title, progress, run_dir, stream)
@@ -65,19 +64,25 @@ class Progress:
     """Steps, time, and the returns so far."""
 
     total_steps: int
-    start_step: int = 0
-    step: int = field(init=False)
-    returns: deque[float] = field(default_factory=lambda: deque(maxlen=200), init=False)
+    step: int = field(default=0, init=False)
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=240), init=False)
     """The newest returns, one per log interval with finished episodes."""
     best: float = field(default=-math.inf, init=False)
-    start_time: float = field(default_factory=time.monotonic, init=False)
-
-    def __post_init__(self) -> None:
-        self.step = self.start_step
+    _start_time: float = field(default_factory=time.monotonic, init=False)
+    _first: tuple[int, float] | None = field(default=None, init=False)
+    """Step and time of the first update: a resumed run does not begin at step 0."""
+    _steps_per_second: float = field(default=0.0, init=False)
+    _update_time: float = field(default=0.0, init=False)
 
     def update(self, step: int, scalars: Mapping[str, float]) -> None:
         """Take in one log interval."""
-        self.step = step
+        now = time.monotonic()
+        if self._first is None:
+            self._first = step, now
+            self._steps_per_second = scalars.get("perf/sps", 0.0)
+        elif step > self._first[0]:
+            self._steps_per_second = (step - self._first[0]) / max(now - self._first[1], 1e-9)
+        self.step, self._update_time = step, now
         value = scalars.get(_RETURN, math.nan)
         if math.isfinite(value):
             self.returns.append(value)
@@ -86,15 +91,15 @@ class Progress:
     @property
     def seconds(self) -> float:
         """Since the console was made."""
-        return time.monotonic() - self.start_time
+        return time.monotonic() - self._start_time
 
     @property
     def remaining_seconds(self) -> float | None:
-        """At the mean rate so far; None while it is unknown."""
-        done = self.step - self.start_step
-        if done <= 0 or self.total_steps <= 0:
+        """At the mean rate since the first update; None while it is unknown."""
+        if not self._steps_per_second > 0 or self.total_steps <= 0:
             return None
-        return self.seconds * max(0, self.total_steps - self.step) / done
+        seconds = max(0, self.total_steps - self.step) / self._steps_per_second
+        return max(0.0, seconds - (time.monotonic() - self._update_time))
 
 
 def waiting_share(side: str, scalars: Mapping[str, float]) -> float | None:
@@ -180,6 +185,7 @@ class LiveConsole:
     def __init__(self, title: str, progress: Progress, run_dir: Path, console: RichConsole) -> None:
         self._title, self._run_dir, self._progress = title, run_dir, progress
         self._scalars: dict[str, float] = {}
+        self._console = console
         self._live = Live(
             console=console,
             get_renderable=self.render,
@@ -195,7 +201,7 @@ class LiveConsole:
 
     def note(self, text: str) -> None:
         """Print the sentence above the panel."""
-        self._live.console.print(Text("  " + text, style="dim"))
+        self._console.print(Text("  " + text, style="dim"))
 
     def close(self) -> None:
         """Draw a last time and give the terminal back; twice is as good as once."""
@@ -203,114 +209,88 @@ class LiveConsole:
 
     def render(self) -> RenderableType:
         """The panel as it stands now."""
-        rows = _Rows()
-        rows.add("return", _return_row(self._progress, self._scalars))
-        rows.add("steps/s", _rates_row(self._scalars))
-        rows.add("busy", _busy_row(self._scalars))
-        rows.add("limited by", _limit_row(self._scalars))
-        rows.add(
-            "staleness",
-            _facts(self._scalars, "staleness/", ("mean", "max", "in_flight", "in_queue")),
-        )
-        rows.add("queue", _facts(self._scalars, "queue/", ("ready", "running")))
-        rows.add("discarded", _facts(self._scalars, "queue/discarded/", warn=True))
-        rows.add("losses", _facts(self._scalars, "losses/"))
-        rows.add("faults", _facts(self._scalars, "faults/", warn=True))
+        scalars = self._scalars
+        rows: list[tuple[str, RenderableType | None]] = [
+            ("return", _return_row(self._progress, scalars)),
+            ("evaluation", _facts(scalars, "eval/")),
+            ("production", _rate_row(scalars, "perf/produced_sps", "actor")),
+            ("consumption", _rate_row(scalars, "perf/sps", "learner")),
+            ("limited by", _limit_row(scalars)),
+            ("staleness", _facts(scalars, "staleness/", ("mean", "max", "in_flight", "in_queue"))),
+            ("queue", _facts(scalars, "queue/", ("ready", "running"))),
+            ("discarded", _facts(scalars, "queue/discarded/", warn=True)),
+            ("losses", _facts(scalars, "losses/")),
+            ("faults", _facts(scalars, "faults/", warn=True)),
+        ]
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="dim", no_wrap=True, min_width=11)
+        table.add_column()
+        for label, content in rows:
+            if content is not None:  # what is not measured is not shown
+                table.add_row(label, content)
+        waiting = Text("waiting for the first update", style="dim")
         return Panel(
-            Group(_progress_row(self._progress), *rows.table()),
+            Group(_progress_row(self._progress), Text(), table if table.row_count else waiting),
             title=f"[bold]{escape(self._title)}[/]",
             title_align="left",
             subtitle=f"[dim]{escape(str(self._run_dir))}[/]",
             subtitle_align="right",
             border_style="cyan",
-            width=min(WIDTH, self._live.console.width),
+            width=min(WIDTH, self._console.width),
         )
 
 
-class _Rows:
-    """Rows of a label and what it says; a row with nothing to say is left out."""
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[str, Text]] = []
-
-    def add(self, label: str, content: Text) -> None:
-        if content:
-            self._rows.append((label, content))
-
-    def table(self) -> list[RenderableType]:
-        if not self._rows:
-            return [Text("waiting for the first update", style="dim")]
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(style="dim", no_wrap=True, min_width=10)
-        table.add_column(overflow="fold")
-        for label, content in self._rows:
-            table.add_row(label, content)
-        return [Text(), table]
-
-
 def _progress_row(progress: Progress) -> RenderableType:
-    grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
-    texts = [f"{progress.step:,}", _clock(progress.seconds)]
+    elapsed, remaining = _clock(progress.seconds), progress.remaining_seconds
     if progress.total_steps <= 0:
-        return Text(f"{texts[0]} steps  {texts[1]}")
-    remaining = progress.remaining_seconds
+        return Text(f"{progress.step:,} steps   {elapsed}")
     share = min(1.0, progress.step / progress.total_steps)
-    bar = ProgressBar(total=1.0, completed=share, complete_style="cyan", finished_style="green")
+    grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
     grid.add_column(ratio=1)
     for _ in range(3):
         grid.add_column(no_wrap=True, justify="right")
     grid.add_row(
-        bar,
-        Text(f"{share:.0%}", style="bold"),
-        Text(f"{texts[0]} / {progress.total_steps:,}"),
-        Text(f"{texts[1]} + {_clock(remaining)}" if remaining is not None else texts[1]),
+        ProgressBar(total=1.0, completed=share, complete_style="cyan", finished_style="green"),
+        Text(f"{math.floor(share * 100)}%", style="bold"),
+        Text(f"{progress.step:,} / {progress.total_steps:,}"),
+        Text(elapsed if remaining is None else f"{elapsed}, {_clock(remaining)} left"),
     )
     return grid
 
 
-def _return_row(progress: Progress, scalars: Mapping[str, float]) -> Text:
-    text = Text()
-    if progress.returns:
-        text.append(_short(progress.returns[-1]), style="bold green")
-        text.append("  best ", style="dim").append(_short(progress.best))
-        if _LENGTH in scalars:
-            text.append("  length ", style="dim").append(_short(scalars[_LENGTH]))
-        text.append("  " + sparkline(progress.returns, 24), style="green")
+def _return_row(progress: Progress, scalars: Mapping[str, float]) -> Text | None:
+    if not progress.returns:
+        return None
+    text = Text(no_wrap=True, overflow="crop")
+    text.append(f"{_short(progress.returns[-1]):<8}", style="bold green")
+    text.append("best ", style="dim").append(f"{_short(progress.best):<8}")
+    if _LENGTH in scalars:
+        text.append("length ", style="dim").append(f"{_short(scalars[_LENGTH]):<8}")
+    return text.append(sparkline(progress.returns, 24), style="green")
+
+
+def _rate_row(scalars: Mapping[str, float], name: str, side: str) -> Text | None:
+    """Steps per second of one side, and how busy it is."""
+    rate, wait = _rate(scalars.get(name), ","), waiting_share(side, scalars)
+    if rate is None and wait is None:
+        return None
+    text = Text(no_wrap=True, overflow="ellipsis")
+    if rate is not None:
+        text.append(f"{rate:>7}", style="bold").append(" steps/s   ", style="dim")
+    if wait is not None:
+        num_cells = round(12 * (1 - wait))
+        text.append("━" * num_cells, style="cyan")
+        text.append("─" * (12 - num_cells), style="bright_black")
+        text.append(f"  {side} works {1 - wait:.0%}, waits {wait:.0%}", style="dim")
     return text
 
 
-def _rates_row(scalars: Mapping[str, float]) -> Text:
-    text = Text()
-    for name, label in (("perf/produced_sps", "produced"), ("perf/sps", "consumed")):
-        rate = _rate(scalars.get(name), ",")
-        if rate is not None:
-            text.append(f"{label} ", style="dim").append(rate, style="bold").append("   ")
-    return text
-
-
-def _busy_row(scalars: Mapping[str, float]) -> Text:
-    text = Text()
-    for side in ("actor", "learner"):
-        wait = waiting_share(side, scalars)
-        if wait is not None:
-            num_cells = round(10 * (1 - wait))
-            text.append(f"{side} ", style="dim")
-            text.append("━" * num_cells, style="cyan").append(
-                "━" * (10 - num_cells), style="bright_black"
-            )
-            text.append(f" {1 - wait:4.0%}", style="bold")
-            text.append(f" waits {wait:.0%}   ", style="dim")
-    return text
-
-
-def _limit_row(scalars: Mapping[str, float]) -> Text:
+def _limit_row(scalars: Mapping[str, float]) -> Text | None:
     limit = limiting_rate(scalars)
     if limit is None:
-        return Text()
-    remedy = (
-        "the learner waits for actors" if limit == "production" else "actors wait for the learner"
-    )
-    return Text(limit, style="bold yellow").append(f"  {remedy}", style="dim")
+        return None
+    waits = "the learner waits for samples" if limit == "production" else "actors wait for places"
+    return Text().append(f"{limit:<14}", style="bold yellow").append(waits, style="dim")
 
 
 def _facts(
@@ -318,19 +298,18 @@ def _facts(
     prefix: str,
     names: Iterable[str] | None = None,
     warn: bool = False,
-) -> Text:
-    """name value pairs of the scalars under a prefix; of warnings only those that are not 0."""
+) -> Columns | None:
+    """Name and value of the scalars under a prefix; of warnings only those that are not 0."""
     if names is None:
         names = sorted(name.removeprefix(prefix) for name in scalars if name.startswith(prefix))
-    text = Text()
+    facts = []
     for name in names:
         value = scalars.get(prefix + name)
         if value is not None and not (warn and value == 0):
-            # Non-breaking, so that a long row folds between pairs.
-            label = name.replace("_", "\u00a0") + "\u00a0"
-            text.append("   " if text else "").append(label, style="dim")
-            text.append(_short(value), style="red" if warn or not math.isfinite(value) else "")
-    return text
+            style = "bold red" if warn or not math.isfinite(value) else ""
+            fact = Text(name.replace("_", " ") + " ", style="dim", no_wrap=True)
+            facts.append(fact.append(_short(value), style=f"not dim {style}"))
+    return Columns(facts, padding=(0, 3)) if facts else None
 
 
 def sparkline(values: Iterable[float], num_cells: int) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from unirl.core.evaluator import EvalResult, Evaluator
 from unirl.runners import state
 from unirl.runners.loop import TrainLoop
-from unirl.runners.plan import EvalResult, Evaluator
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,8 @@ class LogHook:
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
-        self._write(loop, time.monotonic())
+        if not self.scalars or loop.learner.version > self._last_version:
+            self._write(loop, time.monotonic())
 
     def _write(self, loop: TrainLoop, now: float) -> None:
         learner, queue, seconds = loop.learner, loop.queue, max(now - (self._last_time or now), 1e-9)
@@ -145,9 +146,7 @@ class EvalHook:
         evaluator = self._make_evaluator()
         try:
             started = time.monotonic()
-            # The model of a checkpoint, in full precision: what `unirl eval` would load.
-            weights = loop.learner.weights()
-            result = evaluator.evaluate(weights, self._num_episodes, deterministic=self._deterministic)
+            result = evaluator.evaluate(loop.learner.weights(), self._num_episodes, deterministic=self._deterministic)
         finally:
             evaluator.close()
         self.result = result

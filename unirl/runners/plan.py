@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from unirl.core.actor import Actor, ActorContext
 from unirl.core.errors import UniRLError
+from unirl.core.evaluator import Evaluator
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.queue import REASONS, QueueConfig
 from unirl.core.sample import SampleSpec
 from unirl.core.seeding import derive_seed
-from unirl.core.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -78,35 +78,6 @@ class RunConfig:
                 raise UniRLError(f"run.{name} is {value}", f"run.{name} >= {minimum} must hold", f"set it to {minimum} or more")
         if self.log_seconds < 0:
             raise UniRLError(f"run.log_seconds is {self.log_seconds}", "run.log_seconds >= 0 must hold", "set it to 2, say")
-
-
-@dataclass
-class EvalResult:
-    """Undiscounted returns and lengths of whole episodes."""
-
-    returns: list[float]
-    lengths: list[int]
-
-    @property
-    def mean(self) -> float:
-        """Mean return."""
-        return sum(self.returns) / len(self.returns)
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the return (population)."""
-        mean = self.mean
-        return float((sum((value - mean) ** 2 for value in self.returns) / len(self.returns)) ** 0.5)
-
-
-class Evaluator(Protocol):
-    """Plays whole episodes with given weights."""
-
-    def evaluate(self, weights: Weights, num_episodes: int, *, deterministic: bool = False) -> EvalResult:
-        """Returns of `num_episodes` episodes."""
-
-    def close(self) -> None:
-        """Let go of the environments."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import select
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing.reduction import DupFd
@@ -52,6 +53,7 @@ class SharedBlock:
     def _attach(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
         self.buffer = mmap.mmap(self.fd, num_bytes)
+        weakref.finalize(self, os.close, self.fd)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"fd": DupFd(self.fd), "num_bytes": self.num_bytes}
@@ -76,6 +78,8 @@ class Bell:
         self._prepare()
 
     def _prepare(self) -> None:
+        for fd in (self._reader, self._writer):
+            weakref.finalize(self, os.close, fd)
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         self._poll = select.poll()
@@ -103,11 +107,6 @@ class Bell:
             except BlockingIOError:
                 pass  # another thread heard it first
 
-    def close(self) -> None:
-        """Close both ends in this process."""
-        for fd in (self._reader, self._writer):
-            os.close(fd)
-
 
 class SharedGuard(AbstractContextManager[object]):
     """The table's lock and bells between processes."""
@@ -121,7 +120,6 @@ class SharedGuard(AbstractContextManager[object]):
         # Record locks exclude processes, not threads of one process.
         self._threads = threading.Lock()
         self._holder = memoryview(self._block.buffer).cast("q")
-        self._pid = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"block": self._block, "bells": self._bells}
@@ -132,7 +130,7 @@ class SharedGuard(AbstractContextManager[object]):
 
     def __enter__(self) -> object:
         if not self._threads.acquire(timeout=_LOCK_SECONDS):
-            raise DeadlineExceeded(f"a thread of process {self._pid} has held the queue's lock for {_LOCK_SECONDS:g} s")
+            raise DeadlineExceeded(f"a thread of process {os.getpid()} has held the queue's lock for {_LOCK_SECONDS:g} s")
         try:
             fcntl.lockf(self._block.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -141,7 +139,7 @@ class SharedGuard(AbstractContextManager[object]):
             except BaseException:
                 self._threads.release()
                 raise
-        self._holder[0] = self._pid
+        self._holder[0] = os.getpid()
         return self
 
     def _lock_with_deadline(self) -> None:

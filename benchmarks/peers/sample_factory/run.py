@@ -148,7 +148,7 @@ def train(flags: argparse.Namespace, folder: Path) -> None:
                 cpu_seconds = measure.tree_cpu_seconds(os.getpid())
                 self.marks.append((now, runner.total_env_steps_since_resume or 0, cpu_seconds))
             if done:
-                runner.cfg.train_for_seconds = 0  # the runner looks at it right after this call
+                runner.cfg.train_for_env_steps = -1  # the runner looks at it right after this call
 
     cfg, runner = make_runner(cfg)
     clock = Clock()
@@ -185,10 +185,16 @@ def make_envpool(name: str, cfg: Any, env_config: Any, render_mode: str | None =
     if name == "pong":
         options |= {"reward_clip": True, "frame_skip": cfg.env_frameskip}
     env = envpool.make(IDS[name][0], env_type="gymnasium", num_envs=cfg.env_agents, num_threads=1, **options)
-    env.closed = False  # its base class in this Gymnasium reads it, and EnvPool does not set it
-    env = EnvPoolResetFixWrapper(env)
-    env.num_agents = cfg.env_agents
-    return env
+
+    class Pool(EnvPoolResetFixWrapper):  # type: ignore[misc]
+        """Sample Factory's own adapter; one worker sees the pool as that many agents."""
+
+        num_agents = cfg.env_agents
+
+        def close(self) -> None:
+            """EnvPool's close asks this older Gymnasium for attributes that EnvPool never sets."""
+
+    return Pool(env)
 
 
 if __name__ == "__main__":

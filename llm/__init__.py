@@ -1,0 +1,1 @@
+"""Language models as actors and learners of the same pipeline; empty so far."""

@@ -1,0 +1,329 @@
+"""The queue's law, checked on both queues: in-process, and shared memory between processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unirl.core.errors import DeadlineExceeded, QueueClosed, UniRLError
+from unirl.core.queue import LocalQueue, QueueConfig, SlotQueue
+from unirl.core.sample import Batch, Field, SampleSpec, Slot, collate
+from unirl.core.tree import tree_map
+from unirl.transports.shared import SharedQueue
+
+SPEC = SampleSpec({"obs/x": Field((3, 2), torch.int64), "state": Field((2,), torch.float32, batch_axis=0)})
+MakeQueue = Callable[..., SlotQueue]
+
+
+@pytest.fixture(params=[LocalQueue, SharedQueue], ids=["local", "shared"])
+def make_queue(request: pytest.FixtureRequest) -> MakeQueue:
+    def make(num_actors: int = 2, **settings: Any) -> SlotQueue:
+        queue: SlotQueue = request.param(SPEC, QueueConfig(**settings), num_actors=num_actors)
+        return queue
+
+    return make
+
+
+def fill(queue: SlotQueue, slot: Slot, version: int) -> None:
+    slot.data["obs"]["x"].fill_(slot.ticket)
+    slot.first_version = slot.last_version = version
+    queue.commit(slot)
+
+
+def produce(queue: SlotQueue, version: int, actor: int = 0) -> int:
+    slot = queue.acquire(0.0, actor=actor)
+    fill(queue, slot, version)
+    return slot.ticket
+
+
+@pytest.mark.parametrize(("max_staleness", "batch_size"), [(0, 1), (0, 3), (1, 2), (4, 1)])
+def test_no_more_slots_are_out_than_the_law_allows(make_queue: MakeQueue, max_staleness: int, batch_size: int) -> None:
+    queue = make_queue(max_staleness=max_staleness, batch_size=batch_size)
+    places = (max_staleness + 1) * batch_size
+    slots = [queue.acquire(0.0) for _ in range(places)]
+    with pytest.raises(DeadlineExceeded):
+        queue.acquire(0.0)
+    for slot in slots:
+        fill(queue, slot, 0)
+    batch = queue.take(0)
+    with pytest.raises(DeadlineExceeded):
+        queue.acquire(0.0)  # taken is still out
+    queue.release(batch)
+    for _ in range(batch_size):
+        queue.acquire(0.0)
+    with pytest.raises(DeadlineExceeded):
+        queue.acquire(0.0)
+
+
+def test_a_learner_reads_what_an_actor_wrote_in_place(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=0, batch_size=1)
+    ticket = produce(queue, 0)
+    batch = queue.take(0)
+    data = collate(batch, SPEC)
+    assert data["obs"]["x"].eq(ticket).all()
+    assert data["obs"]["x"].data_ptr() == queue.place(0)["obs"]["x"].data_ptr()  # not a copy
+
+
+def test_a_batch_of_several_slots_is_one_copy_along_the_batch_axes(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=0, batch_size=2)
+    produce(queue, 0)
+    produce(queue, 0)
+    out = SPEC.allocate(2)
+    data = collate(queue.take(0), SPEC, out)
+    assert data is out
+    assert data["obs"]["x"].tolist() == [[0, 0, 1, 1]] * 3
+    assert data["state"].shape == (4,)
+
+
+def test_window_one_is_the_order_of_start(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=2, batch_size=1, window=1)
+    first, second = queue.acquire(0.0), queue.acquire(0.0)
+    fill(queue, second, 0)
+    with pytest.raises(DeadlineExceeded):
+        queue.take(0, timeout=0.0)
+    fill(queue, first, 0)
+    assert [queue.take(0).slots[0].ticket, queue.take(0).slots[0].ticket] == [0, 1]
+
+
+def test_a_window_bounds_overtaking(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=3, batch_size=1, window=2)
+    slots = [queue.acquire(0.0) for _ in range(3)]
+    fill(queue, slots[2], 0)
+    with pytest.raises(DeadlineExceeded):
+        queue.take(0, timeout=0.0)  # third of three outstanding: outside the window of two
+    fill(queue, slots[1], 0)
+    assert queue.take(0).slots[0].ticket == 1
+    assert queue.take(0).slots[0].ticket == 2  # the window moved on
+    unbounded = make_queue(max_staleness=3, batch_size=1, window=None)
+    late = [unbounded.acquire(0.0) for _ in range(4)][-1]
+    fill(unbounded, late, 0)
+    assert unbounded.take(0).slots[0].ticket == 3
+
+
+def test_a_batch_larger_than_the_window_does_not_deadlock(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=0, batch_size=4, window=1)
+    slots = [queue.acquire(0.0) for _ in range(4)]
+    for slot in reversed(slots):
+        fill(queue, slot, 0)
+    assert [slot.ticket for slot in queue.take(0, timeout=1.0).slots] == [0, 1, 2, 3]
+
+
+def test_take_discards_what_is_too_old_and_counts_it(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=1, batch_size=1, window=None)
+    produce(queue, 0)
+    fresh = queue.acquire(0.0)
+    fill(queue, fresh, 4)
+    batch = queue.take(5)
+    assert (batch.slots[0].ticket, batch.staleness) == (1, [1])
+    assert queue.discarded()["stale"] == 1
+
+
+def test_a_take_that_met_its_deadline_loses_nothing(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=0, batch_size=2)
+    produce(queue, 0)
+    with pytest.raises(DeadlineExceeded):
+        queue.take(0, timeout=0.0)
+    produce(queue, 0)
+    assert [slot.ticket for slot in queue.take(0, timeout=0.0).slots] == [0, 1]
+
+
+def test_discards_are_counted_by_reason_and_give_the_place_back(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=0, batch_size=1)
+    queue.discard(queue.acquire(0.0), "zero_variance")
+    queue.discard(queue.acquire(0.0), "zero_variance")
+    with pytest.raises(UniRLError, match="tired"):
+        queue.discard(queue.acquire(0.0), "tired")
+    assert queue.discarded()["zero_variance"] == 2
+
+
+def test_a_slot_is_given_back_exactly_once(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=0, batch_size=1)
+    slot = queue.acquire(0.0)
+    fill(queue, slot, 0)
+    with pytest.raises(UniRLError, match="exactly once"):
+        queue.commit(slot)
+    with pytest.raises(UniRLError, match="exactly once"):
+        queue.discard(slot, "filtered")
+    batch = queue.take(0)
+    queue.release(batch)
+    with pytest.raises(UniRLError, match="exactly once"):
+        queue.release(batch)
+
+
+def test_a_slot_without_versions_is_refused(make_queue: MakeQueue) -> None:
+    queue = make_queue()
+    with pytest.raises(UniRLError, match="first_version"):
+        queue.commit(queue.acquire(0.0))
+
+
+def test_every_deadline_says_who_is_waited_for(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=0, batch_size=1)
+    queue.acquire(0.0, actor=1)
+    with pytest.raises(DeadlineExceeded, match="actor 1 has held ticket 0"):
+        queue.take(0, timeout=0.05)
+    with pytest.raises(DeadlineExceeded, match="actor 0 waited .* 1 running"):
+        queue.acquire(0.05, actor=0)
+    assert queue.slowest_actor() == 1
+
+
+def test_closing_wakes_everyone(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=0, batch_size=1)
+    queue.acquire(0.0)
+    ended: list[str] = []
+
+    def wait(call: Callable[[], object], name: str) -> None:
+        with pytest.raises(QueueClosed):
+            call()
+        ended.append(name)
+
+    threads = [
+        threading.Thread(target=wait, args=(lambda: queue.acquire(30.0, actor=1), "actor")),
+        threading.Thread(target=wait, args=(lambda: queue.take(0, timeout=30.0), "learner")),
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    started = time.monotonic()
+    queue.close()
+    for thread in threads:
+        thread.join(5.0)
+    assert sorted(ended) == ["actor", "learner"]
+    assert time.monotonic() - started < 1.0
+
+
+def test_what_a_dead_actor_held_is_issued_again(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=1, batch_size=1)
+    queue.acquire(0.0, actor=1)
+    survivor = queue.acquire(0.0, actor=0)
+    assert queue.reclaim(1) == 1
+    assert queue.discarded()["actor_died"] == 1
+    fill(queue, survivor, 0)
+    assert queue.take(0, timeout=1.0).slots[0].ticket == 1  # strict order no longer waits for ticket 0
+    assert queue.acquire(0.0, actor=1).ticket == 2
+
+
+def test_acknowledged_samples_survive_in_another_queue(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=2, batch_size=1)
+    for version in (0, 0, 1):
+        produce(queue, version)
+    ready = queue.ready_slots()
+    assert [slot.ticket for slot in ready] == [0, 1, 2]
+    again = make_queue(max_staleness=2, batch_size=1)
+    for slot in ready:
+        tree_map(lambda into, value: into.copy_(value), again.place(slot.index), slot.data)
+    again.restore(ready, queue.next_ticket)
+    batches = [again.take(2) for _ in range(3)]
+    assert [(batch.slots[0].ticket, batch.staleness[0]) for batch in batches] == [(0, 2), (1, 2), (2, 1)]
+    assert batches[1].slots[0].data["obs"]["x"].eq(1).all()
+    for batch in batches:
+        again.release(batch)
+    assert again.acquire(0.0).ticket == 3
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch_size": 0}, {"max_staleness": -1}, {"window": 0}, {"timeout_seconds": 0.0}]
+)
+def test_settings_that_break_a_rule_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UniRLError) as error:
+        QueueConfig(**wrong)
+    assert len(error.value.parts) == 3
+
+
+class Model:
+    """Everything that happened to a queue, kept apart from the queue, for random schedules."""
+
+    def __init__(self, queue: SlotQueue) -> None:
+        self.queue, self.version = queue, 0
+        self.running: list[tuple[Slot, int]] = []
+        self.taken: Batch | None = None
+        self.learned: list[int] = []
+        self.discarded = 0
+        self.started = 0
+
+    def acquire(self, actor: int) -> None:
+        try:
+            slot = self.queue.acquire(0.0, actor=actor)
+        except DeadlineExceeded:
+            return
+        self.started += 1
+        self.running.append((slot, self.version))
+
+    def commit(self, choice: int) -> None:
+        if self.running:
+            fill(self.queue, *self.running.pop(choice % len(self.running)))
+
+    def discard(self, choice: int) -> None:
+        if self.running:
+            self.queue.discard(self.running.pop(choice % len(self.running))[0], "filtered")
+            self.discarded += 1
+
+    def die(self, actor: int) -> None:
+        dead = [slot for slot, _ in self.running if slot.actor == actor]
+        self.running = [(slot, version) for slot, version in self.running if slot.actor != actor]
+        assert self.queue.reclaim(actor) == len(dead)
+        self.discarded += len(dead)
+
+    def take(self) -> None:
+        if self.taken is None:
+            try:
+                self.taken = self.queue.take(self.version, timeout=0.0)
+            except DeadlineExceeded:
+                return
+            for slot in self.taken.slots:
+                assert slot.data["obs"]["x"].eq(slot.ticket).all()
+
+    def learn(self) -> None:
+        if self.taken is not None:
+            assert max(self.taken.staleness) <= self.queue.config.max_staleness
+            self.learned += [slot.ticket for slot in self.taken.slots]
+            self.version += 1  # published, then released
+            self.queue.release(self.taken)
+            self.taken = None
+
+    def check(self) -> None:
+        assert len(set(self.learned)) == len(self.learned)
+        counts = self.queue.counts()
+        assert counts["running"] == len(self.running)
+        stale = self.queue.discarded()["stale"]
+        accounted = len(self.learned) + self.discarded + stale + sum(counts[s] for s in ("running", "ready", "taken"))
+        assert accounted == self.started
+        if self.queue.config.window == 1:
+            assert stale == 0  # in order of start nothing is ever produced in vain
+            assert self.learned == sorted(self.learned)
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["acquire", "acquire", "commit", "commit", "discard", "die", "take", "learn"]), st.integers(0, 7)),
+    max_size=60,
+)
+
+
+@settings(max_examples=1500)
+@given(
+    operations=OPERATIONS,
+    max_staleness=st.integers(0, 3),
+    batch_size=st.integers(1, 3),
+    window=st.sampled_from([1, 2, 5, None]),
+    shared=st.booleans(),
+)
+def test_under_any_schedule_nothing_is_lost_learned_twice_or_too_old(
+    operations: list[tuple[str, int]], max_staleness: int, batch_size: int, window: int | None, shared: bool
+) -> None:
+    kind = SharedQueue if shared else LocalQueue
+    queue = kind(SPEC, QueueConfig(batch_size, max_staleness, window), num_actors=3)
+    model = Model(queue)
+    for name, choice in operations:
+        if name in ("acquire", "die"):
+            getattr(model, name)(choice % 3)
+        elif name in ("commit", "discard"):
+            getattr(model, name)(choice)
+        else:
+            getattr(model, name)()
+        model.check()

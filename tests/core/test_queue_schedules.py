@@ -1,0 +1,205 @@
+"""The queue and the weight store under real concurrency: threads and processes, random delays, SIGKILL at any moment.
+
+UNIRL_SCHEDULES sets how many random schedules of each kind are tried (a few by default; benchmarks/RESULTS.md has thousands).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from unirl.core.errors import DeadlineExceeded, QueueClosed
+from unirl.core.queue import LocalQueue, QueueConfig, SlotQueue
+from unirl.core.sample import Field, SampleSpec
+from unirl.core.weights import LocalWeightStore, Weights, WeightStore
+from unirl.transports.shared import SharedQueue, SharedWeightStore
+
+NUM_SCHEDULES = int(os.environ.get("UNIRL_SCHEDULES", "60"))
+SPEC = SampleSpec({"ticket": Field((64, 8), torch.int64), "version": Field((8,), torch.int64, batch_axis=0)})
+
+
+class Holder:
+    """A policy whose every weight is the version: a torn copy would hold two."""
+
+    def __init__(self) -> None:
+        self.value = torch.zeros(4096, dtype=torch.int64)
+
+    def load_weights(self, weights: Weights) -> None:
+        self.value.copy_(weights["w"])
+
+
+def weights_of(version: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((4096,), version, dtype=torch.int64)}
+
+
+def act(queue: SlotQueue, weights: WeightStore, actor: int, rng: random.Random) -> None:
+    """An actor with random delays that writes its ticket and version all over each slot."""
+    policy, version = Holder(), -1
+    while True:
+        try:
+            slot = queue.acquire(30.0, actor=actor)
+        except QueueClosed:
+            return
+        version = weights.pull(policy, version)
+        assert policy.value.eq(version).all(), "torn weights"
+        slot.data["version"].fill_(version)
+        for row in slot.data["ticket"]:
+            row.fill_(slot.ticket)
+            if rng.random() < 0.05:
+                time.sleep(rng.random() * 2e-4)
+        slot.first_version = slot.last_version = version
+        try:
+            if rng.random() < 0.1:
+                queue.discard(slot, "filtered")
+            else:
+                queue.commit(slot)
+        except QueueClosed:
+            return
+
+
+def learn(queue: SlotQueue, weights: WeightStore, num_updates: int, rng: random.Random, chaos: Callable[[], None]) -> list[int]:
+    """A learner with random delays; checks every sample it learns and returns their tickets."""
+    tickets: list[int] = []
+    for version in range(num_updates):
+        chaos()
+        batch = queue.take(version, timeout=30.0)
+        assert max(batch.staleness) <= queue.config.max_staleness
+        for slot in batch.slots:
+            assert slot.data["ticket"].eq(slot.ticket).all(), "torn sample"
+            assert slot.data["version"].eq(slot.first_version).all()
+            tickets.append(slot.ticket)
+        if queue.config.max_staleness == 0:
+            assert set(batch.staleness) == {0}  # exactly on-policy
+        if rng.random() < 0.3:
+            time.sleep(rng.random() * 3e-4)
+        weights.publish(weights_of(version + 1), version + 1)
+        queue.release(batch)
+    return tickets
+
+
+def check_books(queue: SlotQueue, tickets: list[int]) -> None:
+    """Every started sample was learned once, discarded with a reason, or is still out."""
+    assert len(set(tickets)) == len(tickets)
+    counts, discarded = queue.counts(), queue.discarded()
+    out = counts["running"] + counts["ready"] + counts["taken"]
+    assert queue.totals()["started"] == len(tickets) + sum(discarded.values()) + out
+    if queue.config.window == 1:
+        assert discarded["stale"] == 0
+
+
+def random_config(rng: random.Random) -> QueueConfig:
+    return QueueConfig(
+        batch_size=rng.randint(1, 3), max_staleness=rng.randint(0, 3), window=rng.choice([1, 1, 3, None])
+    )
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
+def test_random_schedules_of_threads(shared: bool) -> None:
+    for seed in range(NUM_SCHEDULES // 2):
+        rng = random.Random(seed)
+        config = random_config(rng)
+        queue: SlotQueue = (SharedQueue if shared else LocalQueue)(SPEC, config, num_actors=3)
+        store: WeightStore = SharedWeightStore(weights_of(0)) if shared else LocalWeightStore()
+        store.publish(weights_of(0), 0)
+        failures: list[BaseException] = []
+
+        def run(index: int, seed: int, queue: SlotQueue = queue, store: WeightStore = store) -> None:
+            try:
+                act(queue, store, index, random.Random(seed))
+            except BaseException as error:
+                failures.append(error)
+                queue.close()
+
+        threads = [threading.Thread(target=run, args=(i, 1000 * seed + i)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        tickets = learn(queue, store, 12, rng, lambda: None)
+        queue.close()
+        for thread in threads:
+            thread.join(10.0)
+        assert not failures
+        check_books(queue, tickets)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_random_schedules_of_processes_that_are_killed_at_any_moment() -> None:
+    num_killed = 0
+    for seed in range(NUM_SCHEDULES):
+        rng = random.Random(seed)
+        queue = SharedQueue(SPEC, random_config(rng), num_actors=3)
+        store = SharedWeightStore(weights_of(0))
+        store.publish(weights_of(0), 0)
+        pids: list[int] = []
+
+        def start(
+            index: int, incarnation: int, queue: SharedQueue = queue, store: SharedWeightStore = store, seed: int = seed
+        ) -> int:
+            pid = os.fork()
+            if pid:
+                return pid
+            code = 1
+            try:
+                act(queue, store, index, random.Random(f"{seed}/{index}/{incarnation}"))
+                code = 0
+            finally:
+                os._exit(code)
+
+        pids = [start(index, 0) for index in range(3)]
+
+        def chaos(pids: list[int] = pids, rng: random.Random = rng, queue: SharedQueue = queue, start: Callable[[int, int], int] = start) -> None:
+            nonlocal num_killed
+            if rng.random() < 0.25:
+                time.sleep(rng.random() * 1e-3)
+                victim = rng.randrange(3)
+                os.kill(pids[victim], signal.SIGKILL)
+                os.waitpid(pids[victim], 0)
+                queue.reclaim(victim)
+                num_killed += 1
+                pids[victim] = start(victim, num_killed)
+
+        try:
+            tickets = learn(queue, store, 12, rng, chaos)
+        finally:
+            queue.close()
+            codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        assert codes == [0, 0, 0]
+        check_books(queue, tickets)
+    assert num_killed > NUM_SCHEDULES  # the schedules really were violent
+
+
+def test_a_shared_queue_leaves_no_name_in_the_file_system() -> None:
+    before = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+    queue = SharedQueue(SPEC, QueueConfig(), num_actors=1)
+    store = SharedWeightStore(weights_of(0))
+    after = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+    assert not {name for name in after - before if "unirl" in name}
+    assert queue.next_ticket == 0
+    assert store.version == -1
+
+
+def test_a_stopped_holder_of_the_lock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unirl.transports.shared._LOCK_SECONDS", 0.3)
+    queue = SharedQueue(SPEC, QueueConfig(), num_actors=1)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        queue._guard.__enter__()
+        os.write(writer, b"x")
+        time.sleep(30)
+        os._exit(0)
+    os.read(reader, 1)
+    try:
+        with pytest.raises(DeadlineExceeded, match=str(pid)):
+            queue.acquire(0.0)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert queue.acquire(0.0).ticket == 0  # the kernel freed the lock with its holder

@@ -1,0 +1,273 @@
+"""What goes wrong with environments is reported in three parts, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from unirl.core.errors import DeadlineExceeded, UniRLError
+from unirl.envs.config import EnvConfig
+from unirl.envs.guard import check_finite
+from unirl.envs.make import known_env_ids, make_vec, spaces
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def fault(engine: Any = "sync", **kwargs: Any) -> EnvConfig:
+    return EnvConfig("unirl/Fault-v0", engine, kwargs=kwargs)
+
+
+def steps(env: Any, count: int) -> None:
+    for _ in range(count):
+        env.step(np.zeros(env.num_envs, dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (EnvConfig("ALE/Pnog-v5"), r'env "ALE/Pnog-v5" is unknown\. Did you mean "ALE/Pong-v5"'),
+        (EnvConfig("cartpole-v1"), r'Did you mean "CartPole-v1"'),
+        (EnvConfig("CartPole-v1", "ale"), "engine ale cannot run"),
+        (EnvConfig("Acrobot-v1", "vector"), "has no vector class"),
+        (EnvConfig("CartPole-v1", kwargs={"gravitas": 1}), "does not take .*gravitas"),
+        (EnvConfig("Acrobot-v1", kwargs={"gravitas": 1}), "does not take .*gravitas"),
+        (EnvConfig("CartPole-v1", import_module="no_such_envs"), '"no_such_envs" that should'),
+    ],
+    ids=lambda value: value.id if isinstance(value, EnvConfig) else "",
+)
+def test_bad_input_is_explained_in_three_parts(config: EnvConfig, message: str) -> None:
+    with pytest.raises(UniRLError, match=message) as caught:
+        make_vec(config, 2)
+    assert len(caught.value.parts) == 3
+
+
+def test_an_id_unknown_to_envpool_is_explained_from_its_own_list() -> None:
+    pytest.importorskip("envpool", reason="the extra envpool is not installed")
+    with pytest.raises(UniRLError, match='Did you mean "HalfCheetah-v4"'):
+        make_vec(EnvConfig("HalfChetah-v4", "envpool"), 1)
+    with pytest.raises(UniRLError, match=r"sets batch_size, seed"):
+        make_vec(EnvConfig("CartPole-v1", "envpool", kwargs={"seed": 1, "batch_size": 1}), 1)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"engine": "warp"},
+        {"id": ""},
+        {"repeat_action_probability": 1.5},
+        {"frame_skip": 0},
+        {"frame_stack": 0},
+        {"num_threads": -1},
+        {"noop_max": -1},
+        {"max_episode_steps": 0},
+        {"deadline_seconds": 0.0},
+    ],
+    ids=str,
+)
+def test_a_config_out_of_range_is_refused(setting: dict[str, Any]) -> None:
+    with pytest.raises(UniRLError) as caught:
+        EnvConfig(**setting)
+    assert len(caught.value.parts) == 3
+
+
+def test_no_environments_is_refused() -> None:
+    with pytest.raises(UniRLError, match="at least 1"):
+        make_vec(EnvConfig(), 0)
+
+
+def test_a_missing_package_names_the_extra_to_install() -> None:
+    # In a process of its own, where the packages cannot be imported, as if they were not installed.
+    script = """
+        import sys
+        for name in ("ale_py", "mujoco", "envpool", "Box2D"):
+            sys.modules[name] = None
+        from unirl.core.errors import UniRLError
+        from unirl.envs.config import EnvConfig
+        from unirl.envs.make import known_env_ids, make_vec
+        for env_id, engine in [("ALE/Pong-v5", "auto"), ("HalfCheetah-v5", "auto"),
+                               ("CartPole-v1", "envpool"), ("LunarLander-v3", "auto")]:
+            try:
+                make_vec(EnvConfig(env_id, engine), 1)
+            except UniRLError as error:
+                print(env_id, len(error.parts), error.remedy)
+        print("CartPole-v1" in known_env_ids(), "ALE/Pong-v5" in known_env_ids())
+    """
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.stdout.splitlines() == [
+        "ALE/Pong-v5 3 pip install 'unirl[atari]'",
+        "HalfCheetah-v5 3 pip install 'unirl[mujoco]'",
+        "CartPole-v1 3 pip install 'unirl[envpool]'",
+        "LunarLander-v3 3 pip install 'unirl[box2d]'",
+        "True False",
+    ], result.stderr
+
+
+def test_a_module_is_imported_first_to_register_its_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "house_envs_for_test.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('house/Mine-v0', entry_point='unirl.envs.toy:RecallCue')\n"
+    )
+    (tmp_path / "broken_envs_for_test.py").write_text("import not_there_at_all\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    obs, action = spaces(EnvConfig("house/Mine-v0", import_module="house_envs_for_test"))
+    assert obs.shape == (4,)
+    assert action.n == 3  # type: ignore[attr-defined]
+    # A module that is there but fails is the user's to debug: its own error comes through.
+    with pytest.raises((ModuleNotFoundError, UniRLError), match="not_there_at_all"):
+        make_vec(EnvConfig("house/Mine-v0", import_module="broken_envs_for_test"), 1)
+
+
+def test_the_list_of_ids_holds_what_can_be_made() -> None:
+    ids = known_env_ids()
+    assert ids == sorted(set(ids))
+    assert {"CartPole-v1", "unirl/RecallCue-v0", "unirl/Counting-v0"} <= set(ids)
+
+
+@pytest.mark.parametrize("engine", ["sync", "async"])
+def test_an_error_in_step_propagates_as_it_was_raised(engine: Any) -> None:
+    env = make_vec(fault(engine, raise_at=3), 2)
+    env.reset(0)
+    steps(env, 2)
+    with pytest.raises(RuntimeError, match="fault at step 3, as asked for"):
+        steps(env, 1)
+    env.close()
+
+
+@pytest.mark.parametrize("engine", ["sync", "async"])
+def test_an_observation_of_the_wrong_shape_is_named(engine: Any) -> None:
+    env = make_vec(fault(engine, shape_at=2), 2)
+    env.reset(0)
+    steps(env, 1)
+    with pytest.raises(UniRLError, match=r"\(2,\), received \(3,\)") as caught:
+        steps(env, 1)
+    assert "unirl/Fault-v0" in caught.value.what
+    assert len(caught.value.parts) == 3
+    env.close()
+
+
+def test_nan_is_found_with_its_field_and_environment() -> None:
+    obs = {"joints": torch.zeros(4, 3, 2), "camera": torch.zeros(4, 3, 5, dtype=torch.uint8)}
+    reward = torch.zeros(3, 3)
+    check_finite(obs, reward, "my/Env-v0")
+    obs["joints"][2, 1, 0] = float("nan")
+    with pytest.raises(UniRLError, match=r"nan in obs/joints of environment 1.*row 2") as caught:
+        check_finite(obs, reward, "my/Env-v0")
+    assert len(caught.value.parts) == 3
+    obs["joints"][2, 1, 0] = 0.0
+    reward[1, 2] = -float("inf")
+    with pytest.raises(UniRLError, match=r"-inf in reward of environment 2"):
+        check_finite(obs, reward, "my/Env-v0")
+
+
+def test_large_but_finite_values_pass() -> None:
+    check_finite(torch.full((2, 4, 3), 3e38), torch.zeros(1, 4), "my/Env-v0")
+
+
+def test_a_nan_of_an_environment_reaches_the_check() -> None:
+    env = make_vec(fault(nan_at=2), 2)
+    rows = [env.reset(0)]
+    rows += [env.step(np.zeros(2, dtype=np.int64)).obs for _ in range(3)]
+    with pytest.raises(UniRLError, match="nan in obs of environment 0"):
+        check_finite(torch.from_numpy(np.stack(rows)), torch.zeros(3, 2), "unirl/Fault-v0")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def gone_within(pids: list[int], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(alive(pid) for pid in pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def workers(env: Any) -> list[int]:
+    return [process.pid for process in env._engine._env.processes]
+
+
+def test_a_stuck_environment_is_named_at_the_deadline_and_its_process_ends() -> None:
+    config = EnvConfig(
+        "unirl/Fault-v0",
+        "async",
+        deadline_seconds=0.5,
+        kwargs={"sleep_at": 2, "sleep_seconds": 60.0},
+    )
+    env = make_vec(config, 2)
+    env.reset(0)
+    steps(env, 1)
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match=r"no answer from environment \[0, 1\]"):
+        steps(env, 1)
+    pids = workers(env)
+    env.close()
+    assert time.monotonic() - started < 10
+    assert gone_within(pids, 5)
+
+
+def test_a_killed_worker_is_reported_and_the_others_end() -> None:
+    env = make_vec(EnvConfig("CartPole-v1", "async"), 3)
+    env.reset(0)
+    pids = workers(env)
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(UniRLError, match=r"1 \(exit code -9\)"):
+        steps(env, 5)
+    env.close()
+    env.close()
+    assert gone_within(pids, 5)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the tie to the parent is Linux's prctl")
+def test_workers_die_with_a_parent_that_is_killed_and_survive_ctrl_c() -> None:
+    script = """
+        import sys, time
+        from unirl.envs.config import EnvConfig
+        from unirl.envs.make import make_vec
+        env = make_vec(EnvConfig("CartPole-v1", "async"), 2)
+        env.reset(0)
+        print(*[process.pid for process in env._engine._env.processes], flush=True)
+        time.sleep(60)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout is not None
+    try:
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        for pid in pids:
+            os.kill(pid, signal.SIGINT)
+        time.sleep(0.2)
+        assert all(alive(pid) for pid in pids), "Ctrl-C is the parent's to handle"
+    finally:
+        parent.kill()
+        parent.wait()
+    assert gone_within(pids, 5)
+    parent.stdout.close()

@@ -1,0 +1,187 @@
+"""The card of a run: a README.md of what was trained, how well it does, and how to repeat it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import tomllib
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unirl.core.errors import UniRLError
+from unirl.report.sinks import read_metrics
+
+_RETURN = "charts/episodic_return"
+_PACKAGES = ("unirl", "torch", "numpy", "gymnasium", "ale-py", "envpool", "mujoco")
+
+
+def write_card(run_dir: Path) -> Path:
+    """Write README.md into a run folder from what lies there, and return its path.
+
+    Raises UniRLError when `run_dir` holds no run. Packages and machine are those of the writing.
+    """
+    run_dir = Path(run_dir)
+    config = _read_config(run_dir)
+    sections = [
+        f"# {_title(config, run_dir)}",
+        *_summary(run_dir),
+        *_evaluations(run_dir),
+        *_pictures(run_dir),
+        *_usage(run_dir),
+        *_config(run_dir),
+        *_machine(),
+    ]
+    path = run_dir / "README.md"
+    aside = run_dir / f".README.md-{os.getpid()}"
+    aside.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    os.replace(aside, path)
+    return path
+
+
+def _read_config(run_dir: Path) -> dict[str, Any]:
+    path = run_dir / "config.toml"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise UniRLError(
+            f"{run_dir} is not a run folder",
+            f"{path} must be there, and is not",
+            "name a folder that unirl train wrote, such as runs/NAME",
+        ) from None
+    except ValueError as error:
+        raise UniRLError(
+            f"{path} is damaged", f"it must be TOML, but {error}", "restore it"
+        ) from None
+
+
+def _title(config: dict[str, Any], run_dir: Path) -> str:
+    recipe, env = config.get("recipe"), config.get("env")
+    env_id = env.get("id") if isinstance(env, dict) else None
+    if recipe is None:
+        return run_dir.resolve().name
+    return f"{str(recipe).upper()} on {env_id}" if env_id else str(recipe).upper()
+
+
+def _summary(run_dir: Path) -> Iterator[str]:
+    if not (run_dir / "metrics.jsonl").is_file():
+        return
+    rows = read_metrics(run_dir)
+    if not rows:
+        return
+    last = rows[-1]
+    facts = [f"{last['step']:,} environment steps in {_duration(last['seconds'])}"]
+    if last["seconds"] > 0:
+        facts[0] += f" ({last['step'] / last['seconds']:,.0f} steps/s)"
+    returns = [row[_RETURN] for row in rows if row.get(_RETURN) is not None]
+    if returns:
+        facts.append(f"Training return at the end {returns[-1]:.1f}, at best {max(returns):.1f}")
+    yield "Trained with UniRL: " + ". ".join(facts) + "."
+
+
+def _evaluations(run_dir: Path) -> Iterator[str]:
+    results = []
+    for path in sorted((run_dir / "eval").glob("*.json")):
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue  # torn by a kill; the card shows those that are whole
+        if isinstance(result, dict):
+            results.append({k: v for k, v in result.items() if isinstance(v, bool | int | float)})
+    if not results:
+        return
+    results.sort(key=lambda result: result.get("step", math.inf))
+    names = list(dict.fromkeys(name for result in results for name in result))
+    yield "## Evaluation"
+    rows = [[_cell(result.get(name)) for name in names] for result in results[-10:]]
+    yield _table([name.replace("_", " ") for name in names], rows)
+
+
+def _pictures(run_dir: Path) -> Iterator[str]:
+    for path in sorted(run_dir.glob("*.png")):
+        yield f"![{path.stem}]({path.name})"
+    videos = [
+        path for suffix in ("gif", "mp4") for path in (run_dir / "videos").glob(f"*.{suffix}")
+    ]
+    for path in sorted(videos):
+        picture = "!" if path.suffix == ".gif" else ""
+        yield f"{picture}[{path.stem}](videos/{path.name})"
+
+
+def _usage(run_dir: Path) -> Iterator[str]:
+    command = run_dir / "command.txt"
+    if command.is_file():
+        yield "## Reproduce"
+        yield f"```sh\n{command.read_text(encoding='utf-8').strip()}\n```"
+    yield "## Use"
+    commands = [
+        f"unirl resume {run_dir}          # train on from the newest checkpoint",
+        f"unirl eval {run_dir}            # play whole episodes and report their returns",
+        f"unirl play {run_dir} --video    # watch it",
+    ]
+    yield "```sh\n" + "\n".join(commands) + "\n```"
+
+
+def _config(run_dir: Path) -> Iterator[str]:
+    text = (run_dir / "config.toml").read_text(encoding="utf-8").strip()
+    yield "## Configuration"
+    yield f"```toml\n{text}\n```"
+
+
+def _machine() -> Iterator[str]:
+    yield "## Machine"
+    rows = [
+        ["Python", platform.python_version()],
+        *([name, version] for name in _PACKAGES if (version := _version(name))),
+        ["system", f"{platform.system()} {platform.release()}"],
+        ["processor", f"{_processor()}, {os.cpu_count()} cores, {_memory_gb():.0f} GB"],
+    ]
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        rows.append(["GPU", ", ".join(names)])
+    yield _table(["", "at the writing of this card"], rows)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _memory_gb() -> float:
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 1e9
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} seconds"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} minutes"
