@@ -1,8 +1,8 @@
 # `make run`  trains IMPALA on CartPole-v1, evaluates it and draws the curve.
 # `make test` lints, type-checks and tests everything. Both need python >= 3.11, make, git and a C++ compiler, no more.
 #
-# Settings: TORCH=2.13.0 (exact version), VENV=.venv, PYTHON=python3.12, PYTEST_ARGS="-k queue",
-# PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch's small build on a machine without a GPU.
+# Settings: TORCH=2.13.0 (exact version), VENV=.venv, PYTHON=python3.12, PYTEST_ARGS="-k queue", PIP_ARGS (more
+# arguments for pip, such as the index that holds torch's small build for machines without a GPU).
 
 VENV ?= .venv
 # Exact, because a bare `torch` takes the newest CUDA build of several GB even where a CPU build is at hand.

@@ -28,6 +28,8 @@ from unirl.envs.vector import EngineStep, env_seeds
 
 Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 PR_SET_PDEATHSIG = 1
+# A worker must be a direct child for its tie to the parent, so a fork server will not do.
+_IS_LINUX = sys.platform == "linux"
 
 
 class GymEngine:
@@ -66,6 +68,7 @@ class GymEngine:
             spec,
             num_envs,
             vectorization_mode=mode,
+            vector_kwargs={"context": "fork"} if mode == "async" and _IS_LINUX else None,
             wrappers=wrappers,  # type: ignore[arg-type]  # any function of an env will do
             # The guard above checks every step; Gymnasium's checker would only warn, and only once.
             disable_env_checker=True,
@@ -95,27 +98,25 @@ class GymEngine:
         return self._env.single_action_space
 
     def reset(self, seed: int) -> Any:
-        """First observations; sync and async seed each environment, a vector class derives all from
-        one seed."""
+        """First observations; a vector class gets one seed, all others one per environment."""
         seeds = env_seeds(seed, self._num_envs)
         if self._mode == "vector":
             return self._env.reset(seed=seeds[0])[0]
         if isinstance(self._env, AsyncVectorEnv):
-            self._env.reset_async(seed=list(seeds))
-            return self._wait(self._env, self._env.reset_wait)[0]
+            send = partial(self._env.reset_async, seed=list(seeds))
+            return self._exchange(self._env, send, self._env.reset_wait)[0]
         return self._env.reset(seed=list(seeds))[0]  # type: ignore[arg-type]
 
     def step(self, action: NDArray[Any]) -> EngineStep:
         """One step of every environment."""
         if isinstance(self._env, AsyncVectorEnv):
-            self._env.step_async(action)
-            result: EngineStep = self._wait(self._env, self._env.step_wait)
+            send = partial(self._env.step_async, action)
+            result: EngineStep = self._exchange(self._env, send, self._env.step_wait)
             return result
         return self._env.step(action)
 
     def close(self) -> None:
-        """End the environments, and the worker processes even where one of them is stuck or
-        dead."""
+        """End the environments; worker processes too, even where one of them is stuck or dead."""
         if self._closed:
             return
         self._closed = True
@@ -130,10 +131,13 @@ class GymEngine:
         except (EOFError, OSError):  # a worker died on its own; the others must not outlive it
             _kill_workers(self._env)
 
-    def _wait(self, env: AsyncVectorEnv, wait: Callable[[float], Any]) -> Any:
-        """`wait` under the deadline; a worker's error is raised as it was there."""
+    def _exchange(
+        self, env: AsyncVectorEnv, send: Callable[[], None], wait: Callable[[float], Any]
+    ) -> Any:
+        """`send`, then `wait` under the deadline; a worker's error is raised as it was there."""
         started = time.monotonic()
         try:
+            send()
             return wait(self._deadline_seconds)
         except multiprocessing.TimeoutError:
             self._stuck = True
@@ -157,9 +161,8 @@ class GymEngine:
                 "the actor can be restarted; look for a crash or for memory running out",
             ) from error
         except UniRLError as error:
-            if isinstance(
-                error.what, UniRLError
-            ):  # Gymnasium wraps what a worker raised in its own type again
+            # Gymnasium wraps what a worker raised in its own type again.
+            if isinstance(error.what, UniRLError):
                 raise error.what from None
             raise
 
@@ -185,14 +188,12 @@ def _kill_workers(env: AsyncVectorEnv) -> None:
 
 
 def _tie_to_parent(env: gymnasium.Env[Any, Any], parent: int) -> gymnasium.Env[Any, Any]:
-    """In a worker process: die when the parent dies (kill -9 included), and leave Ctrl-C to the
-    parent."""
-    if (
-        os.getpid() == parent
-    ):  # Gymnasium also builds one environment in the parent, to ask for its spaces
+    """In a worker process: die when the parent does (kill -9 included), leave Ctrl-C to it."""
+    # Gymnasium also builds one environment in the parent, to ask for its spaces.
+    if os.getpid() == parent:
         return env
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
+    if _IS_LINUX:
         # Bound to the thread that started this process: an actor must make its environments where
         # it steps them.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -207,9 +208,7 @@ def _ale_kwargs(config: EnvConfig) -> dict[str, Any]:
         "repeat_action_probability": config.repeat_action_probability,
         "full_action_space": config.full_action_space,
     }
-    if (
-        config.max_episode_steps is not None
-    ):  # Gymnasium would count single frames: below the frame skip
+    if config.max_episode_steps is not None:  # Gymnasium's limit counts single frames here
         kwargs["max_episode_steps"] = config.max_episode_steps * config.frame_skip
     return kwargs
 

@@ -40,7 +40,9 @@ class Queue:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise UniRLError(f"queue.batch_size is {self.batch_size}", "it must be >= 1", "raise it")
+            raise UniRLError(
+                f"queue.batch_size is {self.batch_size}", "it must be >= 1", "raise it"
+            )
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,7 @@ def three_parts(error: pytest.ExceptionInfo[UniRLError]) -> str:
 
 
 names = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12)
-leaf = st.one_of(
-    st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), names
-)
+leaf = st.one_of(st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), names)
 values = st.recursive(
     leaf, lambda v: st.lists(v, max_size=3) | st.dictionaries(names, v, max_size=3), max_leaves=8
 )
@@ -248,7 +248,7 @@ def test_a_flag_without_its_value_is_refused(words: list[str]) -> None:
 
 def test_help_has_type_default_and_docstring_of_every_key() -> None:
     by_key = {item.key: item for item in configs.fields_help(Config)}
-    assert list(by_key)[0] == "steps" and "env.kwargs" in by_key and len(by_key) == 12
+    assert next(iter(by_key)) == "steps" and "env.kwargs" in by_key and len(by_key) == 12
     lr = by_key["optimizer.lr"]
     assert (lr.kind, lr.default) == ("a number", "0.0006")
     assert lr.doc == "Size of a step. More: faster, less stable."

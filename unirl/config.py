@@ -436,20 +436,26 @@ def _checked(value: Any, hint: Any, path: str, default: Any) -> Any:
         return _fit(value, hint)
     except _Misfit:
         pass
-    typed = isinstance(value, Text)
+    flag = isinstance(value, Text)
+    raise UniRLError(
+        f"flag {flag_of(path)} is {_shown(value)}" if flag else f"{path} is {_shown(value)}",
+        f"expected {_describe(hint)}, found {_found(value)}",
+        _remedy(value, hint, path, default),
+    )
+
+
+def _remedy(value: Any, hint: Any, path: str, default: Any) -> str:
     literals = [member for member in _members(hint) if get_origin(member) is Literal]
     choices = [str(choice) for member in literals for choice in get_args(member)]
-    remedy = suggestion(str(value), choices) if isinstance(value, str) else ""
-    if not remedy and _dataclass_in(hint) is not None:
-        remedy = f"set the keys below it, such as {fields_help(_dataclass_in(hint))[0].key}"
-    elif not remedy:
-        known = default is not MISSING
-        remedy = f"the default is {_default_text(default)}" if known else f"give it {_describe(hint)}"
-    raise UniRLError(
-        f"flag {flag_of(path)} is {_shown(value)}" if typed else f"{path} is {_shown(value)}",
-        f"expected {_describe(hint)}, found {_found(value)}",
-        remedy,
-    )
+    near = suggestion(value, choices) if isinstance(value, str) else ""
+    inner = _dataclass_in(hint)
+    if near:
+        return near
+    if inner is not None:
+        return f"set the keys below it, such as {path}.{_fields(inner)[0].name}"
+    if default is not MISSING:
+        return f"the default is {_default_text(default)}"
+    return f"give it {_describe(hint)}"
 
 
 def _fit(value: Any, hint: Any) -> Any:

@@ -61,7 +61,8 @@ def run(plan: Plan, run_dir: Path | str, *, resume: Path | None = None, console:
     checkpoint = load_checkpoint(resume) if resume is not None else None
     if checkpoint is not None:
         state.check_fingerprint(plan, checkpoint)
-    (run_dir / "config.toml").write_text(f'recipe = "{plan.recipe}"\n\n{to_toml(plan.config)}')
+    if plan.config is not None:
+        (run_dir / "config.toml").write_text(to_toml(plan.config, recipe=plan.recipe))
     keep_freed_memory()
     with ExitStack() as stack:
         stack.enter_context(_log_file(run_dir / "log.txt"))

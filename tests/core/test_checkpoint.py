@@ -413,9 +413,13 @@ def test_a_writer_killed_at_any_moment_leaves_every_checkpoint_readable(tmp_path
     writers = Writers(tmp_path, keep=2)
     last_step = -1
     try:
-        for _ in range(20):
-            writer = writers.start()
-            time.sleep(rng.uniform(0.0, 0.15))
+        for kill_index in range(20):
+            before, writer = latest(tmp_path), writers.start()
+            deadline = time.monotonic() + 10
+            # Every other one is killed after it finished a save, the others maybe amid their first.
+            while kill_index % 2 and latest(tmp_path) == before and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0.0, 0.1))
             writers.kill(writer)
             for path in list_checkpoints(tmp_path):
                 checkpoint = load_checkpoint(path)
@@ -427,9 +431,76 @@ def test_a_writer_killed_at_any_moment_leaves_every_checkpoint_readable(tmp_path
                 last_step = newest
     finally:
         writers.close()
-    assert last_step > 20, "no writer lived long enough to test anything"
+    assert last_step >= 10, "no writer lived long enough to test anything"
     save(tmp_path, last_step + 1)
     assert not [name for name in os.listdir(tmp_path / "checkpoints") if name.startswith(".")]
+
+
+# Saves once per line, in a child that dies before the file operation that the line numbers.
+DYING_WRITER = """
+import os, shutil, sys, torch
+from pathlib import Path
+from unirl.core.checkpoint import save_checkpoint
+start, step, keep = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+num_left = 0
+
+def die(event, arguments):
+    global num_left
+    if event in ("os.rename", "os.symlink", "os.mkdir", "os.rmdir", "os.remove", "open"):
+        num_left -= 1
+        if num_left < 0:
+            os._exit(9)
+
+for number in range(1000):
+    root = start.with_name(f"killed-{number}")
+    shutil.copytree(start, root, symlinks=True)
+    child = os.fork()
+    if not child:
+        num_left = number
+        sys.addaudithook(die)
+        tree = {"x": torch.full((9,), float(step))}
+        save_checkpoint(root, step, model=tree, optimizer=tree, state={"new": True}, keep=keep)
+        os._exit(0)
+    if os.waitpid(child, 0)[1] == 0:
+        break
+print(number)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "step", "keep"),
+    [((), 1, 3), ((1, 2), 3, 3), ((1, 2, 3), 4, 1), ((1, 2), 2, 2), ((2,), 2, 1)],
+    ids=["first", "next", "prune", "replace", "replace-only"],
+)
+def test_death_before_any_single_file_operation_loses_nothing(
+    tmp_path: Path, before: tuple[int, ...], step: int, keep: int
+) -> None:
+    start = tmp_path / "start"
+    start.mkdir()
+    for earlier in before:
+        save(start, earlier)
+    arguments = [sys.executable, "-c", DYING_WRITER, str(start), str(step), str(keep)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    num_operations = int(done.stdout)
+    assert num_operations > 5
+    had_new = False
+    for number in range(num_operations + 1):
+        root = tmp_path / f"killed-{number}"
+        for path in list_checkpoints(root):
+            checkpoint = load_checkpoint(path)
+            assert checkpoint.model[next(iter(checkpoint.model))].unique() == checkpoint.step
+        if before or latest(root) is not None:
+            newest = load_checkpoint(root)
+            assert newest.step in (max(before, default=step), step)
+            has_new = "new" in newest.state
+            assert has_new or not had_new, "a later death left an older checkpoint"
+            had_new = has_new
+        save(root, step + 1)
+        assert load_checkpoint(root).step == step + 1
+        names = os.listdir(root / "checkpoints")
+        assert not [name for name in names if name.startswith(".")]
+    assert had_new
 
 
 def test_a_reader_beside_a_writer_always_finds_a_whole_checkpoint(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -271,3 +272,22 @@ def test_workers_die_with_a_parent_that_is_killed_and_survive_ctrl_c() -> None:
         parent.wait()
     assert gone_within(pids, 5)
     parent.stdout.close()
+
+
+def _try_async(answer: Any) -> None:
+    try:
+        make_vec(EnvConfig("CartPole-v1", "async"), 1)
+    except UniRLError as error:
+        answer.send(str(error))
+
+
+def test_a_daemonic_process_is_told_that_it_cannot_have_workers() -> None:
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_try_async, args=(sender,), daemon=True)
+    process.start()
+    try:
+        assert receiver.poll(30)
+        assert "this one is daemonic" in receiver.recv()
+    finally:
+        process.join(10)

@@ -154,6 +154,13 @@ def test_discrete_observations_are_told_apart() -> None:
         assert len(value.unique()) == 7
 
 
+@pytest.mark.parametrize("sizes", [(2, 5, 3), (2, 5, 600)])
+def test_multi_discrete_observations_are_told_apart(sizes: tuple[int, ...]) -> None:
+    grid = torch.cartesian_prod(*(torch.arange(min(size, 5)) for size in sizes))
+    value = make(spaces.MultiDiscrete(list(sizes))).unroll(grid[None], {}).value
+    assert len(value.unique()) == len(grid)
+
+
 @pytest.mark.parametrize("core", ["none", "lstm", "gru"])
 @pytest.mark.parametrize("name", ACTIONS)
 def test_every_action_space_has_its_shape_and_logp(name: str, core: CoreName) -> None:

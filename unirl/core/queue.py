@@ -326,11 +326,18 @@ class SlotQueue:
         ]
         return f"of {len(self._rows)} places: {counts}" + ("; " + ", ".join(running) if running else "")
 
-    def slowest_actor(self) -> int | None:
-        """The actor that holds the oldest running ticket."""
-        words = self._words
-        running = [(words[row + _TICKET], words[row + _ACTOR]) for row in self._rows if self._held(row, RUNNING)]
-        return int(min(running)[1]) if running else None
+    def oldest_running(self) -> tuple[int, float] | None:
+        """The actor that holds the oldest running ticket, and for how many seconds."""
+        words, now = self._words, int(time.monotonic() * 1e6)
+        running = [
+            (words[row + _TICKET], words[row + _ACTOR], now - words[row + _START_US])
+            for row in self._rows
+            if self._held(row, RUNNING)
+        ]
+        if not running:
+            return None
+        _, actor, held_us = min(running)
+        return int(actor), held_us / 1e6
 
     # -- inside ----------------------------------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class Plan:
 
     recipe: str
     config: Any
-    """The recipe's config, for config.toml."""
+    """The recipe's config, a dataclass, for config.toml; None where there is nothing to set."""
     spec: SampleSpec
     queue: QueueConfig
     num_actors: int

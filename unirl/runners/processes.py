@@ -35,16 +35,16 @@ class ProcessesRunner:
         learner = plan.make_learner_seeded()
         self._weights = SharedWeightStore(learner.weights())
         self.loop = TrainLoop(plan, self._queue, self._weights, learner)
-        self._actors = ActorProcesses(plan, self._queue, self._weights, self.loop, log_dir)
+        self.actors = ActorProcesses(plan, self._queue, self._weights, self.loop, log_dir)
 
     def run(self, hooks: Sequence[Hook]) -> None:
         """Train until a hook stops the loop; no actor process is left when this returns or raises."""
         try:
             self._weights.publish(self.loop.learner.weights(), self.loop.learner.version)
-            self._actors.start()
-            self.loop.run([self._actors, *hooks], take=self._take)
+            self.actors.start()
+            self.loop.run([self.actors, *hooks], take=self._take)
         except QueueClosed:
-            self._actors.raise_error()
+            self.actors.raise_error()
             raise
         finally:
             self.close()
@@ -54,21 +54,21 @@ class ProcessesRunner:
 
     def close(self) -> None:
         """End all actor processes; idempotent."""
-        self._actors.close()
+        self.actors.close()
 
     def _take(self) -> Batch:
         version, deadline = self.loop.learner.version, time.monotonic() + self._plan.queue.timeout_seconds
         hang_seconds = self._plan.runner.hang_seconds
         while True:
-            left = deadline - time.monotonic()
             try:
-                return self._queue.take(version, max(0.0, min(left, hang_seconds)))
+                return self._queue.take(version, max(0.0, min(deadline - time.monotonic(), hang_seconds)))
             except DeadlineExceeded:
-                hung = self._queue.slowest_actor()
-                if hung is None or left <= hang_seconds:
+                oldest = self._queue.oldest_running()
+                if oldest is not None and oldest[1] >= hang_seconds:
+                    log.warning("actor %d hangs and is killed: %s", oldest[0], self._queue.waited_for())
+                    self.actors.kill(oldest[0])
+                elif time.monotonic() >= deadline:
                     raise
-                log.warning("actor %d hangs: %s; killing it", hung, self._queue.waited_for())
-                self._actors.kill(hung)
 
 
 class ActorProcesses:

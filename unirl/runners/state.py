@@ -94,7 +94,7 @@ def check_fingerprint(plan: Plan, checkpoint: Checkpoint) -> None:
     """Raise UniRLError unless the checkpoint is of the same recipe, environment and policy."""
     saved = {"recipe": checkpoint.state.get("recipe"), **checkpoint.state.get("fingerprint", {})}
     wanted = {"recipe": plan.recipe, **plan.fingerprint}
-    for key in sorted({*saved, *wanted}):
+    for key in {**wanted, **saved}:  # in the recipe's order: the environment before what follows from it
         if saved.get(key) != wanted.get(key):
             raise UniRLError(
                 f"the checkpoint {checkpoint.path} is of another {key.replace('_', ' ')}",

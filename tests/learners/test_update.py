@@ -1,0 +1,72 @@
+"""One optimiser step: masters in full precision, schedules, and a state that comes back whole."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from unirl.core.errors import UniRLError
+from unirl.learners.update import OptimizerConfig, Update
+
+
+def make(dtype: torch.dtype, name: str = "adam", lr: float = 1e-4, schedule: str = "constant") -> tuple[nn.Linear, Update]:
+    torch.manual_seed(0)
+    module = nn.Linear(4, 3).to(dtype)
+    config = OptimizerConfig(name=name, lr=lr, lr_schedule=schedule, max_grad_norm=1e9)  # type: ignore[arg-type]
+    return module, Update(module, config, total_steps=100)
+
+
+def put_gradient(module: nn.Linear, value: float = 1.0) -> None:
+    for parameter in module.parameters():
+        parameter.grad = torch.full_like(parameter, value)
+
+
+def test_bfloat16_weights_follow_their_float32_masters_through_steps_too_small_for_them() -> None:
+    module, update = make(torch.bfloat16)
+    start = module.weight.detach().float().clone()
+    for _ in range(100):
+        put_gradient(module)
+        update.apply(0)
+    moved = (update.model_state()["weight"] - start).abs()
+    # Adam moves by lr each time: 100 steps of 1e-4. Alone, each would round to nothing next to weights of 0.5.
+    torch.testing.assert_close(moved, torch.full_like(moved, 1e-2), rtol=0.05, atol=0)
+    assert torch.equal(module.weight, update.model_state()["weight"].bfloat16())
+
+
+@pytest.mark.parametrize("name", ["adam", "rmsprop"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_saved_state_continues_exactly(name: str, dtype: torch.dtype) -> None:
+    whole, update = make(dtype, name)
+    for step in range(6):
+        put_gradient(whole, step + 1.0)
+        update.apply(step)
+        if step == 2:
+            model = {key: value.clone() for key, value in update.model_state().items()}
+            optimizer = {key: {k: v.clone() for k, v in item.items()} for key, item in update.optimizer_state().items()}  # type: ignore[union-attr]
+    resumed, other = make(dtype, name)
+    other.load(model, optimizer)
+    for step in range(3, 6):
+        put_gradient(resumed, step + 1.0)
+        other.apply(step)
+    for a, b in zip(update.model_state().values(), other.model_state().values(), strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(whole.weight, resumed.weight)
+
+
+def test_the_linear_schedule_ends_at_zero() -> None:
+    _, update = make(torch.float32, lr=1.0, schedule="linear")
+    assert [update.lr(steps) for steps in (0, 50, 100, 200)] == [1.0, 0.5, 0.0, 0.0]
+
+
+def test_gradients_are_clipped_to_their_norm() -> None:
+    module = nn.Linear(4, 3, bias=False)
+    update = Update(module, OptimizerConfig(name="rmsprop", max_grad_norm=0.5), total_steps=1)
+    module.weight.grad = torch.ones(3, 4)
+    assert float(update.apply(0)) == pytest.approx(12**0.5)
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    _, update = make(torch.float32)
+    with pytest.raises(UniRLError, match="weight"):
+        update.load({"weight": torch.zeros(3, 5), "bias": torch.zeros(3)}, {})

@@ -1,0 +1,204 @@
+"""Actors as processes: faults end in a restart or a clear message, and no process is ever left behind."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unirl
+from unirl.core.checkpoint import load_checkpoint
+from unirl.core.errors import UniRLError
+from unirl.runners.loop import TrainLoop
+from unirl.runners.processes import ProcessesRunner
+
+SMALL: dict[str, Any] = {
+    "env.id": "CartPole-v1",
+    "actor.num_envs": 4,
+    "actor.num_actors": 2,
+    "actor.unroll_length": 8,
+    "policy.hidden": (16,),
+    "queue.batch_size": 2,
+    "queue.max_staleness": 1,
+    "runner.kind": "processes",
+    "run.total_steps": 10_000_000,
+}
+
+
+class At:
+    """A hook that does something once, after a number of updates."""
+
+    def __init__(self, version: int, action: Callable[[TrainLoop], None]) -> None:
+        self.version, self.action = version, action
+
+    def after_update(self, loop: TrainLoop) -> None:
+        if loop.learner.version == self.version:
+            self.action(loop)
+
+    def at_end(self, loop: TrainLoop) -> None:
+        pass
+
+
+def children(pid: int) -> list[int]:
+    """Living descendants of a process."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir() if Path(f"/proc/{pid}").exists() else []:
+        for child in (task / "children").read_text().split():
+            found += [int(child), *children(int(child))]
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+def actor_pids(runner: ProcessesRunner) -> list[int]:
+    return [pid for pid in runner.actors.pids() if pid is not None]
+
+
+def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_goes_on(tmp_path: Path) -> None:
+    runner = ProcessesRunner(unirl.make_plan("impala", **SMALL), log_dir=tmp_path)
+    seen: list[int] = []
+
+    def kill(loop: TrainLoop) -> None:
+        seen.extend(actor_pids(runner))
+        os.kill(seen[0], signal.SIGKILL)
+
+    def restarted(loop: TrainLoop) -> None:
+        # One actor alone cannot fill two slots out of strict order for long: this update needed the successor.
+        assert actor_pids(runner)[0] != seen[0]
+        seen.extend(actor_pids(runner))
+
+    runner.run([At(50, kill), At(2000, restarted), At(2001, lambda loop: loop.stop("test"))])
+    assert runner.loop.metrics.flush()["faults/actor_restarts"] == 1
+    assert runner.loop.queue.discarded()["actor_died"] <= 1
+    assert not any(alive(pid) for pid in seen)
+
+
+def test_an_environment_that_always_fails_stops_the_run_with_its_trace_in_the_log(tmp_path: Path) -> None:
+    plan = unirl.make_plan("impala", **{**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": {"raise_at": 20}, "runner.max_restarts": 1})
+    with pytest.raises(UniRLError) as error:
+        unirl.run(plan, tmp_path, console=False)
+    assert len(error.value.parts) == 3
+    assert "RuntimeError in toy.py" in error.value.what
+    assert "restarted 1 of 1 times" in error.value.rule
+    assert "actor-00" in error.value.remedy
+    logs = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+    assert logs.count("RuntimeError: fault at step 20") >= 2
+
+
+def test_a_nan_observation_stops_the_run_at_once_and_names_itself(tmp_path: Path) -> None:
+    plan = unirl.make_plan("impala", **{**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": {"nan_at": 20}})
+    with pytest.raises(UniRLError, match="(?i)nan") as error:
+        unirl.run(plan, tmp_path, console=False)
+    assert len(error.value.parts) == 3
+    assert "unirl/Fault-v0" in str(error.value)
+
+
+def test_a_hung_environment_is_killed_and_restarted(tmp_path: Path) -> None:
+    kwargs = {"sleep_at": 500, "sleep_seconds": 600.0}
+    plan = unirl.make_plan("impala", **{**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": kwargs, "runner.hang_seconds": 1.0})
+    runner = ProcessesRunner(plan, log_dir=tmp_path)
+
+    class UntilRestart:
+        def after_update(self, loop: TrainLoop) -> None:
+            if loop.queue.discarded()["actor_died"]:
+                loop.stop("restarted")
+
+        def at_end(self, loop: TrainLoop) -> None:
+            pass
+
+    runner.run([UntilRestart()])
+    assert runner.loop.reason == "restarted"
+
+
+SCRIPT = """
+import sys, unirl
+if __name__ == "__main__":
+    plan = unirl.make_plan("impala", **{
+        "env.id": "CartPole-v1", "actor.num_envs": 4, "actor.num_actors": 2, "actor.unroll_length": 8,
+        "queue.batch_size": 2, "queue.max_staleness": 1, "runner.kind": "processes", "run.total_steps": 10_000_000,
+        "run.log_seconds": 0.1, "run.checkpoint_steps": int(sys.argv[2]),
+    })
+    resume = sys.argv[1] if len(sys.argv) > 3 else None
+    unirl.run(plan, sys.argv[1], resume=resume, console=False)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    return path
+
+
+def start(script: Path, run_dir: Path, checkpoint_steps: int, *more: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(script), str(run_dir), str(checkpoint_steps), *more]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=(run_dir.parent / "stderr.txt").open("ab"))
+
+
+def rows(run_dir: Path) -> int:
+    path = run_dir / "metrics.jsonl"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_kill_9_of_the_main_process_leaves_no_process_and_no_shared_memory(script: Path, tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    main = start(script, tmp_path / "run", 10_000_000)
+    assert wait_until(lambda: rows(tmp_path / "run") > 2, 60), (tmp_path / "stderr.txt").read_text()
+    family = children(main.pid)
+    assert len(family) >= 2
+    main.kill()
+    main.wait()
+    assert wait_until(lambda: not any(alive(pid) for pid in family), 10)
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "unirl" in name]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_one_signal_ends_the_run_with_a_checkpoint_and_exit_code_0(script: Path, tmp_path: Path, number: signal.Signals) -> None:
+    main = start(script, tmp_path / "run", 10_000_000)
+    assert wait_until(lambda: rows(tmp_path / "run") > 2, 60), (tmp_path / "stderr.txt").read_text()
+    family = children(main.pid)
+    main.send_signal(number)
+    assert main.wait(20) == 0
+    assert load_checkpoint(tmp_path / "run").step > 0
+    assert wait_until(lambda: not any(alive(pid) for pid in family), 10)
+
+
+def test_kill_9_of_the_learner_at_random_moments_never_costs_a_checkpoint(script: Path, tmp_path: Path) -> None:
+    """UNIRL_KILLS sets how often; every few updates there is a checkpoint, so most kills fall into one."""
+    rng, steps = random.Random(0), 0
+    for attempt in range(int(os.environ.get("UNIRL_KILLS", "4"))):
+        known = rows(tmp_path / "run")
+        main = start(script, tmp_path / "run", 200, *(["resume"] if attempt else []))
+        assert wait_until(lambda known=known: rows(tmp_path / "run") > known + 1, 60), (tmp_path / "stderr.txt").read_text()
+        time.sleep(rng.random())
+        family = children(main.pid)
+        main.kill()
+        main.wait()
+        assert wait_until(lambda family=family: not any(alive(pid) for pid in family), 10)
+        checkpoint = load_checkpoint(tmp_path / "run")
+        assert checkpoint.step > steps  # the resumed run went on from where the last one was
+        steps = checkpoint.step
