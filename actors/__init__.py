@@ -1,1 +1,3 @@
-"""Actors: who produces samples. `vector` unrolls vectorised environments, `evaluate` plays whole episodes."""
+"""Actors: who produces samples. `vector` unrolls vectorised environments, `evaluate` plays whole
+episodes.
+"""

@@ -257,12 +257,12 @@ class _Player:
 
     def reset_rows(self, rows: NDArray[np.bool_]) -> None:
         """New episodes where `rows` is true."""
-        if self._state:
-            keep = torch.from_numpy(~rows)
-            self._state = {
-                name: value * keep.view(-1, *(1,) * (value.dim() - 1))
-                for name, value in self._state.items()
-            }
+        where = torch.from_numpy(rows)
+        # Filled, not multiplied by 0: infinity must not outlive its episode.
+        self._state = {
+            name: value.masked_fill(where.view(-1, *(1,) * (value.dim() - 1)), 0.0)
+            for name, value in self._state.items()
+        }
 
     def act(self, obs: Any) -> NDArray[Any]:
         """Actions for a tree of arrays [B, ...]."""

@@ -1,4 +1,6 @@
-"""The vector actor: unrolls a policy over vectorised environments, straight into the slot (IMPALA, arXiv 1802.01561, section 3)."""
+"""The vector actor: unrolls a policy over vectorised environments, straight into the slot (IMPALA,
+arXiv 1802.01561, section 3).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from unirl.core.actor import ActorContext
 from unirl.core.errors import UniRLError
 from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
-from unirl.core.tree import flatten, leaves, tree_map
+from unirl.core.tree import tree_map
 from unirl.core.weights import WeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.guard import check_finite
@@ -30,7 +32,9 @@ class ActorConfig:
     """How many environments there are and how long one unroll is."""
 
     num_actors: int = 1
-    """Actors, each with environments and a policy copy of its own. More than cores only helps where environments wait."""
+    """Actors, each with environments and a policy copy of its own. More than cores only helps where
+    environments wait.
+    """
     num_envs: int = 32
     """Environments per actor: the batch of one forward pass. More: cheaper steps, larger slots."""
     unroll_length: int = 20
@@ -39,13 +43,22 @@ class ActorConfig:
     def __post_init__(self) -> None:
         for name in ("num_actors", "num_envs", "unroll_length"):
             if getattr(self, name) < 1:
-                raise UniRLError(f"actor.{name} is {getattr(self, name)}", f"actor.{name} >= 1 must hold", "set it to 1 or more")
+                raise UniRLError(
+                    f"actor.{name} is {getattr(self, name)}",
+                    f"actor.{name} >= 1 must hold",
+                    "set it to 1 or more",
+                )
 
 
 def unroll_spec(
-    observation_space: Space[Any], action_space: Space[Any], config: ActorConfig, state: Mapping[str, torch.Tensor]
+    observation_space: Space[Any],
+    action_space: Space[Any],
+    config: ActorConfig,
+    state: Mapping[str, torch.Tensor],
 ) -> SampleSpec:
-    """What one unroll holds: T rows of B environments (obs: T + 1). state: the policy's initial state, [.., size]."""
+    """What one unroll holds: T rows of B environments (obs: T + 1). state: the policy's initial
+    state, [.., size].
+    """
     length, num_envs = config.unroll_length, config.num_envs
     fields: dict[str, Field] = {}
 
@@ -61,9 +74,14 @@ def unroll_spec(
     shape, dtype = action_field(action_space, num_envs)
     fields["action"] = Field((length, *shape), dtype)
     for name, kind in (
-        ("logp", torch.float32), ("reward", torch.float32), ("terminated", torch.bool), ("truncated", torch.bool),
-        ("mask", torch.bool), ("episode_return", torch.float32), ("episode_length", torch.int32),
-    ):  # fmt: skip
+        ("logp", torch.float32),
+        ("reward", torch.float32),
+        ("terminated", torch.bool),
+        ("truncated", torch.bool),
+        ("mask", torch.bool),
+        ("episode_return", torch.float32),
+        ("episode_length", torch.int32),
+    ):
         fields[name] = Field((length, num_envs), kind)
     fields["carry"] = Field((num_envs,), torch.float32, batch_axis=0)
     for name, value in state.items():
@@ -107,7 +125,8 @@ class VectorActor:
         self._carry = np.zeros(num_envs, np.float32)
 
     def produce(self, slot: Slot) -> None:
-        """See Actor. The observation of the last row is kept: it is the first of the next unroll."""
+        """See Actor. The observation of the last row is kept: it is the first of the next unroll.
+        """
         self._version = self._weights.pull(self._policy, self._version)
         slot.first_version = slot.last_version = self._version
         rows = self._rows.get(slot.index)
@@ -122,7 +141,8 @@ class VectorActor:
         check_finite(slot.data["obs"], slot.data["reward"], self._env_id)
 
     def _step(self, rows: _Rows, t: int) -> None:
-        # The policy reads the slot's own memory; only a same-step engine wants it to act on something else.
+        # The policy reads the slot's own memory; only a same-step engine wants it to act on
+        # something else.
         obs = rows.obs[t] if self._acting_obs is None else self._acting_obs
         action, logp, self._state = self._policy.act(obs, self._state, generator=self._generator)
         rows.action[t].copy_(action)
@@ -130,10 +150,20 @@ class VectorActor:
         step = self._env.step(rows.action_array[t])
         write_obs(rows.obs[t + 1], step.obs)
         self._obs = step.obs
-        self._acting_obs = None if step.acting_obs is step.obs else tree_map(torch.as_tensor, step.acting_obs)
+        self._acting_obs = (
+            None if step.acting_obs is step.obs else tree_map(torch.as_tensor, step.acting_obs)
+        )
         self._account(step.reward, step.terminated, step.truncated, step.mask)
-        rows.reward[t], rows.terminated[t], rows.truncated[t] = step.reward, step.terminated, step.truncated
-        rows.mask[t], rows.episode_return[t], rows.episode_length[t] = step.mask, self._returns, self._lengths
+        rows.reward[t], rows.terminated[t], rows.truncated[t] = (
+            step.reward,
+            step.terminated,
+            step.truncated,
+        )
+        rows.mask[t], rows.episode_return[t], rows.episode_length[t] = (
+            step.mask,
+            self._returns,
+            self._lengths,
+        )
 
     def _account(
         self,
@@ -142,7 +172,9 @@ class VectorActor:
         truncated: NDArray[np.bool_],
         mask: NDArray[np.bool_],
     ) -> None:
-        """Running totals of each episode, and the recurrent state of those that begin with the next row."""
+        """Running totals of each episode, and the recurrent state of those that begin with the next
+        row.
+        """
         self._returns += reward
         self._lengths += 1
         self._carry *= self._gamma
@@ -158,7 +190,8 @@ class VectorActor:
             if self._state:
                 keep = torch.from_numpy(mask)
                 self._state = {
-                    name: value * keep.view(-1, *(1,) * (value.dim() - 1)) for name, value in self._state.items()
+                    name: value * keep.view(-1, *(1,) * (value.dim() - 1))
+                    for name, value in self._state.items()
                 }
 
     def close(self) -> None:
@@ -176,7 +209,10 @@ class _Rows:
         self.action_array = data["action"].numpy()
         self.reward, self.mask = data["reward"].numpy(), data["mask"].numpy()
         self.terminated, self.truncated = data["terminated"].numpy(), data["truncated"].numpy()
-        self.episode_return, self.episode_length = data["episode_return"].numpy(), data["episode_length"].numpy()
+        self.episode_return, self.episode_length = (
+            data["episode_return"].numpy(),
+            data["episode_length"].numpy(),
+        )
         self.carry = data["carry"].numpy()
 
 
@@ -185,7 +221,9 @@ def make_vector_actor(
 ) -> VectorActor:
     """The factory of a plan: bind all but `context` with functools.partial."""
     vector_env = make_vec(env, actor.num_envs)
-    module = Policy(vector_env.observation_space, vector_env.action_space, policy, seed=context.seed % 2**31)
+    module = Policy(
+        vector_env.observation_space, vector_env.action_space, policy, seed=context.seed % 2**31
+    )
     return VectorActor(
         vector_env,
         module.eval(),

@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Window:
-    """What part of a training is counted: `seconds`, after `warm_up_seconds` from its first update."""
+    """What is counted of a training: `seconds`, from `warm_up_seconds` after the first update."""
 
     seconds: float
     warm_up_seconds: float
@@ -46,7 +46,7 @@ class Window:
 
 
 def unirl(env: str, config: Path, extra: list[str], window: Window) -> Row:
-    """Train through the command line in a folder that is thrown away; the rate is in metrics.jsonl."""
+    """Train through the command line in a temporary folder; the rate is in metrics.jsonl."""
     with tempfile.TemporaryDirectory(prefix="unirl-throughput-") as folder:
         command = [sys.executable, "-m", "unirl", "train", "impala", f"@{config}"]
         command += ["--runs-dir", folder, "--name", "run", "--no-console"]

@@ -1,4 +1,6 @@
-"""The IMPALA learner: V-trace targets and an actor-critic loss over unrolls (arXiv 1802.01561, section 4)."""
+"""The IMPALA learner: V-trace targets and an actor-critic loss over unrolls (arXiv 1802.01561,
+section 4).
+"""
 
 from __future__ import annotations
 
@@ -43,15 +45,20 @@ class ImpalaLearnerConfig:
     entropy_schedule: Literal["constant", "linear"] = "constant"
     """linear: falls to zero at run.total_steps."""
     reward_clip: float | None = None
-    """Rewards are clamped to +- this before learning (1 for Atari, as in Nature DQN); logged returns stay raw."""
+    """Rewards are clamped to +- this before learning (1 for Atari, as in Nature DQN); logged
+    returns stay raw.
+    """
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     normalize_advantage: bool = False
     """Whiten advantages over each minibatch."""
     epochs: int = 1
-    """Passes over each batch. V-trace corrects each pass for the policy it began with. More: fewer samples, more compute."""
+    """Passes over each batch. V-trace corrects each pass for the policy it began with. More: fewer
+    samples, more compute.
+    """
     minibatches: int = 1
-    """Parts a batch is split into along its environments. More: more and noisier updates per batch."""
+    """Parts a batch is split into along its environments. More: more and noisier updates per batch.
+    """
     device: str = "cpu"
     """Where the learner computes: cpu or cuda."""
 
@@ -64,11 +71,17 @@ class ImpalaLearnerConfig:
             )
         for name in ("epochs", "minibatches"):
             if getattr(self, name) < 1:
-                raise UniRLError(f"learner.{name} is {getattr(self, name)}", f"learner.{name} >= 1 must hold", "set it to 1 or more")
+                raise UniRLError(
+                    f"learner.{name} is {getattr(self, name)}",
+                    f"learner.{name} >= 1 must hold",
+                    "set it to 1 or more",
+                )
 
 
 class ImpalaLearner:
-    """See Learner. total_steps: what schedules end at. num_recent: episodes that the training return is the mean of."""
+    """See Learner. total_steps: what schedules end at. num_recent: episodes that the training
+    return is the mean of.
+    """
 
     def __init__(
         self,
@@ -81,17 +94,19 @@ class ImpalaLearner:
         seed: int,
         num_recent: int = 100,
     ) -> None:
-        num_envs = spec.fields["logp"].shape[1] * batch_size
-        if num_envs % config.minibatches:
+        num_envs, parts = spec.fields["logp"].shape[1] * batch_size, config.minibatches
+        if num_envs % parts:
             raise UniRLError(
-                f"batch of {num_envs} environments does not split into {config.minibatches} minibatches",
-                f"(actor.num_envs * queue.batch_size) % learner.minibatches must be 0, it is {num_envs % config.minibatches}",
-                f"try learner.minibatches {_nearest_divisor(num_envs, config.minibatches)}",
+                f"batch of {num_envs} environments does not split into {parts} minibatches",
+                f"environments % learner.minibatches must be 0, it is {num_envs % parts}",
+                f"try learner.minibatches {_nearest_divisor(num_envs, parts)}",
             )
         self._device = torch.device(config.device)
         if self._device.type == "cuda" and not torch.cuda.is_available():
             raise UniRLError(
-                f"learner.device is {config.device!r}", "this machine has no usable CUDA device", "set learner.device to cpu"
+                f"learner.device is {config.device!r}",
+                "this machine has no usable CUDA device",
+                "set learner.device to cpu",
             )
         self.version, self.num_steps = 0, 0
         self._policy, self._spec, self._config = policy.to(self._device), spec, config
@@ -114,15 +129,20 @@ class ImpalaLearner:
         num_rows = int(data["mask"].sum())
         self._episodes.read(data, metrics)
         if self._device.type != "cpu":
-            data = tree_map(lambda leaf: leaf.to(self._device, non_blocking=True), data)  # host -> device, once per batch
+            data = tree_map(
+                lambda leaf: leaf.to(self._device, non_blocking=True), data
+            )  # host -> device, once per batch
         reward = self._reward(data)
         discount = config.gamma * (~data["terminated"]).float()
         # A state begins anew after a filler row: also that of the bootstrap row.
         reset = torch.cat((torch.zeros_like(data["mask"][:1]), ~data["mask"]))
         rows = {
-            "obs": data["obs"], "state": data.get("state", {}), "action": data["action"], "logp": data["logp"],
-            "mask": data["mask"], "reward": reward, "discount": discount, "reset": reset,
-        }  # fmt: skip
+            **{name: data[name] for name in ("obs", "action", "logp", "mask")},
+            "state": data.get("state", {}),
+            "reward": reward,
+            "discount": discount,
+            "reset": reset,
+        }
         for _ in range(config.epochs):
             for part in self._minibatches(rows):
                 self._learn(part, metrics)
@@ -143,14 +163,20 @@ class ImpalaLearner:
         return reward
 
     def _minibatches(self, rows: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """Parts of the batch along its environments, in a new random order each time; the batch itself if undivided."""
+        """Parts of the batch along its environments, in a new random order each time; the batch
+        itself if undivided.
+        """
         num_parts = self._config.minibatches
         if num_parts == 1:
             yield rows
             return
         order = torch.randperm(rows["logp"].shape[1], generator=self._generator).to(self._device)
         for indices in order.chunk(num_parts):
-            part = {name: tree_map(lambda leaf, at=indices: leaf[:, at], tree) for name, tree in rows.items() if name != "state"}
+            part = {
+                name: tree_map(lambda leaf, at=indices: leaf[:, at], tree)
+                for name, tree in rows.items()
+                if name != "state"
+            }
             part["state"] = tree_map(lambda leaf, at=indices: leaf[at], rows["state"])
             yield part
 
@@ -177,14 +203,17 @@ class ImpalaLearner:
         policy = policy_gradient_loss(new_logp, advantage, mask)
         value = value_loss(unroll.value[:-1], targets.target, mask)
         entropy = entropy_loss(distribution.entropy(), mask)
-        loss = policy.mean() + config.value_coef * value.mean() + self._entropy_coef() * entropy.mean()
-        loss.backward()
+        loss = (
+            policy.mean() + config.value_coef * value.mean() + self._entropy_coef() * entropy.mean()
+        )
+        torch.autograd.backward(loss)
         norm = self._update.apply(self.num_steps)
         metrics.ratio("losses/policy", policy.numerator, policy.denominator)
         metrics.ratio("losses/value", value.numerator, value.denominator)
         metrics.ratio("losses/entropy", -entropy.numerator, entropy.denominator)
         metrics.mean("losses/grad_norm", norm)
-        # The low-variance estimate of KL(behaviour || new): how far this batch is from its own policy.
+        # The low-variance estimate of KL(behaviour || new): how far this batch is from its own
+        # policy.
         kl = torch.where(mask, log_rho.exp() - 1 - log_rho, 0.0)
         metrics.ratio("losses/approx_kl", kl.sum(), policy.denominator)
 
@@ -205,7 +234,9 @@ class ImpalaLearner:
         }
         if self._return_norm is not None:
             optimizer["return_norm"] = self._return_norm.state_dict()
-        return LearnerState(self._update.model_state(), optimizer, {"episodes": self._episodes.state_dict()})
+        return LearnerState(
+            self._update.model_state(), optimizer, {"episodes": self._episodes.state_dict()}
+        )
 
     def load_state_dict(self, state: LearnerState) -> None:
         """See Learner."""
@@ -235,5 +266,7 @@ def make_impala_learner(
 ) -> ImpalaLearner:
     """The factory of a plan: bind all but `context` with functools.partial."""
     module = Policy(*spaces, policy, seed=context.seed % 2**31)
-    make = partial(ImpalaLearner, batch_size=batch_size, total_steps=total_steps, num_recent=num_recent)
+    make = partial(
+        ImpalaLearner, batch_size=batch_size, total_steps=total_steps, num_recent=num_recent
+    )
     return make(module, spec, learner, seed=context.seed)

@@ -1,4 +1,6 @@
-"""One optimiser step: full-precision master weights under a policy of any compute dtype, clipping and schedules."""
+"""One optimiser step: full-precision master weights under a policy of any compute dtype, clipping
+and schedules.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         if self.lr <= 0 or self.max_grad_norm <= 0 or self.epsilon <= 0:
             raise UniRLError(
-                f"learner.optimizer has lr {self.lr}, max_grad_norm {self.max_grad_norm}, epsilon {self.epsilon}",
+                f"learner.optimizer has lr {self.lr}, epsilon {self.epsilon}, "
+                f"max_grad_norm {self.max_grad_norm}",
                 "all three must be > 0",
                 "start from lr 6e-4, max_grad_norm 0.5, epsilon 1e-5",
             )
@@ -44,7 +47,8 @@ class OptimizerConfig:
 class Update:
     """Owns the optimiser and the float32 master copy of every parameter that computes in less.
 
-    The module's own float32 parameters are their own masters. `total_steps` is what a linear schedule ends at.
+    The module's own float32 parameters are their own masters. `total_steps` is what a linear
+    schedule ends at.
     """
 
     def __init__(self, module: nn.Module, config: OptimizerConfig, *, total_steps: int) -> None:
@@ -55,7 +59,7 @@ class Update:
             for name, p in self._parameters.items()
         }
         low = [name for name, p in self._parameters.items() if p.dtype != torch.float32]
-        self._low = [self._parameters[name] for name in low]
+        self._low: list[torch.Tensor] = [self._parameters[name] for name in low]
         self._low_masters = [self._masters[name] for name in low]
         parameters = list(self._masters.values())
         if config.name == "adam":
@@ -64,7 +68,11 @@ class Update:
             )
         else:
             self._optimizer = torch.optim.RMSprop(
-                parameters, lr=config.lr, alpha=config.decay, eps=config.epsilon, momentum=config.momentum
+                parameters,
+                lr=config.lr,
+                alpha=config.decay,
+                eps=config.epsilon,
+                momentum=config.momentum,
             )
 
     def lr(self, num_steps: int) -> float:
@@ -74,7 +82,9 @@ class Update:
         return self._config.lr * max(0.0, 1.0 - num_steps / self._total_steps)
 
     def apply(self, num_steps: int) -> torch.Tensor:
-        """Step with the gradients that lie in the module and clear them; returns their norm before clipping."""
+        """Step with the gradients that lie in the module and clear them; returns their norm before
+        clipping.
+        """
         for low, master in zip(self._low, self._low_masters, strict=True):
             master.grad = low.grad.float() if low.grad is not None else None
             low.grad = None
@@ -92,7 +102,8 @@ class Update:
                 torch._foreach_copy_(self._low, self._low_masters)
 
     def model_state(self) -> dict[str, torch.Tensor]:
-        """Parameters in full precision and buffers, by name: what a checkpoint keeps as the model."""
+        """Parameters in full precision and buffers, by name: what a checkpoint keeps as the model.
+        """
         state = self._module.state_dict(keep_vars=True)
         return {name: self._masters.get(name, value).detach() for name, value in state.items()}
 
@@ -100,7 +111,9 @@ class Update:
         """The optimiser's tensors by parameter name; step sizes come from the config."""
         state = self._optimizer.state
         return {
-            name: dict(state[master].items()) for name, master in self._masters.items() if state.get(master)
+            name: dict(state[master].items())
+            for name, master in self._masters.items()
+            if state.get(master)
         }
 
     def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
@@ -123,6 +136,8 @@ class Update:
             master = self._masters[name]
             # Adam keeps its step counter as float32 wherever the parameter lives.
             self._optimizer.state[master] = {
-                key: value.clone() if key == "step" and master.device.type == "cpu" else value.clone().to(master.device)
+                key: value.clone()
+                if key == "step" and master.device.type == "cpu"
+                else value.clone().to(master.device)
                 for key, value in tensors.items()
             }

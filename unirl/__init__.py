@@ -1,7 +1,7 @@
 """UniRL: one engine for reinforcement learning of every kind.
 
-    plan = unirl.make_plan("impala", **{"env.id": "CartPole-v1"})
-    result = unirl.run(plan, "runs/cartpole")
+plan = unirl.make_plan("impala", **{"env.id": "CartPole-v1"})
+result = unirl.run(plan, "runs/cartpole")
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def make_plan(recipe: str, **overrides: Any) -> Plan:
-    """The plan of a recipe. Overrides are config keys with dots: **{"env.id": "ALE/Pong-v5", "queue.max_staleness": 2}.
+    """The plan of a recipe. Overrides are config keys with dots: **{"env.id": "ALE/Pong-v5",
+    "queue.max_staleness": 2}.
 
     Raises UniRLError for an unknown recipe, key, environment or a value that breaks a rule.
     """

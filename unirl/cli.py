@@ -44,8 +44,14 @@ ENGINES = {
 }
 """Values of env.engine, as `unirl list engines` shows them."""
 
-SUITES = {"queue": "queue_*.py", "classic": "classic_*.py"}
-"""Suites of `unirl bench`: which files of benchmarks/ belong to each, besides <suite>.py."""
+SUITES: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "queue": (("*queue*.py",),),
+    "classic": (("throughput.py", "pong"), ("throughput.py", "cartpole")),
+}
+"""Suites of `unirl bench`: files of benchmarks/ with their arguments."""
+
+
+_FAILED = "failed.txt"
 
 
 class _Crash(Exception):
@@ -232,9 +238,11 @@ def _start(
         file.write(shlex.join(["unirl", *command]) + "\n")
     try:
         result = unirl.run(plan, run_dir, resume=resume_from, console=console)
-    except UniRLError:
+    except UniRLError as error:
+        _mark_failed(run_dir, error)
         raise
     except Exception as error:
+        _mark_failed(run_dir, error)
         with (run_dir / "log.txt").open("a") as file:
             traceback.print_exception(error, file=file)
         raise _Crash(run_dir / "log.txt") from error
@@ -248,6 +256,12 @@ def _start(
     else:
         print(f"next:  unirl eval {shlex.quote(str(run_dir))}  (or play, plot, card)")
     return 0
+
+
+def _mark_failed(run_dir: Path, error: Exception) -> None:
+    """A run that failed before its first checkpoint holds nothing worth keeping but its log."""
+    if not (run_dir / "checkpoints" / "latest").exists():
+        (run_dir / _FAILED).write_text(f"{type(error).__name__}: {error}\n")
 
 
 def _recipe_and_files(arguments: Sequence[str]) -> tuple[str | None, list[Path]]:
@@ -295,11 +309,10 @@ def _default_name(recipe: str, config: Any) -> str:
 
 
 def _claim_folder(run_dir: Path, options: TrainOptions) -> None:
-    if run_dir.is_dir() and not any(run_dir.iterdir()):
+    if not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir())):
         return
-    if not run_dir.exists():
-        return
-    if not options.overwrite:
+    # After a failed start one mends the command and calls it again: that must not need a flag.
+    if not options.overwrite and not (run_dir / _FAILED).is_file():
         raise UniRLError(
             f'run folder "{run_dir}" exists',
             "a new run needs a folder of its own",
@@ -553,7 +566,7 @@ def _list_configs() -> dict[str, str]:
 
 def bench(arguments: Sequence[str]) -> int:
     """`unirl bench`: run the benchmark scripts of a clone, all suites or one."""
-    suite = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    suite = arguments[0] if arguments else None
     if suite is not None and suite not in SUITES:
         raise UniRLError(
             f'benchmark suite "{suite}" is unknown',
@@ -568,19 +581,20 @@ def bench(arguments: Sequence[str]) -> int:
             "clone the repository and run unirl bench there",
         )
     for name in [suite] if suite is not None else list(SUITES):
-        scripts = sorted({*folder.glob(f"{name}.py"), *folder.glob(SUITES[name])})
-        if not scripts:
-            raise UniRLError(
-                f'benchmark suite "{name}" has no scripts',
-                f"it runs {name}.py and {SUITES[name]} of {folder}",
-                "update the clone",
-            )
-        for script in scripts:
-            print(f"== {script.name}", flush=True)
-            rest = arguments[1:] if suite is not None else arguments
-            done = subprocess.run([sys.executable, str(script), *rest], cwd=folder.parent)
-            if done.returncode:
-                return done.returncode
+        for pattern, *words in SUITES[name]:
+            scripts = sorted(folder.glob(pattern))
+            if not scripts:
+                raise UniRLError(
+                    f'benchmark suite "{name}" has no scripts here',
+                    f"it runs {pattern}, and {folder} has no such file",
+                    "update the clone",
+                )
+            for script in scripts:
+                command = [sys.executable, str(script), *words, *arguments[1:]]
+                print(f"== {shlex.join(command[1:])}", flush=True)
+                done = subprocess.run(command, cwd=folder.parent)
+                if done.returncode:
+                    return done.returncode
     return 0
 
 
@@ -609,7 +623,7 @@ COMMANDS: Mapping[str, Command] = {
     "plot": Command("RUN ...", "Draw return against steps and seconds.", plot, PlotOptions),
     "card": Command("RUN", "Write a README.md for the run.", card),
     "list": Command("envs|recipes|engines|configs [FILTER]", "Show what there is.", list_things),
-    "bench": Command("[queue|classic]", "Run benchmarks (in a clone).", bench),
+    "bench": Command("[queue|classic [--flag ...]]", "Run benchmarks (in a clone).", bench),
 }
 
 

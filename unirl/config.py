@@ -183,10 +183,11 @@ def unknown_key(cls: type, key: str, source: str = "", flag: bool = False) -> Un
         tables = dict.fromkeys(name.partition(".")[0] for name in known)
         rule = "the tables are " + ", ".join(tables)
     what = f"flag {flag_of(key)} is unknown" if flag else f'config key "{key}" is unknown'
+    remedy = "--help explains them" if flag else "correct its name, or remove it"
     return UniRLError(
         what + (f" ({source})" if source else ""),
         rule,
-        "did you mean " + " or ".join(show(name) for name in near[:2]) + "?" if near else "",
+        f"did you mean {' or '.join(show(name) for name in near[:2])}?" if near else remedy,
     )
 
 
@@ -332,7 +333,12 @@ def parse_flags(
             argument = "--" + short[argument]
         if not argument.startswith("--"):
             if argument.startswith("-") and len(argument) > 1 and not _is_number(argument):
-                raise unknown_key(cls, argument.lstrip("-"), flag=True)
+                raise UniRLError(
+                    f"flag {argument} is unknown",
+                    "flags begin with two hyphens"
+                    + (f", besides {', '.join(short)}" if short else ""),
+                    "--help explains them",
+                )
             positional.append(argument)
             continue
         name, equals, value = argument[2:].partition("=")

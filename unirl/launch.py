@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,10 +17,10 @@ from unirl.config import to_toml
 from unirl.core.checkpoint import load_checkpoint
 from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
-from unirl.report.console import make_console
-from unirl.report.sinks import JsonlSink, TensorBoardSink
+from unirl.report.console import Console, make_console
+from unirl.report.sinks import JsonlSink, Sink, TensorBoardSink
 from unirl.runners import state
-from unirl.runners.hooks import CheckpointHook, EvalHook, LogHook, StopHook
+from unirl.runners.hooks import CheckpointHook, EvalHook, LogHook, RowWriter, StopHook
 from unirl.runners.inline import InlineRunner
 from unirl.runners.loop import Hook, TrainLoop
 from unirl.runners.plan import Plan
@@ -50,11 +50,15 @@ class RunResult:
     """The last row of metrics."""
 
 
-def run(plan: Plan, run_dir: Path | str, *, resume: Path | None = None, console: bool = True) -> RunResult:
+def run(
+    plan: Plan, run_dir: Path | str, *, resume: Path | None = None, console: bool = True
+) -> RunResult:
     """Train a plan until it ends; everything it leaves lies in `run_dir`.
 
-    resume: a run folder or checkpoint to continue from. console: whether to show progress on standard output.
-    Ctrl-C or SIGTERM once: the update under way is finished and a checkpoint written. Twice: KeyboardInterrupt.
+    resume: a run folder or checkpoint to continue from. console: whether to show progress on
+    standard output.
+    Ctrl-C or SIGTERM once: the update under way is finished and a checkpoint written. Twice:
+    KeyboardInterrupt.
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -73,12 +77,18 @@ def run(plan: Plan, run_dir: Path | str, *, resume: Path | None = None, console:
         if checkpoint is not None:
             state.restore(runner.loop, checkpoint)
         step = runner.loop.learner.num_steps
-        sinks = [
-            stack.enter_context(_closing(JsonlSink(run_dir / "metrics.jsonl", resume_step=step if checkpoint else None))),
-            stack.enter_context(_closing(TensorBoardSink(run_dir / "tb", resume_step=step if checkpoint else None))),
+        sinks: list[Sink] = [
+            JsonlSink(run_dir / "metrics.jsonl", resume_step=step if checkpoint else None),
+            TensorBoardSink(run_dir / "tb", resume_step=step if checkpoint else None),
         ]
-        screen = stack.enter_context(_closing(make_console(run_dir.name, plan.run.total_steps, run_dir))) if console else None
-        log_hook = LogHook([*sinks, *([_ConsoleSink(screen)] if screen else [])], plan.run.log_seconds)
+        for sink in sinks:
+            stack.callback(sink.close)
+        rows: list[RowWriter] = list(sinks)
+        if console:
+            screen = make_console(run_dir.name, plan.run.total_steps, run_dir)
+            stack.callback(screen.close)
+            rows.append(_ConsoleRows(screen))
+        log_hook = LogHook(rows, plan.run.log_seconds)
         save_hook = CheckpointHook(run_dir, plan.run.checkpoint_steps, runner.begin_anew)
         hooks: list[Hook] = [
             StopHook(plan.run.target_return, plan.run.max_seconds, window=plan.run.target_window),
@@ -91,7 +101,9 @@ def run(plan: Plan, run_dir: Path | str, *, resume: Path | None = None, console:
         stack.enter_context(_stop_on_signals(runner.loop))
         runner.run(hooks)
         loop = runner.loop
-        log.info("ended: %s after %d steps, %.1f s", loop.reason, loop.learner.num_steps, loop.seconds)
+        log.info(
+            "ended: %s after %d steps, %.1f s", loop.reason, loop.learner.num_steps, loop.seconds
+        )
         return RunResult(
             loop.learner.num_steps,
             loop.learner.version,
@@ -121,17 +133,15 @@ def _make_eval_hook(plan: Plan, run_dir: Path) -> EvalHook | None:
     )
 
 
-class _ConsoleSink:
-    def __init__(self, console: object) -> None:
-        self.write = console.update  # type: ignore[attr-defined]
+class _ConsoleRows:
+    """The console as something that rows are written to."""
 
+    def __init__(self, console: Console) -> None:
+        self._console = console
 
-@contextmanager
-def _closing(thing: object) -> Iterator[object]:
-    try:
-        yield thing
-    finally:
-        thing.close()  # type: ignore[attr-defined]
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """One row."""
+        self._console.update(step, scalars)
 
 
 @contextmanager

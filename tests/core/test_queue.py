@@ -18,7 +18,9 @@ from unirl.core.sample import Batch, Field, SampleSpec, Slot, collate
 from unirl.core.tree import tree_map
 from unirl.transports.shared import SharedQueue
 
-SPEC = SampleSpec({"obs/x": Field((3, 2), torch.int64), "state": Field((2,), torch.float32, batch_axis=0)})
+SPEC = SampleSpec(
+    {"obs/x": Field((3, 2), torch.int64), "state": Field((2,), torch.float32, batch_axis=0)}
+)
 MakeQueue = Callable[..., SlotQueue]
 
 
@@ -44,7 +46,9 @@ def produce(queue: SlotQueue, version: int, actor: int = 0) -> int:
 
 
 @pytest.mark.parametrize(("max_staleness", "batch_size"), [(0, 1), (0, 3), (1, 2), (4, 1)])
-def test_no_more_slots_are_out_than_the_law_allows(make_queue: MakeQueue, max_staleness: int, batch_size: int) -> None:
+def test_no_more_slots_are_out_than_the_law_allows(
+    make_queue: MakeQueue, max_staleness: int, batch_size: int
+) -> None:
     queue = make_queue(max_staleness=max_staleness, batch_size=batch_size)
     places = (max_staleness + 1) * batch_size
     slots = [queue.acquire(0.0) for _ in range(places)]
@@ -168,7 +172,7 @@ def test_every_deadline_says_who_is_waited_for(make_queue: MakeQueue) -> None:
     queue.acquire(0.0, actor=1)
     with pytest.raises(DeadlineExceeded, match="actor 1 has held ticket 0"):
         queue.take(0, timeout=0.05)
-    with pytest.raises(DeadlineExceeded, match="actor 0 waited .* 1 running"):
+    with pytest.raises(DeadlineExceeded, match=r"actor 0 waited .* 1 running"):
         queue.acquire(0.05, actor=0)
     assert (queue.oldest_running() or (None,))[0] == 1
 
@@ -205,7 +209,9 @@ def test_what_a_dead_actor_held_is_issued_again(make_queue: MakeQueue) -> None:
     assert queue.reclaim(1) == 1
     assert queue.discarded()["actor_died"] == 1
     fill(queue, survivor, 0)
-    assert queue.take(0, timeout=1.0).slots[0].ticket == 1  # strict order no longer waits for ticket 0
+    assert (
+        queue.take(0, timeout=1.0).slots[0].ticket == 1
+    )  # strict order no longer waits for ticket 0
     assert queue.acquire(0.0, actor=1).ticket == 2
 
 
@@ -220,7 +226,11 @@ def test_acknowledged_samples_survive_in_another_queue(make_queue: MakeQueue) ->
         tree_map(lambda into, value: into.copy_(value), again.place(slot.index), slot.data)
     again.restore(ready, queue.next_ticket)
     batches = [again.take(2) for _ in range(3)]
-    assert [(batch.slots[0].ticket, batch.staleness[0]) for batch in batches] == [(0, 2), (1, 2), (2, 1)]
+    assert [(batch.slots[0].ticket, batch.staleness[0]) for batch in batches] == [
+        (0, 2),
+        (1, 2),
+        (2, 1),
+    ]
     assert batches[1].slots[0].data["obs"]["x"].eq(1).all()
     for batch in batches:
         again.release(batch)
@@ -292,7 +302,12 @@ class Model:
         counts = self.queue.counts()
         assert counts["running"] == len(self.running)
         stale = self.queue.discarded()["stale"]
-        accounted = len(self.learned) + self.discarded + stale + sum(counts[s] for s in ("running", "ready", "taken"))
+        accounted = (
+            len(self.learned)
+            + self.discarded
+            + stale
+            + sum(counts[s] for s in ("running", "ready", "taken"))
+        )
         assert accounted == self.started
         if self.queue.config.window == 1:
             assert stale == 0  # in order of start nothing is ever produced in vain
@@ -300,7 +315,12 @@ class Model:
 
 
 OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["acquire", "acquire", "commit", "commit", "discard", "die", "take", "learn"]), st.integers(0, 7)),
+    st.tuples(
+        st.sampled_from(
+            ["acquire", "acquire", "commit", "commit", "discard", "die", "take", "learn"]
+        ),
+        st.integers(0, 7),
+    ),
     max_size=60,
 )
 
@@ -314,7 +334,11 @@ OPERATIONS = st.lists(
     shared=st.booleans(),
 )
 def test_under_any_schedule_nothing_is_lost_learned_twice_or_too_old(
-    operations: list[tuple[str, int]], max_staleness: int, batch_size: int, window: int | None, shared: bool
+    operations: list[tuple[str, int]],
+    max_staleness: int,
+    batch_size: int,
+    window: int | None,
+    shared: bool,
 ) -> None:
     kind = SharedQueue if shared else LocalQueue
     queue = kind(SPEC, QueueConfig(batch_size, max_staleness, window), num_actors=3)

@@ -1,6 +1,8 @@
-"""The queue and the weight store under real concurrency: threads and processes, random delays, SIGKILL at any moment.
+"""The queue and the weight store under real concurrency: threads and processes, random delays,
+SIGKILL at any moment.
 
-UNIRL_SCHEDULES sets how many random schedules of each kind are tried (a few by default; benchmarks/RESULTS.md has thousands).
+UNIRL_SCHEDULES sets how many random schedules of each kind are tried (a few by default;
+benchmarks/RESULTS.md has thousands).
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from unirl.core.weights import LocalWeightStore, Weights, WeightStore
 from unirl.transports.shared import SharedQueue, SharedWeightStore
 
 NUM_SCHEDULES = int(os.environ.get("UNIRL_SCHEDULES", "60"))
-SPEC = SampleSpec({"ticket": Field((64, 8), torch.int64), "version": Field((8,), torch.int64, batch_axis=0)})
+SPEC = SampleSpec(
+    {"ticket": Field((64, 8), torch.int64), "version": Field((8,), torch.int64, batch_axis=0)}
+)
 
 
 class Holder:
@@ -65,7 +69,13 @@ def act(queue: SlotQueue, weights: WeightStore, actor: int, rng: random.Random) 
             return
 
 
-def learn(queue: SlotQueue, weights: WeightStore, num_updates: int, rng: random.Random, chaos: Callable[[], None]) -> list[int]:
+def learn(
+    queue: SlotQueue,
+    weights: WeightStore,
+    num_updates: int,
+    rng: random.Random,
+    chaos: Callable[[], None],
+) -> list[int]:
     """A learner with random delays; checks every sample it learns and returns their tickets."""
     tickets: list[int] = []
     for version in range(num_updates):
@@ -97,7 +107,9 @@ def check_books(queue: SlotQueue, tickets: list[int]) -> None:
 
 def random_config(rng: random.Random) -> QueueConfig:
     return QueueConfig(
-        batch_size=rng.randint(1, 3), max_staleness=rng.randint(0, 3), window=rng.choice([1, 1, 3, None])
+        batch_size=rng.randint(1, 3),
+        max_staleness=rng.randint(0, 3),
+        window=rng.choice([1, 1, 3, None]),
     )
 
 
@@ -111,7 +123,13 @@ def test_random_schedules_of_threads(shared: bool) -> None:
         store.publish(weights_of(0), 0)
         failures: list[BaseException] = []
 
-        def run(index: int, seed: int, queue: SlotQueue = queue, store: WeightStore = store) -> None:
+        def run(
+            index: int,
+            seed: int,
+            queue: SlotQueue = queue,
+            store: WeightStore = store,
+            failures: list[BaseException] = failures,
+        ) -> None:
             try:
                 act(queue, store, index, random.Random(seed))
             except BaseException as error:
@@ -140,7 +158,11 @@ def test_random_schedules_of_processes_that_are_killed_at_any_moment() -> None:
         pids: list[int] = []
 
         def start(
-            index: int, incarnation: int, queue: SharedQueue = queue, store: SharedWeightStore = store, seed: int = seed
+            index: int,
+            incarnation: int,
+            queue: SharedQueue = queue,
+            store: SharedWeightStore = store,
+            seed: int = seed,
         ) -> int:
             pid = os.fork()
             if pid:
@@ -154,7 +176,12 @@ def test_random_schedules_of_processes_that_are_killed_at_any_moment() -> None:
 
         pids = [start(index, 0) for index in range(3)]
 
-        def chaos(pids: list[int] = pids, rng: random.Random = rng, queue: SharedQueue = queue, start: Callable[[int, int], int] = start) -> None:
+        def chaos(
+            pids: list[int] = pids,
+            rng: random.Random = rng,
+            queue: SharedQueue = queue,
+            start: Callable[[int, int], int] = start,
+        ) -> None:
             nonlocal num_killed
             if rng.random() < 0.25:
                 time.sleep(rng.random() * 1e-3)

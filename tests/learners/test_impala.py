@@ -35,11 +35,17 @@ def random_slot(spec: SampleSpec, seed: int, version: int = 0) -> Slot:
     return Slot(seed, seed, data, first_version=version, last_version=version)
 
 
-def make(batch_size: int = 1, core: str = "none", **settings: Any) -> tuple[ImpalaLearner, Policy, SampleSpec]:
+def make(
+    batch_size: int = 1, core: str = "none", **settings: Any
+) -> tuple[ImpalaLearner, Policy, SampleSpec]:
     policy = Policy(*SPACES, PolicyConfig(hidden=(8,), core=core, core_size=4), seed=3)  # type: ignore[arg-type]
     spec = unroll_spec(*SPACES, ActorConfig(1, NUM_ENVS, LENGTH), policy.initial_state(1))
     config = ImpalaLearnerConfig(optimizer=OptimizerConfig(max_grad_norm=1e9), **settings)
-    return ImpalaLearner(policy, spec, config, batch_size=batch_size, total_steps=1000, seed=0), policy, spec
+    return (
+        ImpalaLearner(policy, spec, config, batch_size=batch_size, total_steps=1000, seed=0),
+        policy,
+        spec,
+    )
 
 
 def test_the_loss_is_the_papers() -> None:
@@ -63,8 +69,12 @@ def test_the_loss_is_the_papers() -> None:
     assert metrics["losses/policy"] == pytest.approx(policy_loss.item(), rel=1e-4)
     assert metrics["losses/value"] == pytest.approx(value.item(), rel=1e-4)
     assert metrics["losses/entropy"] == pytest.approx(entropy.item(), rel=1e-4)
-    grads = torch.autograd.grad(policy_loss + 0.7 * value - 0.03 * entropy, list(policy.parameters()), allow_unused=True)
-    del grads  # the parameters have moved on; their norm before the step is what the learner reports
+    grads = torch.autograd.grad(
+        policy_loss + 0.7 * value - 0.03 * entropy, list(policy.parameters()), allow_unused=True
+    )
+    del (
+        grads
+    )  # the parameters have moved on; their norm before the step is what the learner reports
 
 
 def test_steps_count_environment_steps_without_fillers() -> None:
@@ -115,7 +125,9 @@ def test_a_batch_that_does_not_split_is_refused_with_the_nearest_that_does() -> 
     assert "minibatches 4" in error.value.remedy or "minibatches 2" in error.value.remedy
 
 
-@pytest.mark.parametrize("wrong", [{"gamma": 1.5}, {"lambda_": -0.1}, {"epochs": 0}, {"minibatches": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"gamma": 1.5}, {"lambda_": -0.1}, {"epochs": 0}, {"minibatches": 0}]
+)
 def test_settings_that_break_a_rule_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UniRLError):
         ImpalaLearnerConfig(**wrong)

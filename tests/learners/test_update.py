@@ -10,7 +10,9 @@ from unirl.core.errors import UniRLError
 from unirl.learners.update import OptimizerConfig, Update
 
 
-def make(dtype: torch.dtype, name: str = "adam", lr: float = 1e-4, schedule: str = "constant") -> tuple[nn.Linear, Update]:
+def make(
+    dtype: torch.dtype, name: str = "adam", lr: float = 1e-4, schedule: str = "constant"
+) -> tuple[nn.Linear, Update]:
     torch.manual_seed(0)
     module = nn.Linear(4, 3).to(dtype)
     config = OptimizerConfig(name=name, lr=lr, lr_schedule=schedule, max_grad_norm=1e9)  # type: ignore[arg-type]
@@ -29,7 +31,8 @@ def test_bfloat16_weights_follow_their_float32_masters_through_steps_too_small_f
         put_gradient(module)
         update.apply(0)
     moved = (update.model_state()["weight"] - start).abs()
-    # Adam moves by lr each time: 100 steps of 1e-4. Alone, each would round to nothing next to weights of 0.5.
+    # Adam moves by lr each time: 100 steps of 1e-4. Alone, each would round to nothing next to
+    # weights of 0.5.
     torch.testing.assert_close(moved, torch.full_like(moved, 1e-2), rtol=0.05, atol=0)
     assert torch.equal(module.weight, update.model_state()["weight"].bfloat16())
 
@@ -43,7 +46,10 @@ def test_a_saved_state_continues_exactly(name: str, dtype: torch.dtype) -> None:
         update.apply(step)
         if step == 2:
             model = {key: value.clone() for key, value in update.model_state().items()}
-            optimizer = {key: {k: v.clone() for k, v in item.items()} for key, item in update.optimizer_state().items()}  # type: ignore[union-attr]
+            optimizer = {
+                key: {k: v.clone() for k, v in item.items()}
+                for key, item in update.optimizer_state().items()
+            }  # type: ignore[union-attr]
     resumed, other = make(dtype, name)
     other.load(model, optimizer)
     for step in range(3, 6):

@@ -40,15 +40,32 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def train(run_dir: Path, total_steps: int, variant: str, resume: Path | None = None, **more: Any) -> dict[str, torch.Tensor]:
+def train(
+    run_dir: Path, total_steps: int, variant: str, resume: Path | None = None, **more: Any
+) -> dict[str, torch.Tensor]:
     """Train and return everything a checkpoint holds, by name."""
-    settings = {**SMALL, **VARIANTS[variant], "run.total_steps": 4000, "run.checkpoint_steps": 700, **more}
+    settings = {
+        **SMALL,
+        **VARIANTS[variant],
+        "run.total_steps": 4000,
+        "run.checkpoint_steps": 700,
+        **more,
+    }
     plan = unirl.make_plan("impala", **settings)
-    plan = type(plan)(**{**plan.__dict__, "run": type(plan.run)(**{**plan.run.__dict__, "total_steps": total_steps})})
+    plan = type(plan)(
+        **{
+            **plan.__dict__,
+            "run": type(plan.run)(**{**plan.run.__dict__, "total_steps": total_steps}),
+        }
+    )
     result = unirl.run(plan, run_dir, resume=resume, console=False)
     assert result.checkpoint is not None
     checkpoint = load_checkpoint(result.checkpoint)
-    trees = {"model": checkpoint.model, "optimizer": checkpoint.optimizer, "samples": checkpoint.samples or {}}
+    trees = {
+        "model": checkpoint.model,
+        "optimizer": checkpoint.optimizer,
+        "samples": checkpoint.samples or {},
+    }
     return flatten({name: tree for name, tree in trees.items() if tree})
 
 
@@ -59,15 +76,21 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path, variant: str) -> None:
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
+    tmp_path: Path, variant: str
+) -> None:
     first = train(tmp_path / "a", 1500, variant)
     assert_equal(first, train(tmp_path / "b", 1500, variant))
     other = train(tmp_path / "c", 1500, variant, **{"run.seed": 2})
-    assert any(not torch.equal(first[name], other[name]) for name in first if name.startswith("model"))
+    assert any(
+        not torch.equal(first[name], other[name]) for name in first if name.startswith("model")
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path, variant: str) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, variant: str
+) -> None:
     whole = train(tmp_path / "whole", 3000, variant)
     # Ends where the whole run also makes a checkpoint: at the first update past 1400 steps.
     train(tmp_path / "parts", 1400, variant)
@@ -84,14 +107,26 @@ def test_max_staleness_is_the_age_of_every_inline_sample(tmp_path: Path) -> None
 def test_a_resume_of_another_environment_is_refused(tmp_path: Path) -> None:
     train(tmp_path / "run", 300, "on-policy")
     with pytest.raises(UniRLError, match="another env") as error:
-        train(tmp_path / "run", 600, "on-policy", resume=tmp_path / "run", **{"env.id": "Acrobot-v1"})
+        train(
+            tmp_path / "run", 600, "on-policy", resume=tmp_path / "run", **{"env.id": "Acrobot-v1"}
+        )
     assert "CartPole-v1" in str(error.value) and "Acrobot-v1" in str(error.value)
 
 
-def test_a_failing_environment_is_restarted_and_then_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = {**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": {"raise_at": 20}, "runner.max_restarts": 2}
+def test_a_failing_environment_is_restarted_and_then_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {
+        **SMALL,
+        "env.id": "unirl/Fault-v0",
+        "env.kwargs": {"raise_at": 20},
+        "runner.max_restarts": 2,
+    }
     plan = unirl.make_plan("impala", **settings)
-    with caplog.at_level(logging.ERROR), pytest.raises(UniRLError, match="restarted 2 of 2") as error:
+    with (
+        caplog.at_level(logging.ERROR),
+        pytest.raises(UniRLError, match="restarted 2 of 2") as error,
+    ):
         unirl.run(plan, tmp_path / "run", console=False)
     assert "RuntimeError" in error.value.what
     assert "Traceback" in (tmp_path / "run" / "log.txt").read_text()

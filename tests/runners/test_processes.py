@@ -1,4 +1,6 @@
-"""Actors as processes: faults end in a restart or a clear message, and no process is ever left behind."""
+"""Actors as processes: faults end in a restart or a clear message, and no process is ever left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def actor_pids(runner: ProcessesRunner) -> list[int]:
     return [pid for pid in runner.actors.pids() if pid is not None]
 
 
-def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_goes_on(
+    tmp_path: Path,
+) -> None:
     runner = ProcessesRunner(unirl.make_plan("impala", **SMALL), log_dir=tmp_path)
     seen: list[int] = []
 
@@ -86,7 +90,8 @@ def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_goes_on(tmp
         os.kill(seen[0], signal.SIGKILL)
 
     def restarted(loop: TrainLoop) -> None:
-        # One actor alone cannot fill two slots out of strict order for long: this update needed the successor.
+        # One actor alone cannot fill two slots out of strict order for long: this update needed the
+        # successor.
         assert actor_pids(runner)[0] != seen[0]
         seen.extend(actor_pids(runner))
 
@@ -96,8 +101,18 @@ def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_goes_on(tmp
     assert not any(alive(pid) for pid in seen)
 
 
-def test_an_environment_that_always_fails_stops_the_run_with_its_trace_in_the_log(tmp_path: Path) -> None:
-    plan = unirl.make_plan("impala", **{**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": {"raise_at": 20}, "runner.max_restarts": 1})
+def test_an_environment_that_always_fails_stops_the_run_with_its_trace_in_the_log(
+    tmp_path: Path,
+) -> None:
+    plan = unirl.make_plan(
+        "impala",
+        **{
+            **SMALL,
+            "env.id": "unirl/Fault-v0",
+            "env.kwargs": {"raise_at": 20},
+            "runner.max_restarts": 1,
+        },
+    )
     with pytest.raises(UniRLError) as error:
         unirl.run(plan, tmp_path, console=False)
     assert len(error.value.parts) == 3
@@ -109,8 +124,10 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_trace_in_the_lo
 
 
 def test_a_nan_observation_stops_the_run_at_once_and_names_itself(tmp_path: Path) -> None:
-    plan = unirl.make_plan("impala", **{**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": {"nan_at": 20}})
-    with pytest.raises(UniRLError, match="(?i)nan") as error:
+    plan = unirl.make_plan(
+        "impala", **{**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": {"nan_at": 20}}
+    )
+    with pytest.raises(UniRLError, match=r"(?i)nan") as error:
         unirl.run(plan, tmp_path, console=False)
     assert len(error.value.parts) == 3
     assert "unirl/Fault-v0" in str(error.value)
@@ -118,7 +135,10 @@ def test_a_nan_observation_stops_the_run_at_once_and_names_itself(tmp_path: Path
 
 def test_a_hung_environment_is_killed_and_restarted(tmp_path: Path) -> None:
     kwargs = {"sleep_at": 500, "sleep_seconds": 600.0}
-    plan = unirl.make_plan("impala", **{**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": kwargs, "runner.hang_seconds": 1.0})
+    plan = unirl.make_plan(
+        "impala",
+        **{**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": kwargs, "runner.hang_seconds": 1.0},
+    )
     runner = ProcessesRunner(plan, log_dir=tmp_path)
 
     class UntilRestart:
@@ -137,8 +157,9 @@ SCRIPT = """
 import sys, unirl
 if __name__ == "__main__":
     plan = unirl.make_plan("impala", **{
-        "env.id": "CartPole-v1", "actor.num_envs": 4, "actor.num_actors": 2, "actor.unroll_length": 8,
-        "queue.batch_size": 2, "queue.max_staleness": 1, "runner.kind": "processes", "run.total_steps": 10_000_000,
+        "env.id": "CartPole-v1", "actor.num_envs": 4, "actor.num_actors": 2,
+        "actor.unroll_length": 8, "queue.batch_size": 2, "queue.max_staleness": 1,
+        "runner.kind": "processes", "run.total_steps": 10_000_000,
         "run.log_seconds": 0.1, "run.checkpoint_steps": int(sys.argv[2]),
     })
     resume = sys.argv[1] if len(sys.argv) > 3 else None
@@ -153,9 +174,13 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def start(script: Path, run_dir: Path, checkpoint_steps: int, *more: str) -> subprocess.Popen[bytes]:
+def start(
+    script: Path, run_dir: Path, checkpoint_steps: int, *more: str
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, str(script), str(run_dir), str(checkpoint_steps), *more]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=(run_dir.parent / "stderr.txt").open("ab"))
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=(run_dir.parent / "stderr.txt").open("ab")
+    )
 
 
 def rows(run_dir: Path) -> int:
@@ -164,7 +189,9 @@ def rows(run_dir: Path) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_kill_9_of_the_main_process_leaves_no_process_and_no_shared_memory(script: Path, tmp_path: Path) -> None:
+def test_kill_9_of_the_main_process_leaves_no_process_and_no_shared_memory(
+    script: Path, tmp_path: Path
+) -> None:
     before = set(os.listdir("/dev/shm"))
     main = start(script, tmp_path / "run", 10_000_000)
     assert wait_until(lambda: rows(tmp_path / "run") > 2, 60), (tmp_path / "stderr.txt").read_text()
@@ -177,7 +204,9 @@ def test_kill_9_of_the_main_process_leaves_no_process_and_no_shared_memory(scrip
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-def test_one_signal_ends_the_run_with_a_checkpoint_and_exit_code_0(script: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_one_signal_ends_the_run_with_a_checkpoint_and_exit_code_0(
+    script: Path, tmp_path: Path, number: signal.Signals
+) -> None:
     main = start(script, tmp_path / "run", 10_000_000)
     assert wait_until(lambda: rows(tmp_path / "run") > 2, 60), (tmp_path / "stderr.txt").read_text()
     family = children(main.pid)
@@ -187,13 +216,19 @@ def test_one_signal_ends_the_run_with_a_checkpoint_and_exit_code_0(script: Path,
     assert wait_until(lambda: not any(alive(pid) for pid in family), 10)
 
 
-def test_kill_9_of_the_learner_at_random_moments_never_costs_a_checkpoint(script: Path, tmp_path: Path) -> None:
-    """UNIRL_KILLS sets how often; every few updates there is a checkpoint, so most kills fall into one."""
+def test_kill_9_of_the_learner_at_random_moments_never_costs_a_checkpoint(
+    script: Path, tmp_path: Path
+) -> None:
+    """UNIRL_KILLS sets how often; every few updates there is a checkpoint, so most kills fall into
+    one.
+    """
     rng, steps = random.Random(0), 0
     for attempt in range(int(os.environ.get("UNIRL_KILLS", "4"))):
         known = rows(tmp_path / "run")
         main = start(script, tmp_path / "run", 200, *(["resume"] if attempt else []))
-        assert wait_until(lambda known=known: rows(tmp_path / "run") > known + 1, 60), (tmp_path / "stderr.txt").read_text()
+        assert wait_until(lambda known=known: rows(tmp_path / "run") > known + 1, 60), (
+            tmp_path / "stderr.txt"
+        ).read_text()
         time.sleep(rng.random())
         family = children(main.pid)
         main.kill()

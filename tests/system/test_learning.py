@@ -33,7 +33,12 @@ CARTPOLE: dict[str, Any] = {
         {"runner.kind": "inline", "queue.max_staleness": 0},
         {"runner.kind": "inline", "queue.max_staleness": 3},
         {"runner.kind": "processes", "queue.max_staleness": 1},
-        {"runner.kind": "processes", "queue.max_staleness": 2, "queue.window": None, "actor.num_actors": 2},
+        {
+            "runner.kind": "processes",
+            "queue.max_staleness": 2,
+            "queue.window": None,
+            "actor.num_actors": 2,
+        },
     ],
     ids=["inline", "inline, three updates old", "a process", "two processes, any order"],
 )

@@ -1,4 +1,6 @@
-"""Who produces samples. An actor owns environments (or an inference engine) and a copy of the policy, and never knows who learns."""
+"""Who produces samples. An actor owns environments (or an inference engine) and a copy of the
+policy, and never knows who learns.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ class Actor(Protocol):
     """Fills slots one after the other."""
 
     def produce(self, slot: Slot) -> None:
-        """Pull the newest weights, write one sample into `slot.data`, and set the slot's versions."""
+        """Pull the newest weights, write one sample into `slot.data`, and set the slot's versions.
+        """
 
     def close(self) -> None:
         """Let go of environments and engines; idempotent."""
@@ -23,7 +26,9 @@ class Restartable(Protocol):
     """An actor that can begin anew from a seed: what an exact resume of the inline runner needs."""
 
     def restart(self, seed: int) -> None:
-        """Reset environments, recurrent state and random numbers to what a new actor of this seed has."""
+        """Reset environments, recurrent state and random numbers to what a new actor of this seed
+        has.
+        """
 
 
 class AsyncActor(Protocol):
@@ -43,5 +48,7 @@ class ActorContext:
     index: int
     num_actors: int
     seed: int
-    """Derived from the run's seed, the actor's index and how often it was restarted: no two actors share one."""
+    """Derived from the run's seed, the actor's index and how often it was restarted: no two actors
+    share one.
+    """
     weights: WeightStore

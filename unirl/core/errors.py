@@ -4,9 +4,11 @@ from __future__ import annotations
 
 
 class UniRLError(Exception):
-    """An error explained in up to three short parts; the CLI prints it without a traceback and exits with 2.
+    """An error explained in up to three short parts; the CLI prints it without a traceback and
+    exits with 2.
 
-    what: what is wrong, naming the thing. rule: the rule that was broken with both values. remedy: what to do.
+    what: what is wrong, naming the thing. rule: the rule that was broken with both values. remedy:
+    what to do.
     """
 
     def __init__(self, what: str, rule: str = "", remedy: str = "") -> None:
@@ -14,7 +16,9 @@ class UniRLError(Exception):
         super().__init__(what, rule, remedy)
 
     def __str__(self) -> str:
-        return " ".join(part if part.endswith((".", "?", "!", ")")) else f"{part}." for part in self.parts)
+        return " ".join(
+            part if part.endswith((".", "?", "!", ")")) else f"{part}." for part in self.parts
+        )
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -31,7 +35,9 @@ class DeadlineExceeded(UniRLError):
 
 
 class DiscardSlot(Exception):
-    """Raised by an actor's `produce`: this sample is worth nothing, for a declared reason; the place is given back."""
+    """Raised by an actor's `produce`: this sample is worth nothing, for a declared reason; the
+    place is given back.
+    """
 
     def __init__(self, reason: str) -> None:
         self.reason = reason

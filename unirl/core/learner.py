@@ -1,4 +1,6 @@
-"""Who consumes batches. A learner owns the optimiser and the version of the weights, and never knows who acted."""
+"""Who consumes batches. A learner owns the optimiser and the version of the weights, and never
+knows who acted.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from unirl.core.weights import Weights
 
 @dataclass
 class LearnerState:
-    """All that a learner needs to go on exactly where it was: two trees of tensors and JSON for the rest."""
+    """All that a learner needs to go on exactly where it was: two trees of tensors and JSON for the
+    rest.
+    """
 
     model: Tree
     optimizer: Tree
@@ -27,10 +31,14 @@ class Learner(Protocol):
     version: int
     """Updates made so far: the version of `weights()`."""
     num_steps: int
-    """Samples learned so far in the recipe's unit: environment steps without filler rows, or tokens."""
+    """Samples learned so far in the recipe's unit: environment steps without filler rows, or
+    tokens.
+    """
 
     def step(self, batch: Batch) -> Metrics:
-        """Learn from one batch and raise `version` by one; the batch may be read until this returns."""
+        """Learn from one batch and raise `version` by one; the batch may be read until this
+        returns.
+        """
 
     def weights(self) -> Weights:
         """What actors need; the runner copies it before the next step."""

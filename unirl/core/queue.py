@@ -1,11 +1,17 @@
-"""The sample queue and its law: who may produce, in which order samples are learned, and how old they may be.
+"""The sample queue and its law: who may produce, in which order samples are learned, and how old
+they may be.
 
-One table of slots obeys one law, whatever memory the table lies in and whatever lock guards it. `LocalQueue` is the table in
-plain memory for threads of one process; `unirl.transports.shared` puts the very same table between processes.
+One table of slots obeys one law, whatever memory the table lies in and whatever lock guards it.
+`LocalQueue` is the table in
+plain memory for threads of one process; `unirl.transports.shared` puts the very same table between
+processes.
 
-The law: there are (max_staleness + 1) * batch_size places and no more. A place comes back only by `release`, which the
-training loop calls after it published the newer weights. So whoever starts a sample sees weights so new that, learned in order
-of start, the sample cannot be older than `max_staleness` updates. `window` lets finished samples overtake slow ones; what got
+The law: there are (max_staleness + 1) * batch_size places and no more. A place comes back only by
+`release`, which the
+training loop calls after it published the newer weights. So whoever starts a sample sees weights so
+new that, learned in order
+of start, the sample cannot be older than `max_staleness` updates. `window` lets finished samples
+overtake slow ones; what got
 too old by that is discarded by `take`, the only judge of age, and counted.
 """
 
@@ -25,9 +31,19 @@ FREE, RUNNING, READY, TAKEN = range(4)
 STATE_NAMES = ("free", "running", "ready", "taken")
 LEARNER = 0
 """The learner's bell; actor i listens to bell i + 1."""
-REASONS = ("stale", "actor_died", "actor_failed", "timeout", "filtered", "zero_variance", "aborted", "shutdown")
+REASONS = (
+    "stale",
+    "actor_died",
+    "actor_failed",
+    "timeout",
+    "filtered",
+    "zero_variance",
+    "aborted",
+    "shutdown",
+)
 """Why a slot was discarded. A recipe may declare more."""
-# A lost wake-up must never become a hang: every sleeper looks again after this long, whatever happened to its bell.
+# A lost wake-up must never become a hang: every sleeper looks again after this long, whatever
+# happened to its bell.
 LOOK_AGAIN_SECONDS = 0.1
 
 
@@ -38,22 +54,31 @@ class QueueConfig:
     batch_size: int = 1
     """Slots per update. More: smoother gradients, fewer updates per sample."""
     max_staleness: int = 1
-    """How many updates old a sample may be. 0: strictly on-policy, actors and learner take turns; more: they overlap."""
+    """How many updates old a sample may be. 0: strictly on-policy, actors and learner take turns;
+    more: they overlap.
+    """
     window: int | None = 1
-    """How far a finished slot may overtake slower ones. 1: order of start, nothing goes stale; unset: whichever is ready first."""
+    """How far a finished slot may overtake slower ones. 1: order of start, nothing goes stale;
+    unset: whichever is ready first.
+    """
     timeout_seconds: float = 300.0
-    """How long the learner waits for one slot before it gives up, naming the actor it waited for."""
+    """How long the learner waits for one slot before it gives up, naming the actor it waited for.
+    """
 
     def __post_init__(self) -> None:
         for name, minimum in (("batch_size", 1), ("max_staleness", 0), ("window", 1)):
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise UniRLError(
-                    f"queue.{name} is {value}", f"queue.{name} >= {minimum} must hold", f"set it to {minimum} or more"
+                    f"queue.{name} is {value}",
+                    f"queue.{name} >= {minimum} must hold",
+                    f"set it to {minimum} or more",
                 )
         if self.timeout_seconds <= 0:
             raise UniRLError(
-                f"queue.timeout_seconds is {self.timeout_seconds}", "a deadline must be > 0", "set it to 300, say"
+                f"queue.timeout_seconds is {self.timeout_seconds}",
+                "a deadline must be > 0",
+                "set it to 300, say",
             )
 
     @property
@@ -69,7 +94,9 @@ class SampleQueue(Protocol):
         """The right to produce one sample; blocks while every place is out (back-pressure)."""
 
     def commit(self, slot: Slot) -> None:
-        """The slot is filled: acknowledged, it will be trained once or discarded with a counted reason."""
+        """The slot is filled: acknowledged, it will be trained once or discarded with a counted
+        reason.
+        """
 
     def discard(self, slot: Slot, reason: str) -> None:
         """Give the place back without a sample; the reason is counted."""
@@ -93,7 +120,8 @@ class Guard(Protocol):
         """Wake whoever waits at this bell, now or next."""
 
     def wait(self, bell: int, seconds: float) -> None:
-        """Sleep until the bell rings, at most `seconds`. Called without the lock; may return early."""
+        """Sleep until the bell rings, at most `seconds`. Called without the lock; may return early.
+        """
 
 
 class LocalGuard(AbstractContextManager[object]):
@@ -118,10 +146,13 @@ class LocalGuard(AbstractContextManager[object]):
         self._bells[bell].clear()
 
 
-# Words of the table. A word is written whole or not at all, so a process killed between two stores leaves a state that reads as
+# Words of the table. A word is written whole or not at all, so a process killed between two stores
+# leaves a state that reads as
 # "before" or "after": the state word is always stored last.
 _CLOSED, _NEXT_TICKET, _VERSION, _COMMITTED, _LEARNED, _HEADER = range(6)
-_STATE, _TICKET, _ACTOR, _START_VERSION, _FIRST, _LAST, _WAIT_US, _WORK_US, _START_US, _ROW = range(10)
+_STATE, _TICKET, _ACTOR, _START_VERSION, _FIRST, _LAST, _WAIT_US, _WORK_US, _START_US, _ROW = range(
+    10
+)
 
 
 def table_words(num_slots: int, num_actors: int, num_reasons: int) -> int:
@@ -132,7 +163,8 @@ def table_words(num_slots: int, num_actors: int, num_reasons: int) -> int:
 class SlotQueue:
     """The law over a table of int64 words. Use LocalQueue or SharedQueue, which bring the memory.
 
-    words: `table_words(...)` int64 words, zeroed by the creator. slots: the data tree of each place.
+    words: `table_words(...)` int64 words, zeroed by the creator. slots: the data tree of each
+    place.
     """
 
     def __init__(
@@ -152,12 +184,17 @@ class SlotQueue:
         self._discarded = self._waiting + num_actors + 1
         first_row = self._discarded + len(reasons)
         self._rows = [first_row + i * _ROW for i in range(config.num_slots)]
-        self._partial: list[Slot] = []  # taken by an unfinished `take`: a deadline must not lose them
+        self._partial: list[
+            Slot
+        ] = []  # taken by an unfinished `take`: a deadline must not lose them
 
-    # -- the actor's side ----------------------------------------------------------------------------------------------
+    # -- the actor's side
+    # ----------------------------------------------------------------------------------------------
 
     def acquire(self, timeout: float | None = None, *, actor: int = 0) -> Slot:
-        """See SampleQueue. Raises DeadlineExceeded after `timeout` seconds, QueueClosed when the run is over."""
+        """See SampleQueue. Raises DeadlineExceeded after `timeout` seconds, QueueClosed when the
+        run is over.
+        """
         words, started = self._words, time.monotonic()
         while True:
             with self._guard:
@@ -172,7 +209,9 @@ class SlotQueue:
                         now = time.monotonic()
                         words[row + _START_US] = int(now * 1e6)
                         words[row + _STATE] = RUNNING
-                        return Slot(index, ticket, self._data[index], actor, wait_seconds=now - started)
+                        return Slot(
+                            index, ticket, self._data[index], actor, wait_seconds=now - started
+                        )
                 words[self._waiting + 1 + actor] = 1
             self._sleep(1 + actor, started, timeout, f"actor {actor} waited", "for a free slot")
 
@@ -180,7 +219,8 @@ class SlotQueue:
         """See SampleQueue."""
         if slot.first_version < 0 or slot.last_version < slot.first_version:
             raise UniRLError(
-                f"slot of ticket {slot.ticket} was committed with versions {slot.first_version}..{slot.last_version}",
+                f"slot of ticket {slot.ticket} was committed with versions "
+                f"{slot.first_version}..{slot.last_version}",
                 "0 <= first_version <= last_version must hold",
                 "the actor sets both to the version that WeightStore.pull returned",
             )
@@ -201,10 +241,13 @@ class SlotQueue:
             self._require(slot, RUNNING)
             self._free(slot.index, reason)
 
-    # -- the learner's side --------------------------------------------------------------------------------------------
+    # -- the learner's side
+    # --------------------------------------------------------------------------------------------
 
     def take(self, learner_version: int, timeout: float | None = None) -> Batch:
-        """See SampleQueue. Slots are taken one by one: waiting for a whole batch inside the window would deadlock."""
+        """See SampleQueue. Slots are taken one by one: waiting for a whole batch inside the window
+        would deadlock.
+        """
         words, started, taken = self._words, time.monotonic(), self._partial
         timeout = self.config.timeout_seconds if timeout is None else timeout
         while len(taken) < self.config.batch_size:
@@ -234,7 +277,8 @@ class SlotQueue:
             for slot in batch.slots:
                 words[self._rows[slot.index] + _STATE] = FREE
             words[_LEARNED] += len(batch.slots)
-            # The loop published before it released: samples started from now on see weights one update newer.
+            # The loop published before it released: samples started from now on see weights one
+            # update newer.
             words[_VERSION] = batch.version + 1
             self._ring_waiting_actors()
 
@@ -245,24 +289,35 @@ class SlotQueue:
         for bell in range(self._num_actors + 1):
             self._guard.ring(bell)
 
-    # -- faults, checkpoints, the log ----------------------------------------------------------------------------------
+    # -- faults, checkpoints, the log
+    # ----------------------------------------------------------------------------------
 
     def reclaim(self, actor: int, reason: str = "actor_died") -> int:
-        """Discard what a dead actor left unfinished, so that its places are issued again; returns how many."""
+        """Discard what a dead actor left unfinished, so that its places are issued again; returns
+        how many.
+        """
         with self._guard:
-            lost = [i for i, row in enumerate(self._rows) if self._held(row, RUNNING) and self._words[row + _ACTOR] == actor]
+            lost = [
+                i
+                for i, row in enumerate(self._rows)
+                if self._held(row, RUNNING) and self._words[row + _ACTOR] == actor
+            ]
             for index in lost:
                 self._free(index, reason)
         return len(lost)
 
     def ready_slots(self) -> list[Slot]:
-        """The acknowledged samples that nobody took yet, oldest ticket first. Only the learner may read them."""
+        """The acknowledged samples that nobody took yet, oldest ticket first. Only the learner may
+        read them.
+        """
         with self._guard:
             indices = [i for i, row in enumerate(self._rows) if self._held(row, READY)]
             return sorted((self._slot(i) for i in indices), key=lambda slot: slot.ticket)
 
     def restore(self, ready: Sequence[Slot], next_ticket: int) -> None:
-        """Put acknowledged samples of an earlier run back, before anyone acquires. Data is copied by the caller."""
+        """Put acknowledged samples of an earlier run back, before anyone acquires. Data is copied
+        by the caller.
+        """
         words = self._words
         with self._guard:
             for slot in ready:
@@ -298,7 +353,9 @@ class SlotQueue:
 
     def discarded(self) -> dict[str, int]:
         """How many slots were discarded since the run began, by reason."""
-        return {reason: int(self._words[self._discarded + i]) for i, reason in enumerate(self._reasons)}
+        return {
+            reason: int(self._words[self._discarded + i]) for i, reason in enumerate(self._reasons)
+        }
 
     def totals(self) -> dict[str, int]:
         """Slots started, committed and learned since the queue was made."""
@@ -311,8 +368,14 @@ class SlotQueue:
     def ages(self, learner_version: int) -> tuple[list[int], list[int]]:
         """Ages in updates of the running slots (since their start) and of the ready ones."""
         words = self._words
-        running = [learner_version - words[row + _START_VERSION] for row in self._rows if self._held(row, RUNNING)]
-        ready = [learner_version - words[row + _FIRST] for row in self._rows if self._held(row, READY)]
+        running = [
+            learner_version - words[row + _START_VERSION]
+            for row in self._rows
+            if self._held(row, RUNNING)
+        ]
+        ready = [
+            learner_version - words[row + _FIRST] for row in self._rows if self._held(row, READY)
+        ]
         return running, ready
 
     def waited_for(self) -> str:
@@ -320,11 +383,14 @@ class SlotQueue:
         words, now = self._words, int(time.monotonic() * 1e6)
         counts = ", ".join(f"{number} {name}" for name, number in self.counts().items() if number)
         running = [
-            f"actor {words[row + _ACTOR]} has held ticket {words[row + _TICKET]} for {(now - words[row + _START_US]) / 1e6:.0f} s"
+            f"actor {words[row + _ACTOR]} has held ticket {words[row + _TICKET]} "
+            f"for {(now - words[row + _START_US]) / 1e6:.0f} s"
             for row in self._rows
             if self._held(row, RUNNING)
         ]
-        return f"of {len(self._rows)} places: {counts}" + ("; " + ", ".join(running) if running else "")
+        return f"of {len(self._rows)} places: {counts}" + (
+            "; " + ", ".join(running) if running else ""
+        )
 
     def oldest_running(self) -> tuple[int, float] | None:
         """The actor that holds the oldest running ticket, and for how many seconds."""
@@ -339,7 +405,8 @@ class SlotQueue:
         _, actor, held_us = min(running)
         return int(actor), held_us / 1e6
 
-    # -- inside ----------------------------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
+    # ----------------------
 
     def _next_ready(self) -> int | None:
         """The ready slot of the lowest ticket among the first `window` outstanding ones."""
@@ -374,7 +441,9 @@ class SlotQueue:
     def _free(self, index: int, reason: str) -> None:
         if reason not in self._reasons:
             raise UniRLError(
-                f"discard reason {reason!r} is unknown", f"declared are {', '.join(self._reasons)}", "declare it in the plan"
+                f"discard reason {reason!r} is unknown",
+                f"declared are {', '.join(self._reasons)}",
+                "declare it in the plan",
             )
         self._words[self._discarded + self._reasons.index(reason)] += 1
         self._words[self._rows[index] + _STATE] = FREE
@@ -411,7 +480,9 @@ class SlotQueue:
             left = started + timeout - time.monotonic()
             if left <= 0:
                 raise DeadlineExceeded(
-                    f"{who} {timeout:g} s {what}", self.waited_for(), "look at the log of whoever holds them, or raise the deadline"
+                    f"{who} {timeout:g} s {what}",
+                    self.waited_for(),
+                    "look at the log of whoever holds them, or raise the deadline",
                 )
             seconds = min(seconds, left)
         self._guard.wait(bell, seconds)
@@ -421,8 +492,17 @@ class LocalQueue(SlotQueue):
     """The queue for one process: plain memory, any number of threads."""
 
     def __init__(
-        self, spec: SampleSpec, config: QueueConfig, *, num_actors: int = 1, reasons: tuple[str, ...] = REASONS
+        self,
+        spec: SampleSpec,
+        config: QueueConfig,
+        *,
+        num_actors: int = 1,
+        reasons: tuple[str, ...] = REASONS,
     ) -> None:
-        words = memoryview(bytearray(8 * table_words(config.num_slots, num_actors, len(reasons)))).cast("q")
+        words = memoryview(
+            bytearray(8 * table_words(config.num_slots, num_actors, len(reasons)))
+        ).cast("q")
         slots = [spec.allocate() for _ in range(config.num_slots)]
-        super().__init__(config, words, slots, LocalGuard(num_actors + 1), num_actors=num_actors, reasons=reasons)
+        super().__init__(
+            config, words, slots, LocalGuard(num_actors + 1), num_actors=num_actors, reasons=reasons
+        )

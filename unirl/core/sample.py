@@ -1,4 +1,6 @@
-"""What travels: the SampleSpec declares it, a Slot is the place it is written to, a Batch is what the learner gets."""
+"""What travels: the SampleSpec declares it, a Slot is the place it is written to, a Batch is what
+the learner gets.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ from unirl.core.tree import Path, Tree, leaves, unflatten
 
 @dataclass(frozen=True)
 class Field:
-    """One tensor of a sample: shape and dtype, and the axis along which several slots join into a batch."""
+    """One tensor of a sample: shape and dtype, and the axis along which several slots join into a
+    batch.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     batch_axis: int | None = 1
-    """The axis that grows when slots are batched: 1 for time-major [T, B, ...], 0 for [B, ...], None: never joined."""
+    """The axis that grows when slots are batched: 1 for time-major [T, B, ...], 0 for [B, ...],
+    None: never joined.
+    """
 
     @property
     def num_bytes(self) -> int:
@@ -29,7 +35,9 @@ class Field:
 
 @dataclass(frozen=True)
 class SampleSpec:
-    """Names, shapes and dtypes of everything a slot holds, as flat paths ("obs/camera"); nothing else travels."""
+    """Names, shapes and dtypes of everything a slot holds, as flat paths ("obs/camera"); nothing
+    else travels.
+    """
 
     fields: Mapping[str, Field]
 
@@ -37,7 +45,7 @@ class SampleSpec:
         for name, item in self.fields.items():
             if item.batch_axis is not None and not 0 <= item.batch_axis < len(item.shape):
                 raise UniRLError(
-                    f"field {name!r} of shape {item.shape} cannot be batched along axis {item.batch_axis}",
+                    f"field {name!r} of shape {item.shape} has no axis {item.batch_axis} to batch",
                     f"0 <= batch_axis < {len(item.shape)} must hold",
                     "set batch_axis to the environments' axis, or None",
                 )
@@ -61,16 +69,20 @@ class SampleSpec:
 def tree_fields(tree: Tree, prefix: str = "", batch_axis: int | None = 1) -> dict[str, Field]:
     """Declare fields after the example of a tree of tensors."""
     return {
-        "/".join((prefix, *path) if prefix else path): Field(tuple(leaf.shape), leaf.dtype, batch_axis)
+        "/".join((prefix, *path) if prefix else path): Field(
+            tuple(leaf.shape), leaf.dtype, batch_axis
+        )
         for path, leaf in leaves(tree)
     }
 
 
 @dataclass
 class Slot:
-    """The right to produce one sample, and the memory to write it to: committed or discarded, always.
+    """The right to produce one sample, and the memory to write it to: committed or discarded,
+    always.
 
-    `data` is the tree of the spec, written in place. The actor sets the versions of the weights it acted with.
+    `data` is the tree of the spec, written in place. The actor sets the versions of the weights it
+    acted with.
     """
 
     index: int
@@ -103,8 +115,11 @@ class Batch:
         return [self.version - slot.first_version for slot in self.slots]
 
 
-def collate(batch: Batch, spec: SampleSpec, out: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-    """The batch as one tree: the slot itself when it is alone (no copy), else one copy of each slot into `out`.
+def collate(
+    batch: Batch, spec: SampleSpec, out: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """The batch as one tree: the slot itself when it is alone (no copy), else one copy of each slot
+    into `out`.
 
     out: a tree from `spec.allocate(len(batch.slots))`, written in place; allocated when None.
     """

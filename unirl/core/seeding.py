@@ -1,4 +1,6 @@
-"""Seeds derived from what they are for, so that no two generators of a run share one and a resumed run finds the same again."""
+"""Seeds derived from what they are for, so that no two generators of a run share one and a resumed
+run finds the same again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A Tree is a tensor, or a dictionary of Trees: how nested observations, weights and optimiser state travel."""
+"""A Tree is a tensor, or a dictionary of Trees: how nested observations, weights and optimiser
+state travel.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,13 @@ def leaves(tree: Tree, prefix: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]
 
 
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply `function` leaf by leaf to trees of one structure; a KeyError names a branch that is missing."""
+    """Apply `function` leaf by leaf to trees of one structure; a KeyError names a branch that is
+    missing.
+    """
     if isinstance(tree, Mapping):
-        return {key: tree_map(function, child, *(o[key] for o in others)) for key, child in tree.items()}
+        return {
+            key: tree_map(function, child, *(o[key] for o in others)) for key, child in tree.items()
+        }
     return function(tree, *others)
 
 

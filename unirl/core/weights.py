@@ -30,7 +30,8 @@ class WeightStore(Protocol):
         """Copy the weights; from now on `pull` returns this version."""
 
     def pull(self, into: Loadable, have: int) -> int:
-        """Load the newest version unless it is `have`; returns the version that `into` now holds."""
+        """Load the newest version unless it is `have`; returns the version that `into` now holds.
+        """
 
 
 class LocalWeightStore:
@@ -52,7 +53,9 @@ class LocalWeightStore:
             if not self._held:
                 self._held = {name: value.detach().clone() for name, value in weights.items()}
             else:
-                torch._foreach_copy_(list(self._held.values()), [weights[name] for name in self._held])
+                torch._foreach_copy_(
+                    list(self._held.values()), [weights[name] for name in self._held]
+                )
             self._version = version
 
     def pull(self, into: Loadable, have: int) -> int:

@@ -1,4 +1,5 @@
-"""IMPALA: actors unroll the policy over vectorised environments, the learner corrects for their lag with V-trace.
+"""IMPALA: actors unroll the policy over vectorised environments, the learner corrects for their lag
+with V-trace.
 
     vector actors -> slots of T x B -> queue -> V-trace learner -> weights -> vector actors
 
@@ -45,7 +46,11 @@ def plan(config: Config) -> Plan:
         queue=config.queue,
         num_actors=config.actor.num_actors,
         make_actor=partial(
-            make_vector_actor, env=config.env, policy=config.policy, actor=config.actor, gamma=config.learner.gamma
+            make_vector_actor,
+            env=config.env,
+            policy=config.policy,
+            actor=config.actor,
+            gamma=config.learner.gamma,
         ),
         make_learner=partial(
             make_impala_learner,
@@ -64,6 +69,8 @@ def plan(config: Config) -> Plan:
             "env": config.env.id,
             "observation_space": str(observation_space),
             "action_space": str(action_space),
-            "policy": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config.policy).items()},
+            "policy": {
+                k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config.policy).items()
+            },
         },
     )

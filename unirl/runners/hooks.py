@@ -16,7 +16,7 @@ from unirl.runners.loop import TrainLoop
 log = logging.getLogger(__name__)
 
 
-class Sink(Protocol):
+class RowWriter(Protocol):
     """Where rows of scalars go."""
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -26,7 +26,7 @@ class Sink(Protocol):
 class LogHook:
     """Every `log_seconds`, and at the end: one row of all scalars to every sink."""
 
-    def __init__(self, sinks: Sequence[Sink], log_seconds: float) -> None:
+    def __init__(self, sinks: Sequence[RowWriter], log_seconds: float) -> None:
         self._sinks, self._log_seconds = sinks, log_seconds
         self._last_time: float | None = None
         self._last_steps = self._last_version = 0
@@ -48,7 +48,11 @@ class LogHook:
             self._write(loop, time.monotonic())
 
     def _write(self, loop: TrainLoop, now: float) -> None:
-        learner, queue, seconds = loop.learner, loop.queue, max(now - (self._last_time or now), 1e-9)
+        learner, queue, seconds = (
+            loop.learner,
+            loop.queue,
+            max(now - (self._last_time or now), 1e-9),
+        )
         scalars = loop.metrics.flush()
         scalars["charts/updates"] = learner.version
         scalars["time/seconds"] = loop.seconds
@@ -78,7 +82,9 @@ class LogHook:
 
 
 class CheckpointHook:
-    """Every `every_steps` steps, and at the end: a checkpoint. `begin_anew` then restarts what no checkpoint can hold."""
+    """Every `every_steps` steps, and at the end: a checkpoint. `begin_anew` then restarts what no
+    checkpoint can hold.
+    """
 
     def __init__(self, run_dir: Path, every_steps: int, begin_anew: Callable[[], None]) -> None:
         self._run_dir, self._every_steps, self._begin_anew = run_dir, every_steps, begin_anew
@@ -91,7 +97,8 @@ class CheckpointHook:
         """See Hook."""
         steps = loop.learner.num_steps
         if self._next is None:
-            # Multiples of every_steps, so that a resumed run saves where the uninterrupted one does.
+            # Multiples of every_steps, so that a resumed run saves where the uninterrupted one
+            # does.
             before = steps - 1 if loop.learner.version == 1 else steps
             self._next = (before // self._every_steps + 1) * self._every_steps
         if steps >= self._next and loop.reason is None:
@@ -113,7 +120,9 @@ class CheckpointHook:
 
 
 class EvalHook:
-    """Every `every_steps` steps: whole episodes with the newest weights, on environments of their own."""
+    """Every `every_steps` steps: whole episodes with the newest weights, on environments of their
+    own.
+    """
 
     def __init__(
         self,
@@ -125,7 +134,11 @@ class EvalHook:
         deterministic: bool,
     ) -> None:
         self._make_evaluator, self._run_dir = make_evaluator, run_dir
-        self._every_steps, self._num_episodes, self._deterministic = every_steps, num_episodes, deterministic
+        self._every_steps, self._num_episodes, self._deterministic = (
+            every_steps,
+            num_episodes,
+            deterministic,
+        )
         self._next: int | None = None
         self.result: EvalResult | None = None
         """The newest result."""
@@ -146,7 +159,9 @@ class EvalHook:
         evaluator = self._make_evaluator()
         try:
             started = time.monotonic()
-            result = evaluator.evaluate(loop.learner.weights(), self._num_episodes, deterministic=self._deterministic)
+            result = evaluator.evaluate(
+                loop.learner.weights(), self._num_episodes, deterministic=self._deterministic
+            )
         finally:
             evaluator.close()
         self.result = result
@@ -159,7 +174,9 @@ class EvalHook:
 class StopHook:
     """Ends the run when the training return reaches a target, or time is up."""
 
-    def __init__(self, target_return: float | None, max_seconds: float | None, *, window: int) -> None:
+    def __init__(
+        self, target_return: float | None, max_seconds: float | None, *, window: int
+    ) -> None:
         self._target_return, self._max_seconds, self._window = target_return, max_seconds, window
 
     def after_update(self, loop: TrainLoop) -> None:

@@ -1,4 +1,6 @@
-"""The inline runner: actors and learner take turns in one process. Same seed, same weights, bit for bit; breakpoints work."""
+"""The inline runner: actors and learner take turns in one process. Same seed, same weights, bit for
+bit; breakpoints work.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,21 @@ class InlineRunner:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._weights = LocalWeightStore()
-        self._queue = LocalQueue(plan.spec, plan.queue, num_actors=plan.num_actors, reasons=plan.reasons)
+        self._queue = LocalQueue(
+            plan.spec, plan.queue, num_actors=plan.num_actors, reasons=plan.reasons
+        )
         self._actors: list[Actor] = []
         self._num_restarts = [0] * plan.num_actors
         self.loop = TrainLoop(plan, self._queue, self._weights, plan.make_learner_seeded())
 
     def run(self, hooks: Sequence[Hook]) -> None:
-        """Train until a hook stops the loop. The actors begin from a seed of this version, as after a checkpoint."""
+        """Train until a hook stops the loop. The actors begin from a seed of this version, as after
+        a checkpoint.
+        """
         try:
-            self._actors = [self._make(index, self._seed(index)) for index in range(self._plan.num_actors)]
+            self._actors = [
+                self._make(index, self._seed(index)) for index in range(self._plan.num_actors)
+            ]
             self.loop.run(hooks, take=self._take)
         finally:
             self.close()
@@ -40,7 +48,8 @@ class InlineRunner:
     def begin_anew(self) -> None:
         """Restart all actors from seeds of this version.
 
-        Environments cannot be saved. So at a checkpoint an inline run does what a resumed one must do, and both go on alike.
+        Environments cannot be saved. So at a checkpoint an inline run does what a resumed one must
+        do, and both go on alike.
         """
         for index, actor in enumerate(self._actors):
             if hasattr(actor, "restart"):
@@ -57,9 +66,12 @@ class InlineRunner:
         self._actors = []
 
     def _take(self) -> Batch:
-        # All places are filled before each update: with max_staleness k, every sample is k updates old, no more and no less.
+        # All places are filled before each update: with max_staleness k, every sample is k updates
+        # old, no more and no less.
         while self._queue.num_free:
-            self._produce(self._queue.acquire(0.0, actor=self._queue.next_ticket % self._plan.num_actors))
+            self._produce(
+                self._queue.acquire(0.0, actor=self._queue.next_ticket % self._plan.num_actors)
+            )
         return self._queue.take(self.loop.learner.version)
 
     def _produce(self, slot: Slot) -> None:
@@ -85,23 +97,33 @@ class InlineRunner:
         self._num_restarts[index] += 1
         self.loop.metrics.total("faults/actor_restarts", 1)
         self._actors[index].close()
-        self._actors[index] = self._make(index, derive_seed(self._seed(index), "restart", self._num_restarts[index]))
+        self._actors[index] = self._make(
+            index, derive_seed(self._seed(index), "restart", self._num_restarts[index])
+        )
 
     def _make(self, index: int, seed: int) -> Actor:
-        return self._plan.make_actor(ActorContext(index, self._plan.num_actors, seed, self._weights))
+        return self._plan.make_actor(
+            ActorContext(index, self._plan.num_actors, seed, self._weights)
+        )
 
     def _seed(self, index: int) -> int:
-        return derive_seed(self._plan.run.seed, "actor", index, "version", self.loop.learner.version)
+        return derive_seed(
+            self._plan.run.seed, "actor", index, "version", self.loop.learner.version
+        )
 
 
 def actor_died(index: int, error: BaseException, max_restarts: int) -> UniRLError:
-    """The error that ends a run whose actor cannot be kept alive; names the deepest frame of the failure."""
+    """The error that ends a run whose actor cannot be kept alive; names the deepest frame of the
+    failure.
+    """
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    where = f" in {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else ""
+    where = (
+        f" in {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else ""
+    )
     return UniRLError(
         f"actor {index} died: {type(error).__name__}{where}: {error}",
         f"it was restarted {max_restarts} of {max_restarts} times (runner.max_restarts)",
-        "the full trace is in the run's log.txt; mend the environment or the actor, then `unirl resume`",
+        "full trace: the run's log.txt; mend the environment or actor, then `unirl resume`",
     )

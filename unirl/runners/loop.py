@@ -27,7 +27,9 @@ class Hook(Protocol):
 class TrainLoop:
     """Takes, learns, publishes, releases. `reason` is why it ended, None while it runs."""
 
-    def __init__(self, plan: Plan, queue: SlotQueue, weights: WeightStore, learner: Learner) -> None:
+    def __init__(
+        self, plan: Plan, queue: SlotQueue, weights: WeightStore, learner: Learner
+    ) -> None:
         self.plan, self.queue, self.weights, self.learner = plan, queue, weights, learner
         self.metrics = Metrics()
         self.reason: str | None = None
@@ -50,7 +52,9 @@ class TrainLoop:
         *,
         take: Callable[[], Batch] | None = None,
     ) -> None:
-        """Train until someone calls `stop`. take: how a runner gets the next batch; the queue's own by default."""
+        """Train until someone calls `stop`. take: how a runner gets the next batch; the queue's own
+        by default.
+        """
         queue, weights, learner = self.queue, self.weights, self.learner
         take = take or (lambda: queue.take(learner.version))
         self._started = time.monotonic()

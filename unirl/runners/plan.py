@@ -1,4 +1,6 @@
-"""A Plan says what runs, how many, and where. It is picklable and nothing of it has started; a runner executes it."""
+"""A Plan says what runs, how many, and where. It is picklable and nothing of it has started; a
+runner executes it.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,37 @@ class RunnerConfig:
     """Where the pieces of a plan run."""
 
     kind: Literal["inline", "processes"] = "inline"
-    """inline: one process, turn by turn, reproducible bit for bit. processes: every actor is a process of its own."""
+    """inline: one process, turn by turn, reproducible bit for bit. processes: every actor is a
+    process of its own.
+    """
     actor_threads: int = 1
-    """Torch threads of each actor process. More than cores / actors makes everything slower, abruptly."""
+    """Torch threads of each actor process. More than cores / actors makes everything slower,
+    abruptly.
+    """
     learner_threads: int = 0
-    """Torch threads of the learner. 0: torch's choice when inline, one when actors run beside it."""
+    """Torch threads of the learner. 0: torch's choice when inline, one when actors run beside it.
+    """
     max_restarts: int = 3
     """How often one actor may die before the run stops."""
     hang_seconds: float = 300.0
-    """An actor process that holds a slot the learner waits for this long is killed and restarted."""
+    """An actor process that holds a slot the learner waits for this long is killed and restarted.
+    """
 
     def __post_init__(self) -> None:
         for name, minimum in (("actor_threads", 1), ("learner_threads", 0), ("max_restarts", 0)):
             value = getattr(self, name)
             if value < minimum:
                 raise UniRLError(
-                    f"runner.{name} is {value}", f"runner.{name} >= {minimum} must hold", f"set it to {minimum} or more"
+                    f"runner.{name} is {value}",
+                    f"runner.{name} >= {minimum} must hold",
+                    f"set it to {minimum} or more",
                 )
         if self.hang_seconds <= 0:
-            raise UniRLError(f"runner.hang_seconds is {self.hang_seconds}", "a deadline must be > 0", "set it to 300, say")
+            raise UniRLError(
+                f"runner.hang_seconds is {self.hang_seconds}",
+                "a deadline must be > 0",
+                "set it to 300, say",
+            )
 
 
 @dataclass(frozen=True)
@@ -48,11 +62,14 @@ class RunConfig:
     seed: int = 1
     """Everything random is derived from it. Another seed is another run."""
     total_steps: int = 1_000_000
-    """Samples to learn from (environment steps without filler rows, or tokens) before the run ends."""
+    """Samples to learn from (environment steps without filler rows, or tokens) before the run ends.
+    """
     log_seconds: float = 2.0
     """Seconds between two rows of metrics.jsonl, TensorBoard and the console."""
     checkpoint_steps: int = 1_000_000
-    """Steps between two checkpoints; one more is written at the end. Inline runs restart their environments at each."""
+    """Steps between two checkpoints; one more is written at the end. Inline runs restart their
+    environments at each.
+    """
     keep_checkpoints: int = 3
     """Older checkpoints are deleted."""
     eval_steps: int = 0
@@ -62,7 +79,8 @@ class RunConfig:
     eval_deterministic: bool = False
     """Take the most probable action in evaluations instead of sampling."""
     target_return: float | None = None
-    """Stop as soon as the mean training return of the last `target_window` episodes reaches this."""
+    """Stop as soon as the mean training return of the last `target_window` episodes reaches this.
+    """
     target_window: int = 100
     """Episodes that the mean for `target_return` and `charts/episodic_return` is taken over."""
     max_seconds: float | None = None
@@ -75,14 +93,24 @@ class RunConfig:
         ):  # fmt: skip
             value = getattr(self, name)
             if value < minimum:
-                raise UniRLError(f"run.{name} is {value}", f"run.{name} >= {minimum} must hold", f"set it to {minimum} or more")
+                raise UniRLError(
+                    f"run.{name} is {value}",
+                    f"run.{name} >= {minimum} must hold",
+                    f"set it to {minimum} or more",
+                )
         if self.log_seconds < 0:
-            raise UniRLError(f"run.log_seconds is {self.log_seconds}", "run.log_seconds >= 0 must hold", "set it to 2, say")
+            raise UniRLError(
+                f"run.log_seconds is {self.log_seconds}",
+                "run.log_seconds >= 0 must hold",
+                "set it to 2, say",
+            )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that a runner needs. The factories are module-level functions, classes or functools.partial of them."""
+    """All that a runner needs. The factories are module-level functions, classes or
+    functools.partial of them.
+    """
 
     recipe: str
     config: Any
@@ -103,13 +131,18 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.num_actors < 1:
-            raise UniRLError(f"the plan has {self.num_actors} actors", "num_actors >= 1 must hold", "set actor.num_actors to 1")
+            raise UniRLError(
+                f"the plan has {self.num_actors} actors",
+                "num_actors >= 1 must hold",
+                "set actor.num_actors to 1",
+            )
         places = self.queue.num_slots
+        needed = -(-self.num_actors // (self.queue.max_staleness + 1))
         if self.runner.kind == "processes" and self.num_actors > places:
             raise UniRLError(
                 f"{self.num_actors} actors share {places} places",
-                f"num_actors <= (max_staleness + 1) * batch_size = {places} must hold, or actors starve",
-                f"set queue.batch_size to {-(-self.num_actors // (self.queue.max_staleness + 1))}, or use fewer actors",
+                f"num_actors <= (max_staleness + 1) * batch_size = {places} must hold",
+                f"set queue.batch_size to {needed}, or use fewer actors",
             )
 
     def make_learner_seeded(self) -> Learner:
@@ -119,12 +152,14 @@ class Plan:
     def describe(self) -> str:
         """The plan in a few lines, for --dry-run and the log."""
         queue, spec = self.queue, self.spec
+        window = "unbounded" if queue.window is None else queue.window
+        sizes = (spec.num_bytes / 2**20, queue.num_slots * spec.num_bytes / 2**20)
         lines = [
             f"recipe    {self.recipe}",
             f"runner    {self.runner.kind}: {self.num_actors} actor(s) -> queue -> 1 learner",
-            f"queue     {queue.num_slots} places = (max_staleness {queue.max_staleness} + 1) x batch_size {queue.batch_size}, "
-            f"window {queue.window if queue.window is not None else 'unbounded'}",
-            f"slot      {spec.num_bytes / 2**20:.2f} MiB, {queue.num_slots * spec.num_bytes / 2**20:.1f} MiB in all",
+            f"queue     {queue.num_slots} places = (max_staleness {queue.max_staleness} + 1) "
+            f"x batch_size {queue.batch_size}, window {window}",
+            f"slot      {sizes[0]:.2f} MiB, {sizes[1]:.1f} MiB in all",
         ]
         for name, item in spec.fields.items():
             shape = ", ".join(str(size) for size in item.shape)

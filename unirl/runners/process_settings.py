@@ -1,4 +1,6 @@
-"""Settings of a whole process that training wants: memory that is kept, and an end together with its parent."""
+"""Settings of a whole process that training wants: memory that is kept, and an end together with
+its parent.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel (Linux) to kill this process when its parent dies; does nothing on other systems."""
+    """Ask the kernel (Linux) to kill this process when its parent dies; does nothing on other
+    systems.
+    """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -21,9 +25,15 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep large freed blocks: handing each back to the system costs a factor of 1.5 to 2.3 at large batches."""
+    """Tell glibc to keep large freed blocks: handing each back to the system costs a factor of 1.5
+    to 2.3 at large batches.
+    """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return
-    for option, num_bytes in ((_M_MMAP_THRESHOLD, 1 << 30), (_M_TRIM_THRESHOLD, 1 << 30), (_M_TOP_PAD, 1 << 26)):
+    for option, num_bytes in (
+        (_M_MMAP_THRESHOLD, 1 << 30),
+        (_M_TRIM_THRESHOLD, 1 << 30),
+        (_M_TOP_PAD, 1 << 26),
+    ):
         libc.mallopt(option, num_bytes)

@@ -1,4 +1,6 @@
-"""The processes runner: each actor is a process, slots and weights lie in shared memory, the learner trains in this process."""
+"""The processes runner: each actor is a process, slots and weights lie in shared memory, the
+learner trains in this process.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,17 @@ class ProcessesRunner:
 
     def __init__(self, plan: Plan, *, log_dir: Path | None = None) -> None:
         self._plan = plan
-        self._queue = SharedQueue(plan.spec, plan.queue, num_actors=plan.num_actors, reasons=plan.reasons)
+        self._queue = SharedQueue(
+            plan.spec, plan.queue, num_actors=plan.num_actors, reasons=plan.reasons
+        )
         learner = plan.make_learner_seeded()
         self._weights = SharedWeightStore(learner.weights())
         self.loop = TrainLoop(plan, self._queue, self._weights, learner)
         self.actors = ActorProcesses(plan, self._queue, self._weights, self.loop, log_dir)
 
     def run(self, hooks: Sequence[Hook]) -> None:
-        """Train until a hook stops the loop; no actor process is left when this returns or raises."""
+        """Train until a hook stops the loop; no actor process is left when this returns or raises.
+        """
         try:
             self._weights.publish(self.loop.learner.weights(), self.loop.learner.version)
             self.actors.start()
@@ -57,27 +62,47 @@ class ProcessesRunner:
         self.actors.close()
 
     def _take(self) -> Batch:
-        version, deadline = self.loop.learner.version, time.monotonic() + self._plan.queue.timeout_seconds
+        version, deadline = (
+            self.loop.learner.version,
+            time.monotonic() + self._plan.queue.timeout_seconds,
+        )
         hang_seconds = self._plan.runner.hang_seconds
         while True:
             try:
-                return self._queue.take(version, max(0.0, min(deadline - time.monotonic(), hang_seconds)))
+                return self._queue.take(
+                    version, max(0.0, min(deadline - time.monotonic(), hang_seconds))
+                )
             except DeadlineExceeded:
                 oldest = self._queue.oldest_running()
                 if oldest is not None and oldest[1] >= hang_seconds:
-                    log.warning("actor %d hangs and is killed: %s", oldest[0], self._queue.waited_for())
+                    log.warning(
+                        "actor %d hangs and is killed: %s", oldest[0], self._queue.waited_for()
+                    )
                     self.actors.kill(oldest[0])
                 elif time.monotonic() >= deadline:
                     raise
 
 
 class ActorProcesses:
-    """The actor processes of one run: started, watched, restarted a bounded number of times, ended. Also a hook, for the log."""
+    """The actor processes of one run: started, watched, restarted a bounded number of times, ended.
+    Also a hook, for the log.
+    """
 
     def __init__(
-        self, plan: Plan, queue: SharedQueue, weights: SharedWeightStore, loop: TrainLoop, log_dir: Path | None
+        self,
+        plan: Plan,
+        queue: SharedQueue,
+        weights: SharedWeightStore,
+        loop: TrainLoop,
+        log_dir: Path | None,
     ) -> None:
-        self._plan, self._queue, self._weights, self._loop, self._log_dir = plan, queue, weights, loop, log_dir
+        self._plan, self._queue, self._weights, self._loop, self._log_dir = (
+            plan,
+            queue,
+            weights,
+            loop,
+            log_dir,
+        )
         self._context = multiprocessing.get_context("spawn")
         self._lifeline = Lifeline()
         self._processes: list[SpawnProcess] = []
@@ -142,7 +167,13 @@ class ActorProcesses:
         receiver, sender = self._context.Pipe(duplex=False)
         plan = self._plan
         seed = derive_seed(
-            plan.run.seed, "actor", index, "version", self._loop.learner.version, "restart", self._num_restarts[index]
+            plan.run.seed,
+            "actor",
+            index,
+            "version",
+            self._loop.learner.version,
+            "restart",
+            self._num_restarts[index],
         )
         job = WorkerJob(
             make_actor=plan.make_actor,
@@ -157,7 +188,9 @@ class ActorProcesses:
             report=sender,
             parent_pid=os.getpid(),
         )
-        process = self._context.Process(target=actor_main, args=(job,), name=f"unirl-actor-{index:03d}")
+        process = self._context.Process(
+            target=actor_main, args=(job,), name=f"unirl-actor-{index:03d}"
+        )
         process.start()
         sender.close()
         return process, receiver
@@ -177,7 +210,9 @@ class ActorProcesses:
                     return
 
     def _bury(self, index: int) -> None:
-        """Discard what the dead actor held and start its successor; raises UniRLError when there shall be none."""
+        """Discard what the dead actor held and start its successor; raises UniRLError when there
+        shall be none.
+        """
         process, report = self._processes[index], self._read_report(index)
         process.join()
         num_lost = self._queue.reclaim(index)
@@ -190,7 +225,7 @@ class ActorProcesses:
             raise UniRLError(
                 what,
                 f"it was restarted {limit} of {limit} times (runner.max_restarts)",
-                f"the full trace is in {self._log_path(index)}; mend the environment or the actor, then `unirl resume`",
+                f"full trace: {self._log_path(index)}; mend its cause, then `unirl resume`",
             )
         self._num_restarts[index] += 1
         self._reports[index].close()
@@ -203,7 +238,9 @@ class ActorProcesses:
         except (EOFError, OSError):
             return {}
 
-    def _cause_of_death(self, index: int, exit_code: int | None, report: dict[str, list[str]]) -> str:
+    def _cause_of_death(
+        self, index: int, exit_code: int | None, report: dict[str, list[str]]
+    ) -> str:
         if "type" in report:
             return f"actor {index} died: {report['type']} in {report['where']}: {report['message']}"
         if exit_code is not None and exit_code < 0:

@@ -64,15 +64,19 @@ def restore(loop: TrainLoop, checkpoint: Checkpoint) -> None:
 
 
 def _restore_samples(loop: TrainLoop, checkpoint: Checkpoint) -> list[Slot]:
-    """Copy acknowledged samples into places; what no longer fits the queue's law is counted as discarded."""
+    """Copy acknowledged samples into places; what no longer fits the queue's law is counted as
+    discarded.
+    """
     samples: Any = checkpoint.samples or {}
-    spec, restored = loop.plan.spec, []
+    spec = loop.plan.spec
+    restored: list[Slot] = []
     for i, note in enumerate(checkpoint.state["ready"]):
         data = samples[str(i)]
         saved = {"/".join(path): (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves(data)}
         wanted = {name: (item.shape, item.dtype) for name, item in spec.fields.items()}
         if len(restored) == loop.queue.config.num_slots or saved != wanted:
-            # The run was resumed with other sizes: the sample has no place any more. Counted, not silent.
+            # The run was resumed with other sizes: the sample has no place any more. Counted, not
+            # silent.
             loop.metrics.total("queue/discarded/resized", 1)
             continue
         place = loop.queue.place(len(restored))
@@ -94,7 +98,10 @@ def check_fingerprint(plan: Plan, checkpoint: Checkpoint) -> None:
     """Raise UniRLError unless the checkpoint is of the same recipe, environment and policy."""
     saved = {"recipe": checkpoint.state.get("recipe"), **checkpoint.state.get("fingerprint", {})}
     wanted = {"recipe": plan.recipe, **plan.fingerprint}
-    for key in {**wanted, **saved}:  # in the recipe's order: the environment before what follows from it
+    for key in {
+        **wanted,
+        **saved,
+    }:  # in the recipe's order: the environment before what follows from it
         if saved.get(key) != wanted.get(key):
             raise UniRLError(
                 f"the checkpoint {checkpoint.path} is of another {key.replace('_', ' ')}",

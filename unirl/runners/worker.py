@@ -1,4 +1,6 @@
-"""The main function of an actor process: make the actor, fill slots until the queue is closed, never outlive the learner."""
+"""The main function of an actor process: make the actor, fill slots until the queue is closed,
+never outlive the learner.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def actor_main(job: WorkerJob) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if job.log_path is not None:
         _redirect_output(job.log_path)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     torch.set_num_threads(job.num_threads)
     keep_freed_memory()
     code = 0
@@ -97,11 +101,15 @@ def actor_main(job: WorkerJob) -> None:
         code = EXIT_USER_ERROR
     except Exception as error:
         log.exception("actor %d failed", job.index)
-        _report(job.report, {"type": type(error).__name__, "message": str(error), "where": _deepest_frame(error)})
+        _report(
+            job.report,
+            {"type": type(error).__name__, "message": str(error), "where": _deepest_frame(error)},
+        )
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # Without interpreter shutdown: engines' own threads may never end, and everything that matters is in the learner's hands.
+    # Without interpreter shutdown: engines' own threads may never end, and everything that matters
+    # is in the learner's hands.
     os._exit(code)
 
 
@@ -113,7 +121,9 @@ def _produce_until_closed(job: WorkerJob) -> None:
             try:
                 slot = queue.acquire(_PATIENCE_SECONDS, actor=job.index)
             except DeadlineExceeded as deadline:
-                log.warning("%s", deadline)  # the learner lives, or the lifeline would have ended us: it evaluates, say
+                log.warning(
+                    "%s", deadline
+                )  # the learner lives, or the lifeline would have ended us: it evaluates, say
                 continue
             started = time.monotonic()
             try:
@@ -146,4 +156,8 @@ def _deepest_frame(error: BaseException) -> str:
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    return f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}" if frame is not None else "?"
+    return (
+        f"{Path(frame.tb_frame.f_code.co_filename).name}:{frame.tb_lineno}"
+        if frame is not None
+        else "?"
+    )

@@ -1,12 +1,15 @@
 """Slots and weights in anonymous shared memory between processes of one machine.
 
-The memory is a file without a name (memfd), so nothing can stay behind in /dev/shm however a run ends. The table's lock is a POSIX
-record lock: the kernel frees it when its holder dies. Sleepers wait at pipes. Every object here is picklable while a child
+The memory is a file without a name (memfd), so nothing can stay behind in /dev/shm however a run
+ends. The table's lock is a POSIX
+record lock: the kernel frees it when its holder dies. Sleepers wait at pipes. Every object here is
+picklable while a child
 process is being spawned, and only then: what travels are file descriptors.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -39,14 +42,15 @@ class SharedBlock:
         self.fd = _anonymous_file(name)
         try:
             os.ftruncate(self.fd, num_bytes)
-            # Reserved now: memory that does not exist must fail here, not as a bus error in the middle of training.
+            # Reserved now: memory that does not exist must fail here, not as a bus error in the
+            # middle of training.
             os.posix_fallocate(self.fd, 0, num_bytes)
         except OSError as error:
             os.close(self.fd)
             raise UniRLError(
                 f"cannot reserve {num_bytes / 2**20:.0f} MiB of shared memory for {name}",
                 error.strerror or str(error),
-                "use fewer slots (queue.batch_size, queue.max_staleness), shorter unrolls or fewer environments",
+                "use fewer slots (queue.batch_size, queue.max_staleness) or shorter unrolls",
             ) from error
         self._attach(num_bytes)
 
@@ -67,7 +71,9 @@ class SharedBlock:
         count = torch.Size(shape).numel()
         if count == 0:
             return torch.empty(tuple(shape), dtype=dtype)
-        return torch.frombuffer(self.buffer, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+        return torch.frombuffer(self.buffer, dtype=dtype, count=count, offset=offset).view(
+            tuple(shape)
+        )
 
 
 class Bell:
@@ -94,18 +100,16 @@ class Bell:
 
     def ring(self) -> None:
         """Wake the sleeper, now or when it next waits."""
-        try:
+        # A full pipe holds unheard rings: the sleeper will wake.
+        with contextlib.suppress(BlockingIOError):
             os.write(self._writer, b"\0")
-        except BlockingIOError:
-            pass  # the pipe is full of unheard rings: the sleeper will wake
 
     def wait(self, seconds: float) -> None:
         """Sleep until a ring, at most `seconds`."""
         if self._poll.poll(seconds * 1000):
-            try:
+            # Another thread may have heard it first.
+            with contextlib.suppress(BlockingIOError):
                 os.read(self._reader, 4096)
-            except BlockingIOError:
-                pass  # another thread heard it first
 
 
 class SharedGuard(AbstractContextManager[object]):
@@ -130,7 +134,9 @@ class SharedGuard(AbstractContextManager[object]):
 
     def __enter__(self) -> object:
         if not self._threads.acquire(timeout=_LOCK_SECONDS):
-            raise DeadlineExceeded(f"a thread of process {os.getpid()} has held the queue's lock for {_LOCK_SECONDS:g} s")
+            raise DeadlineExceeded(
+                f"a thread of process {os.getpid()} has held the queue lock {_LOCK_SECONDS:g} s"
+            )
         try:
             fcntl.lockf(self._block.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -145,14 +151,16 @@ class SharedGuard(AbstractContextManager[object]):
     def _lock_with_deadline(self) -> None:
         deadline = time.monotonic() + _LOCK_SECONDS
         while True:
-            time.sleep(20e-6)  # the lock is held for microseconds: sleeping longer would only add latency
+            time.sleep(
+                20e-6
+            )  # the lock is held for microseconds: sleeping longer would only add latency
             try:
                 fcntl.lockf(self._block.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except OSError as error:
                 if time.monotonic() > deadline:
                     raise DeadlineExceeded(
-                        f"process {self._holder[0]} has held the queue's lock for {_LOCK_SECONDS:g} s",
+                        f"process {self._holder[0]} has held the queue lock {_LOCK_SECONDS:g} s",
                         "it is held for microseconds by a process that runs",
                         "the process is stopped or hung: kill it",
                     ) from error
@@ -174,7 +182,12 @@ class SharedQueue(SlotQueue):
     """The queue between processes: actors write slots in place, the learner reads them in place."""
 
     def __init__(
-        self, spec: SampleSpec, config: QueueConfig, *, num_actors: int = 1, reasons: tuple[str, ...] = REASONS
+        self,
+        spec: SampleSpec,
+        config: QueueConfig,
+        *,
+        num_actors: int = 1,
+        reasons: tuple[str, ...] = REASONS,
     ) -> None:
         offsets, slot_bytes = _layout({name: item.num_bytes for name, item in spec.fields.items()})
         self._parts: dict[str, Any] = {
@@ -182,7 +195,9 @@ class SharedQueue(SlotQueue):
             "config": config,
             "offsets": offsets,
             "slot_bytes": slot_bytes,
-            "table": SharedBlock(8 * table_words(config.num_slots, num_actors, len(reasons)), "unirl-table"),
+            "table": SharedBlock(
+                8 * table_words(config.num_slots, num_actors, len(reasons)), "unirl-table"
+            ),
             "slots": SharedBlock(max(1, slot_bytes * config.num_slots), "unirl-slots"),
             "guard": SharedGuard(num_actors + 1),
             "num_actors": num_actors,
@@ -196,7 +211,9 @@ class SharedQueue(SlotQueue):
         slots = [
             unflatten(
                 {
-                    name: block.tensor(index * slot_bytes + parts["offsets"][name], item.shape, item.dtype)
+                    name: block.tensor(
+                        index * slot_bytes + parts["offsets"][name], item.shape, item.dtype
+                    )
                     for name, item in spec.fields.items()
                 }
             )
@@ -204,7 +221,12 @@ class SharedQueue(SlotQueue):
         ]
         words = memoryview(parts["table"].buffer).cast("q")
         super().__init__(
-            parts["config"], words, slots, parts["guard"], num_actors=parts["num_actors"], reasons=parts["reasons"]
+            parts["config"],
+            words,
+            slots,
+            parts["guard"],
+            num_actors=parts["num_actors"],
+            reasons=parts["reasons"],
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -216,17 +238,23 @@ class SharedQueue(SlotQueue):
 
 
 class SharedWeightStore:
-    """The weight store between processes: two buffers, each with a sequence number that is odd while it is written.
+    """The weight store between processes: two buffers, each with a sequence number that is odd
+    while it is written.
 
-    A reader copies the active buffer and looks at its sequence number again: unchanged means whole, else it copies anew. The writer
-    always writes the other buffer, so a reader is disturbed only if two versions are published during its copy.
+    A reader copies the active buffer and looks at its sequence number again: unchanged means whole,
+    else it copies anew. The writer
+    always writes the other buffer, so a reader is disturbed only if two versions are published
+    during its copy.
     """
 
     _VERSION, _ACTIVE, _SEQUENCE, _VERSIONS, _WORDS = 0, 1, 2, 4, 6
 
     def __init__(self, example: Weights) -> None:
         self._shapes = {name: (tuple(value.shape), value.dtype) for name, value in example.items()}
-        sizes = {name: dtype.itemsize * torch.Size(shape).numel() for name, (shape, dtype) in self._shapes.items()}
+        sizes = {
+            name: dtype.itemsize * torch.Size(shape).numel()
+            for name, (shape, dtype) in self._shapes.items()
+        }
         self._offsets, self._buffer_bytes = _layout(sizes)
         self._block = SharedBlock(_ALIGN + 2 * self._buffer_bytes, "unirl-weights")
         self._attach()
@@ -236,7 +264,9 @@ class SharedWeightStore:
         self._words = memoryview(self._block.buffer)[: 8 * self._WORDS].cast("q")
         self._buffers: list[dict[str, torch.Tensor]] = [
             {
-                name: self._block.tensor(_ALIGN + i * self._buffer_bytes + self._offsets[name], shape, dtype)
+                name: self._block.tensor(
+                    _ALIGN + i * self._buffer_bytes + self._offsets[name], shape, dtype
+                )
                 for name, (shape, dtype) in self._shapes.items()
             }
             for i in range(2)
@@ -272,7 +302,9 @@ class SharedWeightStore:
         words[self._VERSION] = version
 
     def pull(self, into: Loadable, have: int) -> int:
-        """See unirl.core.weights.WeightStore. Raises DeadlineExceeded when no whole version can be read for 30 s."""
+        """See unirl.core.weights.WeightStore. Raises DeadlineExceeded when no whole version can be
+        read for 30 s.
+        """
         words, deadline = self._words, time.monotonic() + _LOCK_SECONDS
         if words[self._VERSION] == have:
             return have

@@ -1,8 +1,8 @@
-"""Sample Factory 2.1.1 (arXiv 2006.11751) at its fastest on two cores, in an environment of its own.
+"""Sample Factory 2.1.1 (arXiv 2006.11751) at its fastest on two cores, in a .venv of its own.
 
-Any Python 3.11 may start it: the first call makes `.venv` beside this file from requirements.txt. One env step is one
-agent decision that the learner consumed once: Sample Factory's own counter, with its multiplication by the frame skip
-switched off.
+Any Python 3.11 may start it: the first call makes `.venv` beside this file from requirements.txt.
+One env step is one agent decision that the learner consumed once: Sample Factory's own counter, with
+its multiplication by the frame skip switched off.
 
     python3 benchmarks/peers/sample_factory/run.py --env pong --seconds 60 --json
 """
@@ -47,7 +47,7 @@ COMMON = {
     "save_best_every_sec": 100_000,
     "experiment_summaries_interval": 60,
 }
-# vector: how a worker holds its environments, "envpool" (all in one) or "gym" (Sample Factory steps them one by one).
+# vector: a worker holds its num_envs in one "envpool", or as many "gym" environments one by one.
 PRESETS: dict[str, dict[str, Any]] = {
     "pong": {
         "vector": "envpool",
@@ -63,8 +63,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     "cartpole": {
         "vector": "gym",
-        "num_envs": 32,
-        "batch_size": 2048,
+        "num_envs": 128,
+        "batch_size": 8192,
         "encoder_mlp_layers": [64, 64],
         "nonlinearity": "tanh",
         "learning_rate": 1e-3,
@@ -78,9 +78,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--env", choices=PRESETS, default="pong")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--warm-up-seconds", type=float, default=10.0, help="counted from the first update")
-    parser.add_argument("--json", action="store_true", help="print one line of JSON and nothing else")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override the preset")
+    parser.add_argument(
+        "--warm-up-seconds", type=float, default=10.0, help="counted from the first update"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one line of JSON and nothing else"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override the preset"
+    )
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     flags = parser.parse_args()
     if flags.inside:
@@ -95,7 +101,11 @@ def main() -> None:
         row = {**result.row, "peak_memory_mb": round(result.peak_memory_mb, 1)}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps(row) if flags.json else "\n".join(f"{key}: {value}" for key, value in row.items()))
+    print(
+        json.dumps(row)
+        if flags.json
+        else "\n".join(f"{key}: {value}" for key, value in row.items())
+    )
 
 
 def install() -> None:
@@ -106,13 +116,21 @@ def install() -> None:
         return
     print(f"installing Sample Factory into {VENV} (some minutes, once)", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True)
-    pip = [str(VENV / "bin" / "python"), "-m", "pip", "install", "-q", "-r", str(HERE / "requirements.txt")]
+    pip = [
+        str(VENV / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "-r",
+        str(HERE / "requirements.txt"),
+    ]
     subprocess.run(pip, check=True, stdout=sys.stderr)
     mark.write_text(wanted)
 
 
 def train(flags: argparse.Namespace, folder: Path) -> None:
-    """Inside the environment: train for the time asked and print the row, peak memory left to the caller."""
+    """Inside .venv: train for the time asked and print the row; the caller adds the peak memory."""
     from sample_factory.algo.runners.runner import AlgoObserver
     from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
     from sample_factory.envs.env_utils import register_env
@@ -133,10 +151,12 @@ def train(flags: argparse.Namespace, folder: Path) -> None:
     cfg = parse_full_cfg(parser, arguments)
 
     class Clock(AlgoObserver):
-        """Reads the learner's step counter after each update, from the end of the warm-up to the end of the run."""
+        """Reads the learner's counter after an update, at the end of the warm-up and at the end."""
 
         first_update = 0.0
-        marks: list[tuple[float, int, float]] = []
+
+        def __init__(self) -> None:
+            self.marks: list[tuple[float, int, float]] = []
 
         def on_training_step(self, runner: Any, _: int) -> None:
             now = time.monotonic()
@@ -184,7 +204,9 @@ def make_envpool(name: str, cfg: Any, env_config: Any, render_mode: str | None =
     options: dict[str, Any] = {"seed": env_config.env_id if env_config is not None else 0}
     if name == "pong":
         options |= {"reward_clip": True, "frame_skip": cfg.env_frameskip}
-    env = envpool.make(IDS[name][0], env_type="gymnasium", num_envs=cfg.env_agents, num_threads=1, **options)
+    env = envpool.make(
+        IDS[name][0], env_type="gymnasium", num_envs=cfg.env_agents, num_threads=1, **options
+    )
 
     class Pool(EnvPoolResetFixWrapper):  # type: ignore[misc]
         """Sample Factory's own adapter; one worker sees the pool as that many agents."""

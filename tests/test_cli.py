@@ -1,0 +1,407 @@
+"""The command line: what it answers, what it refuses, and that no user sees a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from unirl import cli
+from unirl.config import load_toml
+from unirl.envs.config import EngineName
+
+ROOT = Path(cli.__file__).resolve().parent.parent
+SMALL = ["--env.id", "CartPole-v1", "--actor.num-envs", "8", "--run.total-steps", "2000"]
+ONE_THREAD = ["--runner.learner-threads", "1", "--no-console"]
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small finished run; tests read it and add reports to it."""
+    folder = tmp_path_factory.mktemp("trained")
+    words = ["train", "impala", *SMALL, *ONE_THREAD, "--name", "a", "--runs-dir", str(folder)]
+    assert cli.main(words) == 0
+    return folder / "a"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Run a command that must be refused in three parts; returns what it said."""
+    code = cli.main(words)
+    captured = capsys.readouterr()
+    assert code == 2, captured
+    assert "Traceback" not in captured.err + captured.out
+    lines = captured.err.splitlines()
+    assert len(lines) == 3 and lines[0].startswith("error: "), captured.err
+    return captured.err
+
+
+def run_python(*words: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **settings}
+    return subprocess.run(
+        [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+# ---------------------------------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["list", "recipes"], ["list", "configs"]])
+def test_answers_that_need_no_torch_do_not_wait_for_it(words: list[str]) -> None:
+    code = (
+        "import sys; from unirl.cli import main\n"
+        f"assert main({words!r}) == 0\n"
+        "assert not {'torch', 'gymnasium', 'numpy'} & set(sys.modules)"
+    )
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_m_unirl_is_the_command() -> None:
+    done = run_python("-m", "unirl", "trian")
+    assert done.returncode == 2
+    assert 'did you mean "train"?' in done.stderr and "Traceback" not in done.stderr
+
+
+def test_version_is_the_one_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    import tomllib
+
+    assert cli.main(["--version"]) == 0
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert capsys.readouterr().out == f"unirl {project['version']}\n"
+
+
+def test_help_of_a_recipe_explains_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    from unirl.config import fields_help, flag_of
+    from unirl.recipes.impala import Config
+
+    assert cli.main(["train", "impala", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for item in fields_help(Config):
+        assert item.doc, f"{item.key} has no docstring"
+        assert f"  {flag_of(item.key)}  " in shown
+
+
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([command, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"usage: unirl {command} ")
+
+
+def test_lists_can_be_filtered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "envs", "cartpole-v1"]) == 0
+    assert "CartPole-v1" in capsys.readouterr().out.split()
+    assert cli.main(["list", "recipes"]) == 0
+    assert capsys.readouterr().out.startswith("impala")
+
+
+def test_engines_are_listed_as_the_config_knows_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "engines"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == list(get_args(EngineName))
+
+
+def test_every_shipped_config_resolves_and_says_what_it_is_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["list", "configs"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(list((ROOT / "configs").glob("*.toml")))
+    for line in lines:
+        name, *text = line.split()
+        assert text, f"{name} must begin with a comment on what it is for"
+        assert cli.main(["train", name, "--dry-run"]) == 0
+
+
+# ------------------------------------------------------------------------------------------ train
+
+
+def test_a_dry_run_prints_config_and_plan_and_starts_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["train", "impala", *SMALL, "--queue.window", "none", "--target=42", "--dry-run"]
+    assert cli.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "# runner    inline" in shown
+    assert not list(Path().iterdir())
+    Path("again.toml").write_text(shown)
+    # What was printed is a config file of the same run.
+    assert cli.main(["train", "@again.toml", "--dry-run"]) == 0
+    assert capsys.readouterr().out == shown
+    table = load_toml(Path("again.toml"))
+    assert table["run"]["target_return"] == 42.0 and table["queue"]["window"] == "none"
+
+
+def test_later_files_and_flags_win(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.toml").write_text('recipe = "impala"\n[run]\nseed = 2\ntotal_steps = 1e6\n')
+    Path("b.toml").write_text("[run]\ntotal_steps = 5\nlog_seconds = 9\n")
+    words = ["train", "@a.toml", "@./b.toml", "--run.log-seconds", "1", "--dry-run"]
+    assert cli.main(words) == 0
+    Path("all.toml").write_text(capsys.readouterr().out)
+    run = load_toml(Path("all.toml"))["run"]
+    assert (run["seed"], run["total_steps"], run["log_seconds"]) == (2, 5, 1.0)
+
+
+def test_a_run_leaves_what_is_needed_to_repeat_it(trained: Path) -> None:
+    command = (trained / "command.txt").read_text()
+    assert command.startswith("unirl train impala --env.id CartPole-v1 ")
+    table = load_toml(trained / "config.toml")
+    assert table["recipe"] == "impala" and table["run"]["total_steps"] == 2000
+    assert (trained / "metrics.jsonl").stat().st_size > 0
+    assert (trained / "checkpoints" / "latest" / "state.json").is_file()
+
+
+def test_a_run_folder_that_exists_is_refused(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "impala", *SMALL, *ONE_THREAD, "--runs-dir", str(trained.parent)]
+    said = refused(capsys, *words, "--name", "a")
+    assert "exists" in said and "unirl resume" in said and "--overwrite" in said
+
+
+def test_overwrite_deletes_runs_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "impala", *SMALL, *ONE_THREAD, "--name", "x", "--overwrite"]
+    Path("runs/x").mkdir(parents=True)
+    Path("runs/x/thesis.txt").write_text("dear")
+    assert "not a run folder" in refused(capsys, *words)
+    assert Path("runs/x/thesis.txt").read_text() == "dear"
+    Path("runs/x/thesis.txt").rename("runs/x/config.toml")
+    assert cli.main(words) == 0
+    assert load_toml(Path("runs/x/config.toml"))["recipe"] == "impala"
+
+
+def test_after_a_failed_start_the_mended_command_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["train", "impala", *SMALL, *ONE_THREAD, "--name", "x"]
+    broken = ["--env.id", "unirl/Fault-v0", "--env.kwargs", '{"raise_at": 3}']
+    said = refused(capsys, *words, *broken)
+    assert "actor 0 died" in said and Path("runs/x/log.txt").is_file()
+    assert cli.main(words) == 0
+
+
+def test_an_unexpected_error_is_one_message_and_a_trace_in_the_log(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_recipe.py").write_text(
+        '"""A recipe with a bug."""\n'
+        "from unirl.recipes.impala import Config\n"
+        "def plan(config):\n    raise ZeroDivisionError('oh')\n"
+    )
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "my_recipe.py").rename(tmp_path / "pkg" / "my_recipe.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code = cli.main(["train", "pkg.my_recipe"])
+    said = capsys.readouterr().err
+    assert code == 1 and "unexpected ZeroDivisionError: oh" in said and "Traceback" not in said
+    log = Path(said.splitlines()[1].rpartition(" ")[2])
+    assert "raise ZeroDivisionError" in log.read_text()
+    log.unlink()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_interrupt_finishes_the_update_and_prints_how_to_go_on(tmp_path: Path) -> None:
+    words = [*SMALL[:-1], "1e9", *ONE_THREAD, "--name", "x"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "unirl", "train", "impala", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    try:
+        metrics, deadline = tmp_path / "runs/x/metrics.jsonl", time.monotonic() + 60
+        while not (metrics.is_file() and metrics.stat().st_size):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert "unirl resume runs/x" in out and "Traceback" not in err
+    assert (tmp_path / "runs/x/checkpoints/latest/state.json").is_file()
+
+
+# ------------------------------------------------------------------------------- after training
+
+
+def test_eval_reports_and_keeps_the_result(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["eval", str(trained), "--episodes", "5", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    kept = json.loads(Path(first["file"]).read_text())
+    assert kept["returns"] and len(kept["returns"]) == first["num_episodes"] == 5
+    assert first["return_min"] <= first["return_mean"] <= first["return_max"]
+    assert cli.main(["eval", str(trained / "checkpoints" / "latest"), "--episodes=5"]) == 0
+    assert f"return {first['return_mean']:.2f} +- " in capsys.readouterr().out
+
+
+def test_greedy_evaluation_is_another_one(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag, greedy in (("--deterministic", True), ("--stochastic", False)):
+        assert cli.main(["eval", str(trained), "--episodes", "3", "--json", flag]) == 0
+        assert json.loads(capsys.readouterr().out)["deterministic"] is greedy
+    assert "both" in refused(capsys, "eval", str(trained), "--deterministic", "--stochastic")
+
+
+def test_resume_goes_on_where_the_run_was(
+    trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import shutil
+
+    shutil.copytree(trained, "runs/b", symlinks=True)
+    assert cli.main(["resume", "b", "--run.total-steps", "4e3", "--no-console"]) == 0
+    assert load_toml(Path("runs/b/config.toml"))["run"]["total_steps"] == 4000
+    rows = [json.loads(line) for line in Path("runs/b/metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["step"] >= 4000
+    assert Path("runs/b/command.txt").read_text().count("\n") == 2
+
+
+def test_play_writes_a_video(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pygame")
+    pytest.importorskip("PIL")
+    assert cli.main(["play", str(trained), "--video", "film.gif"]) == 0
+    assert Path("film.gif").read_bytes()[:4] == b"GIF8"
+
+
+def test_plot_and_card_write_their_files(trained: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert cli.main(["plot", str(trained), "-o", "curve.png"]) == 0
+    assert Path("curve.png").read_bytes()[1:4] == b"PNG"
+    assert cli.main(["card", str(trained)]) == 0
+    assert "CartPole-v1" in (trained / "README.md").read_text()
+
+
+# -------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["trian"], ['"trian"', '"train"']),
+        (["train"], ["no recipe"]),
+        (["train", "impla"], ['recipe "impla" is unknown', '"impala"']),
+        (["train", "no_such.recipe"], ["no_such"]),
+        (
+            ["train", "impala", "--env.id", "CartPole-v9", "--dry-run"],
+            ["CartPole-v9", "CartPole-v1"],
+        ),
+        (["train", "impala", "--env.id", "ALE/Pnog-v5"], ["ALE/Pnog-v5", "unirl list envs"]),
+        (["train", "impala", "--queue.max-stalness", "1"], ["--queue.max-staleness"]),
+        (["train", "impala", "--total-steps", "1"], ["--run.total-steps"]),
+        (["train", "impala", "--nmae", "x"], ["--nmae", "--name"]),
+        (["train", "impala", "-n", "x"], ["flag -n is unknown"]),
+        (["train", "impala", "--frobnicate"], ["--frobnicate", "--help"]),
+        (["train", "impala", "--run.total-steps"], ["has no value"]),
+        (["train", "impala", "--run.total-steps", "many"], ["an integer", '"many"']),
+        (["train", "impala", "--run.total-steps", "1.5"], ["an integer", '"1.5"']),
+        (["train", "impala", "--run.total-steps", "-5"], ["run.total_steps is -5"]),
+        (["train", "impala", "--queue.max-staleness", "-1"], ["queue.max_staleness is -1"]),
+        (["train", "impala", "--runner.kind", "inlin"], ['"inline"']),
+        (["train", "impala", "pong.toml"], ["@pong.toml"]),
+        (["train", "@no-such-config"], ["no-such-config", "unirl list configs"]),
+        (["train", "@no/such.toml"], ["no/such.toml"]),
+        (["resume", "nothing"], ['run "nothing" does not exist']),
+        (["resume"], ["no run"]),
+        (["eval", "nothing"], ["does not exist"]),
+        (["eval", "nothing", "--episodes", "0"], ["--episodes is 0"]),
+        (["eval", "a", "b"], ['"b" is one argument too many']),
+        (["eval", "a", "--epsiodes", "3"], ["--episodes"]),
+        (["play", "nothing"], ["does not exist"]),
+        (["plot"], ["no run"]),
+        (["card", "nothing"], ["does not exist"]),
+        (["list", "env"], ["envs"]),
+        (["bench", "quue"], ["queue"]),
+    ],
+)
+def test_bad_input_is_refused_in_three_parts(
+    words: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, *words)
+    assert all(part in said for part in parts), said
+    assert not list(Path().iterdir()), "what is refused leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ('recipe = "impala"\n[queue]\nmax_stalness = 1\n', ["queue.max_staleness", "bad.toml"]),
+        ('recipe = "impala"\nseed = 1\n', ["run.seed", "bad.toml"]),
+        ('recipe = "impala"\n[run]\nseed = "1"\n', ["run.seed", "an integer", "a string"]),
+        ('recipe = "impala"\nrun = 1\n', ["run", "a table"]),
+        ('recipe = "impla"\n', ['"impala"']),
+        ("[run]\nseed = 1\n", ["no recipe"]),
+        ("recipe = impala\n", ["not TOML", "bad.toml"]),
+    ],
+)
+def test_a_bad_config_file_is_refused_in_three_parts(
+    text: str, parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("bad.toml").write_text(text)
+    said = refused(capsys, "train", "@bad.toml", "--dry-run")
+    assert all(part in said for part in parts), said
+
+
+def test_a_config_file_of_another_recipe_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other.toml").write_text('recipe = "ppo"\n')
+    said = refused(capsys, "train", "impala", "@other.toml")
+    assert '"ppo"' in said and '"impala"' in said
+
+
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    code = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'ale_py':\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "from unirl.cli import main\n"
+        "sys.exit(main(['train', 'impala', '--env.id', 'ALE/Pong-v5']))"
+    )
+    done = run_python("-c", code)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "pip install 'unirl[atari]'" in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.strip()]) == 3
+
+
+def test_a_changed_environment_is_refused_on_resume(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, "resume", str(trained), "--env.id", "Acrobot-v1", "--no-console")
+    assert "CartPole-v1" in said and "Acrobot-v1" in said
+    assert load_toml(trained / "config.toml")["env"]["id"] == "CartPole-v1"
+
+
+def test_a_folder_that_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("photos").mkdir()
+    assert '"photos" is not a run folder' in refused(capsys, "eval", "photos")
+
+
+def test_a_run_without_a_checkpoint_is_refused(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("runs/c").mkdir(parents=True)
+    Path("runs/c/config.toml").write_bytes((trained / "config.toml").read_bytes())
+    assert "no checkpoint" in refused(capsys, "eval", "c")
+
+
+def test_a_video_of_an_unknown_kind_is_refused(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "film.avi" in refused(capsys, "play", str(trained), "--video", "film.avi")
