@@ -1,7 +1,7 @@
 """Sample Factory 2.1.1 (arXiv 2006.11751) at its fastest on two cores, in a .venv of its own.
 
 Any Python 3.11 may start it: the first call makes `.venv` beside this file from requirements.txt.
-One env step is one agent decision that the learner consumed once: Sample Factory's own counter, with
+One env step is one agent decision that the learner consumed once: Sample Factory's counter, with
 its multiplication by the frame skip switched off.
 
     python3 benchmarks/peers/sample_factory/run.py --env pong --seconds 60 --json
