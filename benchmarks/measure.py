@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+GRACE_SECONDS = 3.0
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 
 
@@ -186,6 +187,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 @dataclass(frozen=True)
 class _Process:
+    state: str
     parent: int
     session: int
     start_ticks: int
@@ -239,13 +241,30 @@ def _lines(path: str) -> list[str]:
 
 
 def _kill(process: subprocess.Popen[bytes], seen: Mapping[int, _Process]) -> None:
-    # By id, not by group: a process may have taken a session of its own, and outlived its parent.
-    for pid, one in {**seen, **_tree(process.pid)}.items():
-        now = dict(_processes()).get(pid)
-        if now is not None and now.start_ticks == one.start_ticks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    # Helpers with a session of their own (torch's shared-memory manager) unlink what the others left
+    # once these are gone: they are given time, and killed only then. By id, as a group misses them.
+    seen = {**seen, **_tree(process.pid)}
+    _signal_alive({pid: one for pid, one in seen.items() if one.session == process.pid})
     process.wait()
+    deadline = time.monotonic() + GRACE_SECONDS
+    while (left := _alive(seen)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    _signal_alive(left)
+
+
+def _alive(seen: Mapping[int, _Process]) -> dict[int, _Process]:
+    now = dict(_processes())
+    return {
+        pid: one
+        for pid, one in seen.items()
+        if pid in now and now[pid].start_ticks == one.start_ticks and now[pid].state != "Z"
+    }
+
+
+def _signal_alive(seen: Mapping[int, _Process]) -> None:
+    for pid in _alive(seen):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _text(stream: Any) -> str:
