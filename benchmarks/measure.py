@@ -88,6 +88,11 @@ def tree_cpu_seconds(root: int) -> float:
     return _cpu_seconds(_tree(root))
 
 
+def exit_on_terminate() -> None:
+    """Make SIGTERM an ordinary exit, so that a terminated benchmark takes its commands with it."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
 def run(
     command: Sequence[str],
     *,
@@ -217,7 +222,11 @@ def _processes() -> Iterator[tuple[int, _Process]]:
                 yield (
                     int(entry.name),
                     _Process(
-                        int(fields[1]), int(fields[3]), int(fields[19]), ticks / TICKS_PER_SECOND
+                        state=fields[0],
+                        parent=int(fields[1]),
+                        session=int(fields[3]),
+                        start_ticks=int(fields[19]),
+                        cpu_seconds=ticks / TICKS_PER_SECOND,
                     ),
                 )
 
@@ -241,10 +250,11 @@ def _lines(path: str) -> list[str]:
 
 
 def _kill(process: subprocess.Popen[bytes], seen: Mapping[int, _Process]) -> None:
-    # Helpers with a session of their own (torch's shared-memory manager) unlink what the others left
-    # once these are gone: they are given time, and killed only then. By id, as a group misses them.
+    # Helpers (torch's shared-memory manager, multiprocessing's resource tracker) unlink what the
+    # others left once these are gone: they are given time, and killed only then.
     seen = {**seen, **_tree(process.pid)}
-    _signal_alive({pid: one for pid, one in seen.items() if one.session == process.pid})
+    if process.poll() is None:
+        _signal_alive({pid: one for pid, one in seen.items() if one.session == process.pid})
     process.wait()
     deadline = time.monotonic() + GRACE_SECONDS
     while (left := _alive(seen)) and time.monotonic() < deadline:

@@ -156,6 +156,7 @@ def main() -> None:
     parser.add_argument("--only", help="comma-separated beginnings of names: UniRL,naive")
     parser.add_argument("--no-write", action="store_true", help="leave RESULTS.md as it is")
     flags = parser.parse_args()
+    measure.exit_on_terminate()
     config = flags.config or ROOT / "configs" / f"{flags.env}.toml"
     wanted = tuple(flags.only.split(",")) if flags.only else ("",)
     compared = {

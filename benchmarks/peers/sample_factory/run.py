@@ -93,6 +93,7 @@ def main() -> None:
         train(flags, Path(flags.inside))
         return
     install()
+    measure.exit_on_terminate()
     folder = Path(tempfile.mkdtemp(prefix="sample-factory-"))
     try:
         command = [str(VENV / "bin" / "python"), __file__, *sys.argv[1:], "--inside", str(folder)]
