@@ -41,7 +41,8 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/lint-imports
 
 bench: $(VENV)/dev.stamp
-	$(BIN)/unirl bench
+	$(BIN)/unirl bench queue
+	$(BIN)/unirl bench classic
 
 # Environments, runs and everything that can be made again; runs/ is yours and stays.
 clean:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -57,7 +58,9 @@ def run_python(*words: str, **settings: str) -> subprocess.CompletedProcess[str]
 # ---------------------------------------------------------------------------------------- answers
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["list", "recipes"], ["list", "configs"]])
+@pytest.mark.parametrize(
+    "words", [[], ["--help"], ["list", "recipes"], ["list", "configs"], ["bench"]]
+)
 def test_answers_that_need_no_torch_do_not_wait_for_it(words: list[str]) -> None:
     code = (
         "import sys; from unirl.cli import main\n"
@@ -110,6 +113,13 @@ def test_engines_are_listed_as_the_config_knows_them(capsys: pytest.CaptureFixtu
     assert cli.main(["list", "engines"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert listed == list(get_args(EngineName))
+
+
+def test_benchmark_suites_are_listed_one_per_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["queue", "classic"]
+    assert all(len(line.split()) > 1 for line in lines)
 
 
 def test_every_shipped_config_resolves_and_says_what_it_is_for(
@@ -210,29 +220,49 @@ def test_an_unexpected_error_is_one_message_and_a_trace_in_the_log(
     log.unlink()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_interrupt_finishes_the_update_and_prints_how_to_go_on(tmp_path: Path) -> None:
-    words = [*SMALL[:-1], "1e9", *ONE_THREAD, "--name", "x"]
+@pytest.mark.parametrize("runner", ["inline", "processes"])
+def test_ctrl_c_finishes_the_update_and_prints_how_to_go_on(tmp_path: Path, runner: str) -> None:
+    from unirl.core.checkpoint import load_checkpoint
+
+    flags = [*SMALL[:-1], "1e9", *ONE_THREAD, "--runner.kind", runner]
+    words, step = ["train", "impala", *flags, "--name", "x"], 0
+    for num_sessions in (1, 2):
+        out = train_until_ctrl_c(words, tmp_path / "runs/x/metrics.jsonl")
+        assert "interrupted" in out
+        go_on = next(line for line in out.splitlines() if line.startswith("go on with:"))
+        words = [*shlex.split(go_on.partition("unirl ")[2]), "--no-console"]
+        checkpoint = load_checkpoint(tmp_path / "runs/x")
+        assert checkpoint.step > step, "each session learns on where the last one ended"
+        step = checkpoint.step
+        started = (tmp_path / "runs/x/command.txt").read_text().splitlines()
+        assert len(started) == num_sessions
+    assert started[1] == "unirl resume runs/x --no-console"
+
+
+def train_until_ctrl_c(words: list[str], metrics: Path) -> str:
+    """Press Ctrl-C once this session has written metrics; returns what it printed in the end."""
+    size = metrics.stat().st_size if metrics.is_file() else 0
     process = subprocess.Popen(
-        [sys.executable, "-m", "unirl", "train", "impala", *words],
+        [sys.executable, "-m", "unirl", *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        cwd=tmp_path,
+        start_new_session=True,
     )
     try:
-        metrics, deadline = tmp_path / "runs/x/metrics.jsonl", time.monotonic() + 60
-        while not (metrics.is_file() and metrics.stat().st_size):
+        deadline = time.monotonic() + 90
+        while not (metrics.is_file() and metrics.stat().st_size > size):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        # A terminal interrupts everyone: the learner and its actors.
+        os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0, err
-    assert "unirl resume runs/x" in out and "Traceback" not in err
-    assert (tmp_path / "runs/x/checkpoints/latest/state.json").is_file()
+    assert err == ""
+    return out
 
 
 # ------------------------------------------------------------------------------- after training
@@ -326,7 +356,8 @@ def test_plot_and_card_write_their_files(trained: Path) -> None:
         (["plot"], ["no run"]),
         (["card", "nothing"], ["does not exist"]),
         (["list", "env"], ["envs"]),
-        (["bench", "quue"], ["queue"]),
+        (["bench", "quue"], ['"quue"', "queue, classic", 'did you mean "queue"?']),
+        (["bench", "all"], ["queue, classic", "unirl bench"]),
     ],
 )
 def test_bad_input_is_refused_in_three_parts(
@@ -383,8 +414,10 @@ def test_a_missing_package_is_named_with_its_extra() -> None:
 def test_a_changed_environment_is_refused_on_resume(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    commands = (trained / "command.txt").read_text()
     said = refused(capsys, "resume", str(trained), "--env.id", "Acrobot-v1", "--no-console")
     assert "CartPole-v1" in said and "Acrobot-v1" in said
+    assert (trained / "command.txt").read_text() == commands, "it records what started"
     assert load_toml(trained / "config.toml")["env"]["id"] == "CartPole-v1"
 
 
@@ -399,6 +432,8 @@ def test_a_run_without_a_checkpoint_is_refused(
     Path("runs/c").mkdir(parents=True)
     Path("runs/c/config.toml").write_bytes((trained / "config.toml").read_bytes())
     assert "no checkpoint" in refused(capsys, "eval", "c")
+    assert "no checkpoint" in refused(capsys, "resume", "c", "--no-console")
+    assert [path.name for path in Path("runs/c").iterdir()] == ["config.toml"]
 
 
 def test_a_video_of_an_unknown_kind_is_refused(

@@ -91,6 +91,10 @@ def test_the_house_keeps_its_contracts(house: Path) -> None:
         ("unirl/core/breach.py", "from unirl.envs import make"),
         ("unirl/report/breach.py", "import unirl.policy"),
         ("unirl/runners/breach.py", "import unirl.recipes"),
+        ("unirl/config/breach.py", "from unirl.core import tree"),
+        ("unirl/config/breach.py", "import unirl.registry"),
+        ("unirl/recipes/breach.py", "from unirl.commands import train"),
+        ("unirl/commands/breach.py", "import unirl.cli"),
         ("unirl/registry_breach.py", "import torch"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import torch
 import unirl
 from unirl.core.checkpoint import load_checkpoint
 from unirl.core.errors import UniRLError
+from unirl.core.learner import LearnerContext
+from unirl.core.metrics import Metrics
+from unirl.core.sample import Batch
 from unirl.core.tree import flatten
 
 SMALL: dict[str, Any] = {
@@ -102,6 +107,42 @@ def test_max_staleness_is_the_age_of_every_inline_sample(tmp_path: Path) -> None
     plan = unirl.make_plan("impala", **{**SMALL, "queue.max_staleness": 3, "run.total_steps": 2000})
     result = unirl.run(plan, tmp_path / "run", console=False)
     assert result.scalars["staleness/max"] == 3.0
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_max_staleness_0_is_exactly_on_policy(tmp_path: Path, core: str) -> None:
+    settings = {**SMALL, "queue.max_staleness": 0, "policy.core": core, "run.total_steps": 2000}
+    unirl.run(unirl.make_plan("impala", **settings), tmp_path / "run", console=False)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    # The learner finds the log-probabilities of the actor again, in every update.
+    assert len(rows) > 20
+    assert max(abs(row["losses/approx_kl"]) for row in rows if "losses/approx_kl" in row) < 1e-7
+    stale = {**settings, "queue.max_staleness": 3}
+    unirl.run(unirl.make_plan("impala", **stale), tmp_path / "stale", console=False)
+    rows = [json.loads(line) for line in (tmp_path / "stale" / "metrics.jsonl").open()]
+    assert max(row["losses/approx_kl"] for row in rows if "losses/approx_kl" in row) > 1e-5
+
+
+def test_a_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    settings = {**SMALL, "run.checkpoint_steps": 300, "run.total_steps": 100_000}
+    plan = unirl.make_plan("impala", **settings)
+
+    class Poisoned(type(plan.make_learner(LearnerContext(0)))):  # type: ignore[misc]
+        def step(self, batch: Batch) -> Metrics:
+            if self.version == 20:
+                batch.slots[0].data["reward"].fill_(float("inf"))
+            metrics: Metrics = super().step(batch)
+            return metrics
+
+    def make_learner(context: LearnerContext) -> Any:
+        learner = plan.make_learner(context)
+        learner.__class__ = Poisoned
+        return learner
+
+    with pytest.raises(UniRLError, match="diverged by update 21"):
+        unirl.run(replace(plan, make_learner=make_learner), tmp_path / "run", console=False)
+    checkpoint = load_checkpoint(tmp_path / "run")
+    assert checkpoint.state["version"] <= 20
 
 
 def test_a_resume_of_another_environment_is_refused(tmp_path: Path) -> None:

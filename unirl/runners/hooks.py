@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -54,6 +55,10 @@ class LogHook:
             max(now - (self._last_time or now), 1e-9),
         )
         scalars = loop.metrics.flush()
+        # Here, where the numbers come to the host anyway, and not at every update.
+        for name, value in scalars.items():
+            if name.startswith("losses/") and not math.isfinite(value):
+                raise state.diverged(f"{name} is {value}", learner.version)
         scalars["charts/updates"] = learner.version
         scalars["time/seconds"] = loop.seconds
         if learner.version > self._last_version:

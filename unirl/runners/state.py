@@ -20,6 +20,13 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
     """Write a checkpoint of the learner, the acknowledged samples, random numbers and counters."""
     learner, ready = loop.learner, loop.queue.ready_slots()
     state = learner.state_dict()
+    broken = [
+        "/".join(path)
+        for path, leaf in leaves(state.model)
+        if leaf.is_floating_point() and not leaf.isfinite().all()
+    ]
+    if broken:
+        raise diverged(f"{broken[0]} holds NaN or infinity", learner.version)
     return save_checkpoint(
         run_dir,
         learner.num_steps,
@@ -46,6 +53,15 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
             ],
         },
         keep=loop.plan.run.keep_checkpoints,
+    )
+
+
+def diverged(what: str, version: int) -> UniRLError:
+    """The error that ends a training whose numbers are no longer numbers."""
+    return UniRLError(
+        f"training diverged by update {version}: {what}",
+        "weights and losses must stay finite; such weights are never saved",
+        "resume from the newest checkpoint with a smaller learner.optimizer.lr or max_grad_norm",
     )
 
 

@@ -1,0 +1,101 @@
+"""Weight stores: the newest version, whole, copied once. Checked on both stores."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from unirl.core.weights import LocalWeightStore, Weights, WeightStore
+from unirl.transports.shared import SharedWeightStore
+
+MakeStore = Callable[[Weights], WeightStore]
+
+
+@pytest.fixture(params=["local", "shared"])
+def make_store(request: pytest.FixtureRequest) -> MakeStore:
+    return lambda example: (
+        SharedWeightStore(example) if request.param == "shared" else LocalWeightStore()
+    )
+
+
+class Loaded:
+    """Remembers what it was given, by copy."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, torch.Tensor] = {}
+        self.num_loads = 0
+
+    def load_weights(self, weights: Weights) -> None:
+        self.weights = {name: value.clone() for name, value in weights.items()}
+        self.num_loads += 1
+
+
+def example(value: float) -> dict[str, torch.Tensor]:
+    return {
+        "bf16": torch.full((3, 5), value, dtype=torch.bfloat16),
+        "scalar": torch.tensor(value, dtype=torch.float64),
+        "none": torch.zeros(0),
+        "images": torch.full((2, 3, 4, 4), value).to(memory_format=torch.channels_last),
+    }
+
+
+def test_a_puller_gets_the_newest_version_in_every_dtype_and_shape(make_store: MakeStore) -> None:
+    store, into = make_store(example(0)), Loaded()
+    assert store.version == -1
+    store.publish(example(1), 0)
+    store.publish(example(2), 1)
+    assert store.pull(into, -1) == store.version == 1
+    for name, value in example(2).items():
+        assert into.weights[name].dtype == value.dtype
+        assert torch.equal(into.weights[name], value)
+
+
+def test_pulling_what_one_has_copies_nothing(make_store: MakeStore) -> None:
+    store, into = make_store(example(0)), Loaded()
+    store.publish(example(1), 7)
+    assert store.pull(into, -1) == 7
+    assert store.pull(into, 7) == 7
+    assert into.num_loads == 1
+
+
+def test_what_the_learner_does_after_publishing_is_not_seen(make_store: MakeStore) -> None:
+    weights = example(1)
+    store, into = make_store(weights), Loaded()
+    store.publish(weights, 0)
+    weights["scalar"].fill_(99)
+    store.pull(into, -1)
+    assert into.weights["scalar"] == 1
+
+
+def test_a_reader_beside_a_busy_writer_never_sees_half_of_a_version(make_store: MakeStore) -> None:
+    def whole(version: int) -> dict[str, torch.Tensor]:
+        return {"a": torch.full((20_000,), version), "b": torch.full((5,), version)}
+
+    store = make_store(whole(0))
+    store.publish(whole(0), 0)
+    done = threading.Event()
+
+    def write() -> None:
+        version = 1
+        while not done.is_set():
+            store.publish(whole(version), version)
+            version += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        into, have, seen = Loaded(), -1, 0
+        for _ in range(3000):
+            newest = store.pull(into, have)
+            assert newest >= have
+            seen += newest != have
+            have = newest
+            assert into.weights["a"].eq(have).all()
+            assert into.weights["b"].eq(have).all()
+    finally:
+        done.set()
+        writer.join()
+    assert seen > 10  # the writer really was busy

@@ -1,0 +1,192 @@
+"""Commands about a trained run: eval, play, plot, card; source: none."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unirl.commands import run_folder
+from unirl.commands.arguments import missing_run, one_run, parse
+from unirl.commands.command import NoOptions
+from unirl.core.errors import UniRLError
+
+if TYPE_CHECKING:
+    from unirl.runners.plan import Plan
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """Flags of `unirl eval`."""
+
+    episodes: int = 100
+    """Episodes to play. More: a smaller error of the mean, more time."""
+    deterministic: bool = False
+    """Take the most probable action. Neither this nor --stochastic: as run.eval_deterministic."""
+    stochastic: bool = False
+    """Sample actions as in training."""
+    seed: int = 1
+    """Of environments and sampled actions. The same seed plays the same episodes."""
+    json: bool = False
+    """Print one JSON object instead of a line."""
+
+    def __post_init__(self) -> None:
+        _check_episodes(self.episodes, self.deterministic and self.stochastic)
+
+
+@dataclass(frozen=True)
+class PlayOptions:
+    """Flags of `unirl play`."""
+
+    video: Path | None = None
+    """File to write, .mp4 or .gif. None: videos/step_N.mp4 in the run folder."""
+    episodes: int = 1
+    """Episodes in the video."""
+    deterministic: bool = False
+    """Take the most probable action. Neither this nor --stochastic: as run.eval_deterministic."""
+    stochastic: bool = False
+    """Sample actions as in training."""
+    seed: int = 1
+    """Of environments and sampled actions."""
+
+    def __post_init__(self) -> None:
+        _check_episodes(self.episodes, self.deterministic and self.stochastic)
+
+
+@dataclass(frozen=True)
+class PlotOptions:
+    """Flags of `unirl plot`."""
+
+    out: Path | None = None
+    """PNG to write (also -o). None: plot.png in the run folder, in the current one for several."""
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """`unirl eval`: whole episodes with the newest checkpoint."""
+    positional, options = parse(arguments, EvalOptions)
+    where = run_folder.find(one_run(positional, "eval"))
+    plan, checkpoint = run_folder.load(where)
+    if plan.make_evaluator is None:
+        raise _no_evaluation(plan, "evaluated")
+    from unirl.core.tree import flatten
+    from unirl.runners.hooks import write_evaluation
+
+    deterministic = _deterministic(options, plan)
+    evaluator = plan.make_evaluator(options.seed)
+    try:
+        result = evaluator.evaluate(
+            flatten(checkpoint.model), options.episodes, deterministic=deterministic
+        )
+    finally:
+        evaluator.close()
+    path = write_evaluation(run_folder.folder_of(where), checkpoint.step, result, deterministic)
+    numbers: dict[str, Any] = {
+        "step": checkpoint.step,
+        "num_episodes": len(result.returns),
+        "deterministic": deterministic,
+        "seed": options.seed,
+        "return_mean": result.mean,
+        "return_std": result.std,
+        "return_min": min(result.returns),
+        "return_max": max(result.returns),
+        "length_mean": sum(result.lengths) / len(result.lengths),
+    }
+    if options.json:
+        print(json.dumps({**numbers, "file": str(path)}))
+        return 0
+    print(
+        f"return {result.mean:.2f} +- {result.std:.2f} (min {numbers['return_min']:.2f},"
+        f" max {numbers['return_max']:.2f}) over {len(result.returns)} episodes of"
+        f" {numbers['length_mean']:.0f} steps, actions {'greedy' if deterministic else 'sampled'},"
+        f" checkpoint of step {checkpoint.step:,}"
+    )
+    print(f"wrote {path}")
+    return 0
+
+
+def play(arguments: Sequence[str]) -> int:
+    """`unirl play`: a video of the newest checkpoint."""
+    positional, options = parse(arguments, PlayOptions)
+    where = run_folder.find(one_run(positional, "play"))
+    if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
+        # Without a display, these draw into memory; what the user set counts.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("MUJOCO_GL", "egl")
+    plan, checkpoint = run_folder.load(where)
+    from unirl.core.evaluator import Player
+    from unirl.core.tree import flatten
+    from unirl.report.video import write_video
+
+    player = plan.make_evaluator(options.seed) if plan.make_evaluator is not None else None
+    if not isinstance(player, Player):
+        raise _no_evaluation(plan, "shown as a video")
+    path = (
+        options.video or run_folder.folder_of(where) / "videos" / f"step_{checkpoint.step:08d}.mp4"
+    )
+    try:
+        frames = player.frames(
+            flatten(checkpoint.model),
+            deterministic=_deterministic(options, plan),
+            num_episodes=options.episodes,
+        )
+        first = next(frames)  # the environment says its speed once it stands
+        write_video(itertools.chain([first], frames), path, player.frames_per_second)
+    finally:
+        player.close()
+    print(f"wrote {path}")
+    return 0
+
+
+def plot(arguments: Sequence[str]) -> int:
+    """`unirl plot`: return against steps and seconds, as a PNG."""
+    positional, options = parse(arguments, PlotOptions, short={"-o": "out"})
+    if not positional:
+        raise missing_run("plot")
+    runs = [run_folder.find(word) for word in positional]
+    from unirl.report.plots import plot_runs
+
+    out = options.out or (runs[0] / "plot.png" if len(runs) == 1 else Path("plot.png"))
+    plot_runs(runs, out)
+    print(f"wrote {out}")
+    return 0
+
+
+def card(arguments: Sequence[str]) -> int:
+    """`unirl card`: a README.md for a run."""
+    positional, _ = parse(arguments, NoOptions)
+    run_dir = run_folder.find(one_run(positional, "card"))
+    from unirl.report.card import write_card
+
+    print(f"wrote {write_card(run_dir)}")
+    return 0
+
+
+def _check_episodes(episodes: int, contradiction: bool) -> None:
+    if episodes < 1:
+        raise UniRLError(
+            f"--episodes is {episodes}", "--episodes >= 1 must hold", "20 or 100 are usual"
+        )
+    if contradiction:
+        raise UniRLError(
+            "--deterministic and --stochastic were both given",
+            "actions are either the most probable ones or sampled",
+            "give one of them, or none: run.eval_deterministic decides",
+        )
+
+
+def _deterministic(options: EvalOptions | PlayOptions, plan: Plan) -> bool:
+    if options.deterministic or options.stochastic:
+        return options.deterministic
+    return plan.run.eval_deterministic
+
+
+def _no_evaluation(plan: Plan, how: str) -> UniRLError:
+    return UniRLError(
+        f'recipe "{plan.recipe}" cannot be {how}',
+        "its plan has no evaluator that could",
+        "set make_evaluator in the recipe's plan",
+    )

@@ -1,0 +1,101 @@
+"""Run folders by path or name: claimed for a new run, found again, read; source: none."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from unirl import config as configs
+from unirl import registry
+from unirl.core.errors import UniRLError
+
+if TYPE_CHECKING:
+    from unirl.core.checkpoint import Checkpoint
+    from unirl.runners.plan import Plan
+
+_FAILED = "failed.txt"
+
+
+def claim(run_dir: Path, overwrite: bool) -> None:
+    """Make room for a new run. Raises UniRLError where something lies that may be dear."""
+    if not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir())):
+        return
+    # After a failed start one mends the command and calls it again: that must not need a flag.
+    if not overwrite and not (run_dir / _FAILED).is_file():
+        raise UniRLError(
+            f'run folder "{run_dir}" exists',
+            "a new run needs a folder of its own",
+            f"unirl resume {run_dir}, or another --name, or --overwrite to delete it",
+        )
+    if not ((run_dir / "config.toml").is_file() or (run_dir / "command.txt").is_file()):
+        raise UniRLError(
+            f'"{run_dir}" is not a run folder, so --overwrite does not delete it',
+            "a run folder has a config.toml or a command.txt",
+            "choose another --name, or delete it yourself",
+        )
+    shutil.rmtree(run_dir)
+
+
+def mark_failed(run_dir: Path, error: Exception) -> None:
+    """A run that failed before its first checkpoint holds nothing worth keeping but its log."""
+    if not (run_dir / "checkpoints" / "latest").exists():
+        (run_dir / _FAILED).write_text(f"{type(error).__name__}: {error}\n")
+
+
+def find(word: str) -> Path:
+    """A run folder by its path or by its name under runs/; also one checkpoint of a run."""
+    for path in (Path(word), Path("runs") / word):
+        if (folder_of(path) / "config.toml").is_file():
+            return path
+    for path in (Path(word), Path("runs") / word):
+        if path.is_dir():
+            raise UniRLError(
+                f'"{path}" is not a run folder',
+                f"a run folder has a config.toml; it has {_listing(path)}",
+                "check the path: unirl train writes to runs/NAME",
+            )
+    parent = Path(word).parent if "/" in word else Path("runs")
+    names = [child.name for child in parent.iterdir() if child.is_dir()] if parent.is_dir() else []
+    near = configs.suggestion(Path(word).name, names)
+    raise UniRLError(
+        f'run "{word}" does not exist',
+        f"{parent}/ has {', '.join(sorted(names)[:8]) or 'no runs'}",
+        near or "check the path, or start it with unirl train",
+    )
+
+
+def folder_of(path: Path) -> Path:
+    """The run folder of a path that may be one of its checkpoints."""
+    return path.parent.parent if path.parent.name == "checkpoints" else path
+
+
+def read_config(run_dir: Path) -> tuple[ModuleType, dict[str, Any]]:
+    """The recipe of a run and the tables of its config.toml, keys checked."""
+    table = configs.load_toml(run_dir / "config.toml")
+    name = table.pop("recipe", None)
+    if not isinstance(name, str):
+        raise UniRLError(
+            f'"{run_dir / "config.toml"}" does not name its recipe',
+            'a run\'s config.toml begins with recipe = "..."',
+            "add the line with the recipe it was trained with",
+        )
+    table.pop("name", None)
+    module = registry.recipe(name)
+    configs.check_keys(module.Config, table, f"in {run_dir / 'config.toml'}")
+    return module, table
+
+
+def load(where: Path) -> tuple[Plan, Checkpoint]:
+    """The plan of a run and its newest checkpoint, or the one that `where` is."""
+    from unirl.core.checkpoint import load_checkpoint
+
+    module, table = read_config(folder_of(where))
+    plan: Plan = module.plan(configs.from_mapping(module.Config, table))
+    return plan, load_checkpoint(where)
+
+
+def _listing(folder: Path) -> str:
+    names = sorted(child.name for child in folder.iterdir())
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"

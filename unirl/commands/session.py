@@ -1,0 +1,63 @@
+"""One session of training: the command on record, the run, and how to go on; source: none."""
+
+from __future__ import annotations
+
+import shlex
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unirl.commands.run_folder import mark_failed
+from unirl.core.errors import UniRLError
+
+if TYPE_CHECKING:
+    from unirl.launch import RunResult
+    from unirl.runners.plan import Plan
+
+
+class Crash(Exception):
+    """An unexpected error whose trace lies in `log` already; the cause is chained."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log)
+        self.log = log
+
+
+def start(
+    plan: Plan,
+    run_dir: Path,
+    command: Sequence[str],
+    console: bool,
+    resume_from: Path | None = None,
+) -> int:
+    """Run a plan whose folder has been checked: from here on, command.txt records the command."""
+    from unirl.launch import run
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / "command.txt").open("a") as file:
+        file.write(shlex.join(["unirl", *command]) + "\n")
+    try:
+        result = run(plan, run_dir, resume=resume_from, console=console)
+    except UniRLError as error:
+        mark_failed(run_dir, error)
+        raise
+    except Exception as error:
+        mark_failed(run_dir, error)
+        with (run_dir / "log.txt").open("a") as file:
+            traceback.print_exception(error, file=file)
+        raise Crash(run_dir / "log.txt") from error
+    _print_end(run_dir, result)
+    return 0
+
+
+def _print_end(run_dir: Path, result: RunResult) -> None:
+    rate = result.num_steps / result.seconds if result.seconds else 0.0
+    print(
+        f"{run_dir}: {result.reason} after {result.num_steps:,} steps in {result.seconds:.1f} s"
+        f" ({rate:,.0f} steps/s, {result.version:,} updates)"
+    )
+    if result.reason == "interrupted":
+        print(f"go on with:  unirl resume {shlex.quote(str(run_dir))}")
+    else:
+        print(f"next:  unirl eval {shlex.quote(str(run_dir))}  (or play, plot, card)")

@@ -1,0 +1,28 @@
+"""The configs that come with UniRL, by name: `@cartpole`; source: none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from unirl import config as configs
+from unirl.core.errors import UniRLError
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Their files by name."""
+    folder = Path(__file__).parent.parent / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def config_file(name: str) -> Path:
+    """What stands behind an @: a path, or the name of a shipped config. Raises UniRLError."""
+    if "/" in name or name.endswith(".toml"):
+        return Path(name)
+    known = shipped_configs()
+    if name not in known:
+        raise UniRLError(
+            f'config "{name}" is not among the shipped ones',
+            f"there are {', '.join(known) or 'none'}; your own need their suffix: @{name}.toml",
+            configs.suggestion(name, known) or "see them all: unirl list configs",
+        )
+    return known[name]

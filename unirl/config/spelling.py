@@ -1,0 +1,48 @@
+"""Did you mean: the nearest known word or key, for error messages; source: none."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from unirl.config.field_help import fields_help, flag_of
+from unirl.core.errors import UniRLError
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """'did you mean "..."?' for the nearest known word, or nothing."""
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return f'did you mean "{by_lower[near[0]]}"?' if near else ""
+
+
+def unknown_key(cls: type, key: str, source: str = "", flag: bool = False) -> UniRLError:
+    """The error for a key that a config has not, with the keys it has there and the nearest one."""
+    known = [item.key for item in fields_help(cls)]
+    near = _nearest_keys(key, known)
+    show = flag_of if flag else str
+    table = key.rpartition(".")[0]
+    here = [name for name in known if name.rpartition(".")[0] == table]
+    if here:
+        rule = "there are " + ", ".join(show(name) for name in here)
+    else:
+        tables = dict.fromkeys(name.partition(".")[0] for name in known)
+        rule = "the tables are " + ", ".join(tables)
+    what = f"flag {flag_of(key)} is unknown" if flag else f'config key "{key}" is unknown'
+    remedy = "--help explains them" if flag else "correct its name, or remove it"
+    return UniRLError(
+        what + (f" ({source})" if source else ""),
+        rule,
+        f"did you mean {' or '.join(show(name) for name in near[:2])}?" if near else remedy,
+    )
+
+
+def _nearest_keys(key: str, known: list[str]) -> list[str]:
+    """The same name in any table, else a similar key, else a similar name in any table."""
+    leaf = key.rpartition(".")[2]
+    near = [name for name in known if name.rpartition(".")[2] == leaf.replace("-", "_")]
+    near = near or difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.6)
+    if near:
+        return near
+    leaves = {name.rpartition(".")[2]: name for name in reversed(known)}
+    return [leaves[name] for name in difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.6)]
