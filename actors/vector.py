@@ -125,7 +125,7 @@ class VectorActor:
         self._carry = np.zeros(num_envs, np.float32)
 
     def produce(self, slot: Slot) -> None:
-        """See Actor. The observation of the last row is kept: it is the first of the next unroll."""
+        """See Actor. The last row's observation is kept: it is the first of the next unroll."""
         self._version = self._weights.pull(self._policy, self._version)
         slot.first_version = slot.last_version = self._version
         rows = self._rows.get(slot.index)

@@ -102,7 +102,7 @@ class Update:
                 torch._foreach_copy_(self._low, self._low_masters)
 
     def model_state(self) -> dict[str, torch.Tensor]:
-        """Parameters in full precision and buffers, by name: what a checkpoint keeps as the model."""
+        """Parameters in full precision and buffers, by name: the model of a checkpoint."""
         state = self._module.state_dict(keep_vars=True)
         return {name: self._masters.get(name, value).detach() for name, value in state.items()}
 

@@ -15,7 +15,7 @@ class Actor(Protocol):
     """Fills slots one after the other."""
 
     def produce(self, slot: Slot) -> None:
-        """Pull the newest weights, write one sample into `slot.data`, and set the slot's versions."""
+        """Pull the newest weights, write a sample into `slot.data`, set the slot's versions."""
 
     def close(self) -> None:
         """Let go of environments and engines; idempotent."""

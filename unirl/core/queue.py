@@ -120,7 +120,7 @@ class Guard(Protocol):
         """Wake whoever waits at this bell, now or next."""
 
     def wait(self, bell: int, seconds: float) -> None:
-        """Sleep until the bell rings, at most `seconds`. Called without the lock; may return early."""
+        """Sleep until the bell rings, at most `seconds`; without the lock; may return early."""
 
 
 class LocalGuard(AbstractContextManager[object]):

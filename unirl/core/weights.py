@@ -30,7 +30,7 @@ class WeightStore(Protocol):
         """Copy the weights; from now on `pull` returns this version."""
 
     def pull(self, into: Loadable, have: int) -> int:
-        """Load the newest version unless it is `have`; returns the version that `into` now holds."""
+        """Load the newest version unless it is `have`; returns the version `into` now holds."""
 
 
 class LocalWeightStore:

@@ -42,7 +42,7 @@ class ProcessesRunner:
         self.actors = ActorProcesses(plan, self._queue, self._weights, self.loop, log_dir)
 
     def run(self, hooks: Sequence[Hook]) -> None:
-        """Train until a hook stops the loop; no actor process is left when this returns or raises."""
+        """Train until a hook stops the loop; no actor process is left when it is over."""
         try:
             self._weights.publish(self.loop.learner.weights(), self.loop.learner.version)
             self.actors.start()
