@@ -61,8 +61,8 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a bug, 2 for what the user can mend."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Before torch is loaded: OpenMP threads that spin while they wait take a core from the simulator, and
-    # beside one busy process elsewhere they make everything ten times slower.
+    # Before torch is loaded: OpenMP threads that spin while they wait take a core from the
+    # simulator, and beside one busy process elsewhere they make everything ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
