@@ -51,7 +51,7 @@ class ImpalaLearnerConfig:
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     normalize_advantage: bool = False
-    """Whiten advantages over each minibatch."""
+    """Centre and scale advantages over each minibatch: steps of one size, whatever the rewards'."""
     epochs: int = 1
     """Passes over each batch. V-trace corrects each pass for the policy it began with. More: fewer
     samples, more compute.
@@ -198,8 +198,7 @@ class ImpalaLearner:
         )
         advantage = targets.advantage
         if config.normalize_advantage:
-            kept = advantage[mask]
-            advantage = (advantage - kept.mean()) / (kept.std() + 1e-8)
+            advantage = _whiten(advantage, log_rho, mask, config.rho_clip)
         policy = policy_gradient_loss(new_logp, advantage, mask)
         value = value_loss(unroll.value[:-1], targets.target, mask)
         entropy = entropy_loss(distribution.entropy(), mask)
@@ -247,6 +246,19 @@ class ImpalaLearner:
         if self._return_norm is not None:
             self._return_norm.load_state_dict(optimizer["return_norm"])
         self._episodes.load_state_dict(state.counters["episodes"])
+
+
+def _whiten(
+    advantage: torch.Tensor, log_rho: torch.Tensor, mask: torch.Tensor, rho_clip: float
+) -> torch.Tensor:
+    """V-trace's advantages rho * A with A centred and the product scaled to unit size; [T, B].
+
+    Centred before the weight: a row that the policy has left (rho near 0) must keep no advantage,
+    while a shift of the product would give it one and push the policy further away.
+    """
+    rho = torch.where(mask, log_rho.clamp(max=20.0).exp().clamp(max=rho_clip), 0.0)
+    centred = advantage - rho * (advantage.sum() / rho.sum().clamp(min=1e-8))
+    return centred / (centred.square().sum() / mask.sum().clamp(min=1)).sqrt().clamp(min=1e-8)
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:
