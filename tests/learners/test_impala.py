@@ -12,7 +12,7 @@ from gymnasium.spaces import Box, Discrete
 from unirl.actors.vector import ActorConfig, unroll_spec
 from unirl.core.errors import UniRLError
 from unirl.core.sample import Batch, SampleSpec, Slot
-from unirl.learners.impala import ImpalaLearner, ImpalaLearnerConfig
+from unirl.learners.impala import ImpalaLearner, ImpalaLearnerConfig, _whiten
 from unirl.learners.update import OptimizerConfig
 from unirl.policy import Policy, PolicyConfig
 from unirl.vtrace.reference import slow_vtrace_targets
@@ -137,3 +137,20 @@ def test_settings_that_break_a_rule_are_refused(wrong: dict[str, Any]) -> None:
 def test_cuda_that_is_asked_for_and_absent_is_an_error() -> None:
     with pytest.raises(UniRLError, match="CUDA"):
         make(device="cuda")
+
+
+def test_whitened_advantages_are_the_usual_ones_on_policy_and_nothing_where_the_policy_left() -> (
+    None
+):
+    torch.manual_seed(0)
+    advantage, mask = torch.randn(5, 4) * 3 + 2, torch.ones(5, 4, dtype=torch.bool)
+    mask[2] = False
+    advantage[2] = 0.0
+    kept = advantage[mask]
+    on_policy = _whiten(advantage, torch.zeros(5, 4), mask, 1.0)
+    torch.testing.assert_close(on_policy[mask], (kept - kept.mean()) / kept.std(unbiased=False))
+    assert not on_policy[2].any()
+    log_rho = torch.zeros(5, 4)
+    log_rho[0] = -30.0
+    left = _whiten(advantage * log_rho.exp(), log_rho, mask, 1.0)
+    assert left[0].abs().max() < 1e-9
