@@ -16,7 +16,8 @@ import torch
 from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
-from unirl.core.errors import UniRLError
+from unirl.actors.memory import check_memory
+from unirl.core.errors import EnvCrashed, UniRLError
 from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
@@ -27,7 +28,7 @@ from unirl.envs.guard import check_finite
 from unirl.envs.make import make_vec
 from unirl.envs.spaces import action_writer, obs_reader
 from unirl.envs.vector import VectorEnv
-from unirl.policy import Policy, PolicyConfig
+from unirl.policy import Policy, PolicyConfig, zero_state
 
 MAX_STEPS = 1_000_000
 """Steps of one episode after which an evaluation gives up: some environments have no time limit."""
@@ -73,6 +74,8 @@ class PolicyEvaluator:
         self._env = make_vec(self._config, min(self._num_envs, num_episodes))
         try:
             return self._evaluate(self._env, weights, num_episodes, deterministic)
+        except EnvCrashed as error:  # nobody starts an evaluation again
+            raise UniRLError(*error.parts) from error
         finally:
             self.close()
 
@@ -101,6 +104,7 @@ class PolicyEvaluator:
     def _evaluate(
         self, env: VectorEnv, weights: Weights, num_episodes: int, deterministic: bool
     ) -> EvalResult:
+        check_memory(env, self._policy_config, self._config.id)
         num_envs = env.num_envs
         player = self._player(env.observation_space, env.action_space, weights, deterministic)
         obs = env.reset(self._env_seed)
@@ -170,6 +174,7 @@ class PolicyEvaluator:
         screen = make_vec(replace(config, frame_stack=1, kwargs=screen_kwargs), 1)
         try:
             self._fps = _ATARI_FPS / config.frame_skip
+            check_memory(game, self._policy_config, config.id)
             player = self._player(game.observation_space, game.action_space, weights, deterministic)
             obs = game.reset(self._env_seed)
             picture = screen.reset(self._env_seed)
@@ -257,12 +262,7 @@ class _Player:
 
     def reset_rows(self, rows: NDArray[np.bool_]) -> None:
         """New episodes where `rows` is true."""
-        where = torch.from_numpy(rows)
-        # Filled, not multiplied by 0: infinity must not outlive its episode.
-        self._state = {
-            name: value.masked_fill(where.view(-1, *(1,) * (value.dim() - 1)), 0.0)
-            for name, value in self._state.items()
-        }
+        self._state = zero_state(self._state, torch.from_numpy(rows))
 
     def act(self, obs: Any) -> NDArray[Any]:
         """Actions for a tree of arrays [B, ...]."""

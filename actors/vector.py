@@ -13,6 +13,7 @@ import torch
 from gymnasium import Space
 from numpy.typing import NDArray
 
+from unirl.actors.memory import check_memory
 from unirl.core.actor import ActorContext
 from unirl.core.errors import UniRLError
 from unirl.core.sample import Field, SampleSpec, Slot
@@ -24,7 +25,7 @@ from unirl.envs.guard import check_finite
 from unirl.envs.make import make_vec
 from unirl.envs.spaces import action_field, obs_fields, write_obs
 from unirl.envs.vector import VectorEnv
-from unirl.policy import Policy, PolicyConfig
+from unirl.policy import Policy, PolicyConfig, zero_state
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def unroll_spec(
 class VectorActor:
     """Steps its environments with its policy copy; one slot is one unroll of all of them.
 
-    gamma is only used for `carry`, the running discounted return that reward scaling needs.
+    gamma is only used for `carry`, the running discounted return that reward scaling needs. Raises
+    UniRLError for a recurrent policy on a same-step engine.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class VectorActor:
         seed: int,
         env_id: str = "",
     ) -> None:
+        check_memory(env, policy.config, env_id)
         self._env, self._policy, self._weights = env, policy, weights
         self._length, self._gamma, self._env_id = unroll_length, gamma, env_id
         self._version = -1
@@ -179,19 +182,14 @@ class VectorActor:
         self._carry *= self._gamma
         self._carry += reward
         ended = terminated | truncated
-        if ended.any():
+        if ended.any():  # fillers keep this 0: they have no reward
             self._carry[ended] = 0.0
         if not mask.all():
             filler = ~mask
             self._returns[filler] = 0.0
             self._lengths[filler] = 0
-            self._carry[filler] = 0.0
             if self._state:
-                keep = torch.from_numpy(mask)
-                self._state = {
-                    name: value * keep.view(-1, *(1,) * (value.dim() - 1))
-                    for name, value in self._state.items()
-                }
+                self._state = zero_state(self._state, torch.from_numpy(filler))
 
     def close(self) -> None:
         """Close the environments."""
@@ -220,15 +218,19 @@ def make_vector_actor(
 ) -> VectorActor:
     """The factory of a plan: bind all but `context` with functools.partial."""
     vector_env = make_vec(env, actor.num_envs)
-    module = Policy(
-        vector_env.observation_space, vector_env.action_space, policy, seed=context.seed % 2**31
-    )
-    return VectorActor(
-        vector_env,
-        module.eval(),
-        context.weights,
-        unroll_length=actor.unroll_length,
-        gamma=gamma,
-        seed=context.seed,
-        env_id=env.id,
-    )
+    try:
+        module = Policy(
+            vector_env.observation_space, vector_env.action_space, policy, seed=context.seed % 2**31
+        )
+        return VectorActor(
+            vector_env,
+            module.eval(),
+            context.weights,
+            unroll_length=actor.unroll_length,
+            gamma=gamma,
+            seed=context.seed,
+            env_id=env.id,
+        )
+    except BaseException:  # an environment that fails at its first reset: leave no process behind
+        vector_env.close()
+        raise

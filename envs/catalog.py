@@ -30,7 +30,7 @@ EXTRAS = {
 def find_spec(config: EnvConfig) -> EnvSpec:
     """The registered specification of config.id; UniRLError with suggestions, or with the extra to
     install."""
-    _import_registering_module(config)
+    import_registering_module(config)
     register_toys()
     if config.is_atari:
         try:
@@ -67,14 +67,15 @@ def unknown_id(env_id: str, known: Iterable[str]) -> UniRLError:
 def missing_package(config: EnvConfig, error: ImportError) -> UniRLError:
     """The error for an environment whose package is not installed, naming the extra that installs
     it."""
-    spec = gymnasium.registry.get(config.id)
-    named = f"{getattr(error, 'name', '') or ''} {error} {spec.entry_point if spec else ''}".lower()
     if not isinstance(error, ModuleNotFoundError):  # installed, and still not importable
         return UniRLError(
             f'env "{config.id}" cannot be imported', str(error), "use a newer version of the id"
         )
-    extra = next((extra for module, extra in EXTRAS.items() if module in named), None)
-    module = getattr(error, "name", None)
+    module = error.name
+    spec = gymnasium.registry.get(config.id)
+    # What was imported says most; what the id stands for says least: another engine may run it.
+    places = [(place or "").lower() for place in (module, str(error), spec and spec.entry_point)]
+    extra = next((EXTRAS[name] for place in places for name in EXTRAS if name in place), None)
     what = f'env "{config.id}" needs a package that is not installed'
     if extra is not None:
         return UniRLError(
@@ -85,7 +86,11 @@ def missing_package(config: EnvConfig, error: ImportError) -> UniRLError:
     )
 
 
-def _import_registering_module(config: EnvConfig) -> None:
+def import_registering_module(config: EnvConfig) -> None:
+    """Import config.import_module, if there is one; UniRLError where that is not possible.
+
+    ModuleNotFoundError where a package that it imports is missing; what else it raises is its own.
+    """
     if not config.import_module:
         return
     try:
@@ -97,4 +102,11 @@ def _import_registering_module(config: EnvConfig) -> None:
             f'module "{config.import_module}" that should register env "{config.id}" was not found',
             "import_module must be importable where the actors run",
             "install it, or set PYTHONPATH to its folder",
+        ) from error
+    except ImportError as error:
+        raise UniRLError(
+            f'module "{config.import_module}" that should register env "{config.id}"'
+            " cannot be imported",
+            f"import_module must be importable where the actors run: {error}",
+            "correct what it imports",
         ) from error

@@ -16,8 +16,9 @@ class EnvConfig:
     """One environment id and its settings; picklable, and every value has a form in TOML."""
 
     id: str = "CartPole-v1"
-    """Gymnasium id ("CartPole-v1", "ALE/Pong-v5"); with engine "envpool" the id is looked up in
-    EnvPool's list."""
+    """Gymnasium id ("CartPole-v1", "ALE/Pong-v5"). With engine "envpool" it is looked up in
+    EnvPool's list; Atari games are written "ALE/Pong-v5" there too, though EnvPool itself lists
+    them as "Pong-v5"."""
     engine: EngineName = "auto"
     """What steps the environments. auto: ale for ALE/*, else the env's own vector class where it
     registers one, else sync.
@@ -35,8 +36,8 @@ class EnvConfig:
     """Agent steps after which an episode is truncated. More: longer episodes; None: the id's own
     limit."""
     deadline_seconds: float = 300.0
-    """async only: how long one step or reset may take before the env is declared stuck. More:
-    slower to notice."""
+    """async only: how long one step or reset may take before the env is declared stuck and its
+    actor restarted. More: slower to notice."""
     import_module: str = ""
     """Module imported first, in every process; it registers custom environments ("my_envs")."""
 
@@ -67,6 +68,12 @@ class EnvConfig:
         if not self.id:
             raise UniRLError(
                 "the environment has no id", 'id must be a name, found ""', "set env.id"
+            )
+        if self.import_module.startswith("."):
+            raise UniRLError(
+                f'import_module "{self.import_module}" is relative',
+                "import_module must be a full name such as my_package.envs",
+                "write it without leading dots, and set PYTHONPATH to its folder",
             )
         if not 0.0 <= self.repeat_action_probability <= 1.0:
             raise UniRLError(
@@ -101,5 +108,5 @@ class EnvConfig:
 
     @property
     def is_atari(self) -> bool:
-        """True for the ids that the Atari-only fields apply to."""
+        """True for "ALE/*", the ids that the Atari-only fields apply to, whatever the engine."""
         return self.id.startswith("ALE/")

@@ -37,6 +37,20 @@ class EnvPoolEngine:
 
         self._num_envs = num_envs
         self._id = config.id.removeprefix("ALE/")  # EnvPool lists Atari games without a namespace
+        has_lives = "episodic_life" in envpool.make_spec(self._id).config._fields
+        if has_lives and not config.is_atari:
+            raise UniRLError(
+                f'env "{config.id}" is an Atari game',
+                "an Atari game's id begins with ALE/, with engine envpool too: without it"
+                " env.frame_skip, env.episodic_life and the like would not count",
+                f'write env.id "ALE/{config.id}"',
+            )
+        if config.is_atari and not has_lives:
+            raise UniRLError(
+                f'env "{config.id}" is no Atari game',
+                "ids that begin with ALE/ are Atari games",
+                f'write env.id "{self._id}"',
+            )
         self._settings: dict[str, Any] = {
             "num_envs": num_envs,
             "num_threads": config.threads_for(num_envs),

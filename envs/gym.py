@@ -21,9 +21,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector import VectorEnv as GymVectorEnv
 from numpy.typing import NDArray
 
-from unirl.core.errors import DeadlineExceeded, UniRLError
+from unirl.core.errors import EnvCrashed, UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.guard import ShapeGuard
+from unirl.envs.lives import EpisodicLife
 from unirl.envs.vector import EngineStep, env_seeds
 
 Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
@@ -134,7 +135,8 @@ class GymEngine:
     def _exchange(
         self, env: AsyncVectorEnv, send: Callable[[], None], wait: Callable[[float], Any]
     ) -> Any:
-        """`send`, then `wait` under the deadline; a worker's error is raised as it was there."""
+        """`send`, then `wait` under the deadline; a worker's error is raised as it was there, one
+        that died or hangs is an EnvCrashed."""
         started = time.monotonic()
         try:
             send()
@@ -146,7 +148,7 @@ class GymEngine:
                 for i, pipe in enumerate(env.parent_pipes)
                 if pipe is not None and not pipe.poll(0)
             ]
-            raise DeadlineExceeded(
+            raise EnvCrashed(
                 f'env "{self._id}" is stuck: no answer from environment {late}',
                 f"a step must take at most {self._deadline_seconds:g} s,"
                 f" waited {time.monotonic() - started:.1f} s",
@@ -155,10 +157,10 @@ class GymEngine:
         except (EOFError, ConnectionError) as error:
             self._stuck = True
             dead = _exit_codes(env)
-            raise UniRLError(
+            raise EnvCrashed(
                 f'a worker process of env "{self._id}" died: environment {dead}',
                 "engine async needs every worker alive",
-                "the actor can be restarted; look for a crash or for memory running out",
+                "look for a crash in native code, or for memory running out",
             ) from error
         except UniRLError as error:
             # Gymnasium wraps what a worker raised in its own type again.
@@ -216,12 +218,11 @@ def _ale_kwargs(config: EnvConfig) -> dict[str, Any]:
 def _atari_wrappers(config: EnvConfig) -> list[Wrapper]:
     """The ale engine's preprocessing with Gymnasium's wrappers (without FIRE at reset); needs
     OpenCV."""
-    return [
+    wrappers: list[Wrapper] = [
         partial(
             gymnasium.wrappers.AtariPreprocessing,
             noop_max=config.noop_max,
             frame_skip=config.frame_skip,
-            terminal_on_life_loss=config.episodic_life,
         ),
         partial(
             gymnasium.wrappers.FrameStackObservation,
@@ -229,3 +230,4 @@ def _atari_wrappers(config: EnvConfig) -> list[Wrapper]:
             padding_type="zero",
         ),
     ]
+    return [*wrappers, EpisodicLife] if config.episodic_life else wrappers

@@ -60,6 +60,7 @@ def known_env_ids() -> list[str]:
 def _make_engine(config: EnvConfig, num_envs: int) -> Engine:
     try:
         if config.engine == "envpool":
+            catalog.import_registering_module(config)
             known = known_ids()
             if config.id.removeprefix("ALE/") not in known:
                 raise catalog.unknown_id(config.id, known)

@@ -57,6 +57,9 @@ class VectorEnv(Protocol):
     """Of one environment."""
     action_space: Space[Any]
     """Of one environment."""
+    hides_first_obs: bool
+    """True where the first observations of later episodes are acted on but come into no row: no
+    place for a policy with memory."""
 
     def reset(self, seed: int) -> Any:
         """Start new episodes everywhere; a tree of arrays [B, ...]. The same seed gives the same
@@ -127,6 +130,8 @@ class NextStepEnv:
     another filler.
     """
 
+    hides_first_obs = False
+
     def __init__(self, engine: Engine, num_envs: int, env_id: str) -> None:
         self.num_envs = num_envs
         self.observation_space, self.action_space = engine.observation_space, engine.action_space
@@ -171,7 +176,12 @@ class SameStepEnv:
     nowhere and it is never trained on. For episodes of n steps this loses one transition in n; an
     engine that resets at the next step loses none. If the hidden transition ends the episode too,
     the next row is a filler again.
+
+    Not for a policy with memory: recurrent state begins after the filler, hence without the
+    episode's first observation, and no row holds it for the learner (`hides_first_obs`).
     """
+
+    hides_first_obs = True
 
     def __init__(self, engine: Engine, num_envs: int, env_id: str) -> None:
         self.num_envs = num_envs

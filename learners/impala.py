@@ -4,6 +4,7 @@ section 4).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,6 +70,25 @@ class ImpalaLearnerConfig:
                 "both must lie in [0, 1]",
                 "0.99 and 1 are usual",
             )
+        for name, minimum in (
+            ("rho_clip", 0.0), ("c_clip", 0.0), ("value_coef", 0.0), ("entropy_coef", 0.0),
+        ):  # fmt: skip
+            if not getattr(self, name) >= minimum:
+                raise UniRLError(
+                    f"learner.{name} is {getattr(self, name)}",
+                    f"learner.{name} >= 0 must hold",
+                    "set it to 0 or more",
+                )
+        if self.reward_clip is not None and not self.reward_clip > 0:
+            raise UniRLError(
+                f"learner.reward_clip is {self.reward_clip}",
+                "it must be > 0",
+                "1 is usual for Atari",
+            )
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise UniRLError(
+                f"learner.device {self.device!r} is unknown", "known: cpu, cuda, cuda:N", "try cpu"
+            )
         for name in ("epochs", "minibatches"):
             if getattr(self, name) < 1:
                 raise UniRLError(
@@ -94,13 +114,7 @@ class ImpalaLearner:
         seed: int,
         num_recent: int = 100,
     ) -> None:
-        num_envs, parts = spec.fields["logp"].shape[1] * batch_size, config.minibatches
-        if num_envs % parts:
-            raise UniRLError(
-                f"batch of {num_envs} environments does not split into {parts} minibatches",
-                f"environments % learner.minibatches must be 0, it is {num_envs % parts}",
-                f"try learner.minibatches {_nearest_divisor(num_envs, parts)}",
-            )
+        check_minibatches(spec.fields["logp"].shape[1] * batch_size, config.minibatches)
         self._device = torch.device(config.device)
         if self._device.type == "cuda" and not torch.cuda.is_available():
             raise UniRLError(
@@ -233,12 +247,27 @@ class ImpalaLearner:
         }
         if self._return_norm is not None:
             optimizer["return_norm"] = self._return_norm.state_dict()
-        return LearnerState(
-            self._update.model_state(), optimizer, {"episodes": self._episodes.state_dict()}
-        )
+        counters = {"episodes": self._episodes.state_dict(), "settings": self._settings()}
+        return LearnerState(self._update.model_state(), optimizer, counters)
+
+    def _settings(self) -> dict[str, Any]:
+        """Settings that decide what a saved state consists of."""
+        config = self._config
+        return {
+            "learner.optimizer.name": config.optimizer.name,
+            "learner.normalize_reward": config.normalize_reward,
+        }
 
     def load_state_dict(self, state: LearnerState) -> None:
         """See Learner."""
+        for name, wanted in self._settings().items():
+            found = state.counters["settings"].get(name)
+            if found != wanted:
+                raise UniRLError(
+                    f"the checkpoint was made with {name} = {found}",
+                    f"this run has {name} = {wanted}, which needs another saved state",
+                    "resume without changing it",
+                )
         optimizer: Any = state.optimizer
         model: Any = state.model
         self._update.load(model, optimizer["update"])
@@ -246,6 +275,21 @@ class ImpalaLearner:
         if self._return_norm is not None:
             self._return_norm.load_state_dict(optimizer["return_norm"])
         self._episodes.load_state_dict(state.counters["episodes"])
+
+
+def check_minibatches(num_envs: int, minibatches: int) -> None:
+    """Raise UniRLError unless a batch of so many environments splits evenly."""
+    if num_envs % minibatches:
+        nearest = min(
+            (d for d in range(1, num_envs + 1) if num_envs % d == 0),
+            key=lambda divisor: abs(divisor - minibatches),
+        )
+        raise UniRLError(
+            f"batch of {num_envs} environments does not split into {minibatches} minibatches",
+            f"(actor.num_envs * queue.batch_size) % learner.minibatches must be 0, "
+            f"it is {num_envs % minibatches}",
+            f"try learner.minibatches {nearest}",
+        )
 
 
 def _whiten(
@@ -259,10 +303,6 @@ def _whiten(
     rho = torch.where(mask, log_rho.clamp(max=20.0).exp().clamp(max=rho_clip), 0.0)
     centred = advantage - rho * (advantage.sum() / rho.sum().clamp(min=1e-8))
     return centred / (centred.square().sum() / mask.sum().clamp(min=1)).sqrt().clamp(min=1e-8)
-
-
-def _nearest_divisor(number: int, wanted: int) -> int:
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - wanted))
 
 
 def make_impala_learner(

@@ -42,6 +42,12 @@ class OptimizerConfig:
                 "all three must be > 0",
                 "start from lr 6e-4, max_grad_norm 0.5, epsilon 1e-5",
             )
+        if not 0 <= self.decay < 1 or not 0 <= self.momentum < 1:
+            raise UniRLError(
+                f"learner.optimizer has decay {self.decay}, momentum {self.momentum}",
+                "both must lie in [0, 1)",
+                "0.99 and 0 are usual",
+            )
 
 
 class Update:

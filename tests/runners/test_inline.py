@@ -13,11 +13,14 @@ import torch
 
 import unirl
 from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import UniRLError
-from unirl.core.learner import LearnerContext
+from unirl.core.errors import ActorFailed, UniRLError
+from unirl.core.learner import LearnerContext, LearnerState
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
 from unirl.core.tree import flatten
+from unirl.core.weights import Weights
+from unirl.runners.inline import InlineRunner
+from unirl.runners.state import restore
 
 SMALL: dict[str, Any] = {
     "env.id": "CartPole-v1",
@@ -160,7 +163,7 @@ def test_a_failing_environment_is_restarted_and_then_named(
     settings = {
         **SMALL,
         "env.id": "unirl/Fault-v0",
-        "env.kwargs": {"raise_at": 20},
+        "env.kwargs": {"raise_at": 100},
         "runner.max_restarts": 2,
     }
     plan = unirl.make_plan("impala", **settings)
@@ -171,3 +174,58 @@ def test_a_failing_environment_is_restarted_and_then_named(
         unirl.run(plan, tmp_path / "run", console=False)
     assert "RuntimeError" in error.value.what
     assert "Traceback" in (tmp_path / "run" / "log.txt").read_text()
+    # What was learned before is saved: the remedy, to resume, can be followed.
+    assert load_checkpoint(tmp_path / "run").state["version"] > 0
+
+
+def test_a_nan_observation_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    settings = {**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": {"nan_at": 200}}
+    with pytest.raises(ActorFailed, match="unirl/Fault-v0"):
+        unirl.run(unirl.make_plan("impala", **settings), tmp_path / "run", console=False)
+    assert load_checkpoint(tmp_path / "run").state["version"] > 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("learner.optimizer.name", "rmsprop"), ("learner.normalize_reward", True)]
+)
+def test_a_resume_with_settings_that_need_another_state_is_refused(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    train(tmp_path / "run", 300, "on-policy")
+    with pytest.raises(UniRLError, match=key):
+        train(tmp_path / "run", 600, "on-policy", resume=tmp_path / "run", **{key: value})
+
+
+def test_a_finished_run_is_not_trained_on(tmp_path: Path) -> None:
+    before = train(tmp_path / "run", 300, "on-policy")
+    plan = unirl.make_plan("impala", **{**SMALL, "queue.max_staleness": 0, "run.total_steps": 300})
+    runner = InlineRunner(plan)
+    restore(runner.loop, load_checkpoint(tmp_path / "run"))
+    runner.run([])
+    weights = runner.loop.learner.weights()
+    assert all(torch.equal(value, before[f"model/{name}"]) for name, value in weights.items())
+
+
+def test_a_target_return_needs_a_learner_that_knows_its_episodes(tmp_path: Path) -> None:
+    plan = unirl.make_plan("impala", **{**SMALL, "run.target_return": 10.0})
+
+    class Silent:
+        def __init__(self, context: LearnerContext) -> None:
+            self._learner = plan.make_learner(context)
+            self.version = self.num_steps = 0
+
+        def step(self, batch: Batch) -> Metrics:
+            self.version += 1
+            return self._learner.step(batch)
+
+        def weights(self) -> Weights:
+            return self._learner.weights()
+
+        def state_dict(self) -> LearnerState:
+            return self._learner.state_dict()
+
+        def load_state_dict(self, state: LearnerState) -> None:
+            self._learner.load_state_dict(state)
+
+    with pytest.raises(UniRLError, match="recent_returns"):
+        unirl.run(replace(plan, make_learner=Silent), tmp_path / "run", console=False)

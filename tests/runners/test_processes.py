@@ -4,6 +4,7 @@ behind.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -109,7 +110,7 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_trace_in_the_lo
         **{
             **SMALL,
             "env.id": "unirl/Fault-v0",
-            "env.kwargs": {"raise_at": 20},
+            "env.kwargs": {"raise_at": 200},
             "runner.max_restarts": 1,
         },
     )
@@ -119,8 +120,10 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_trace_in_the_lo
     assert "RuntimeError in toy.py" in error.value.what
     assert "restarted 1 of 1 times" in error.value.rule
     assert "actor-00" in error.value.remedy
+    # What was learned before is saved: the remedy, to resume, can be followed.
+    assert load_checkpoint(tmp_path).state["version"] > 0
     logs = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
-    assert logs.count("RuntimeError: fault at step 20") >= 2
+    assert logs.count("RuntimeError: fault at step 200") >= 2
 
 
 def test_a_nan_observation_stops_the_run_at_once_and_names_itself(tmp_path: Path) -> None:
@@ -133,7 +136,10 @@ def test_a_nan_observation_stops_the_run_at_once_and_names_itself(tmp_path: Path
     assert "unirl/Fault-v0" in str(error.value)
 
 
-def test_a_hung_environment_is_killed_and_restarted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("timeout_seconds", [1.0, 300.0], ids=["equal deadlines", "default"])
+def test_a_hung_environment_is_killed_once_and_restarted(
+    tmp_path: Path, timeout_seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
     kwargs = {"sleep_at": 500, "sleep_seconds": 600.0}
     plan = unirl.make_plan(
         "impala",
@@ -149,8 +155,10 @@ def test_a_hung_environment_is_killed_and_restarted(tmp_path: Path) -> None:
         def at_end(self, loop: TrainLoop) -> None:
             pass
 
-    runner.run([UntilRestart()])
+    with caplog.at_level(logging.WARNING):
+        runner.run([UntilRestart()])
     assert runner.loop.reason == "restarted"
+    assert 1 <= sum("hangs, killed" in record.message for record in caplog.records) <= 2
 
 
 SCRIPT = """

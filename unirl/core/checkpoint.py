@@ -3,12 +3,15 @@
 A run's `checkpoints/` holds `step_00012000/{model,optimizer,samples}.safetensors` with
 `state.json` beside them, and `latest`, a link to the newest. Digests are checked on load.
 One process at a time writes to it; readers may come at any moment.
+
+The files are safetensors that any reader of the format opens, but they are written here: the
+library's writer refuses tensors that share storage, copies all of them to the host at once, and
+neither syncs nor hashes what it writes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -22,6 +25,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import torch
 
+from unirl.core import disk
 from unirl.core.errors import UniRLError
 from unirl.core.tree import Tree
 
@@ -34,7 +38,6 @@ FORMAT = 1
 
 _STEP = re.compile(r"step_(\d{8,})")
 _TREES = ("model", "optimizer", "samples")
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -259,10 +262,7 @@ def _not_json(path: str, found: str) -> UniRLError:
 
 
 def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, JSON]:
-    """Stream the tensors to a safetensors file and sync it; returns its size and sha256.
-
-    The library's own writer refuses shared storage, and the digest would read its file again.
-    """
+    """Stream the tensors to a safetensors file and sync it; returns its size and sha256."""
     # Wide types first: each tensor then starts at a multiple of its item size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
     header, offset = {}, 0
@@ -383,12 +383,11 @@ def _explain_write_error(
     needed = sum(t.numel() * t.dtype.itemsize for flat in tensors.values() for t in flat.values())
     found = list_checkpoints(folder)
     intact = f"; {found[-1]} is intact" if found else ""
-    if error.errno in _DISK_FULL:
-        limit = "the file size limit" if error.errno == errno.EFBIG else "the quota or the disk"
+    if disk.is_full(error):
         return UniRLError(
             f"disk full: the checkpoint of step {step} could not be written to {folder}",
-            f"it needs {needed:,} bytes, {_free_bytes(folder):,} are free; "
-            f"{limit} refused more ({error.strerror})",
+            f"it needs {needed:,} bytes, {disk.free_bytes(folder):,} are free; "
+            f"{disk.who_refused(error)}",
             f"free some space, then resume the run{intact}",
         )
     return UniRLError(
@@ -396,12 +395,6 @@ def _explain_write_error(
         "the run folder must stay writable during training",
         f"check its owner and mount, then resume the run{intact}",
     )
-
-
-def _free_bytes(folder: Path) -> int:
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
 
 
 class _Damage(Exception):

@@ -30,8 +30,27 @@ class QueueClosed(Exception):
     """The queue was closed: whoever waits on it should end quietly."""
 
 
+class ActorFailed(UniRLError):
+    """An actor or its environment ended the run for good; what the learner has is sound."""
+
+
 class DeadlineExceeded(UniRLError):
     """A wait reached its deadline; the message says who was waited for."""
+
+
+class EnvCrashed(RuntimeError):
+    """A process of an environment died or hangs. Unlike a UniRLError it is not final: a new one may
+    do better, so runners start the actor again, as after any exception that an environment raises.
+
+    what, rule, remedy: the parts of a UniRLError, told as one sentence.
+    """
+
+    def __init__(self, what: str, rule: str, remedy: str) -> None:
+        self.parts = (what, rule, remedy)
+        super().__init__(what, rule, remedy)
+
+    def __str__(self) -> str:
+        return str(UniRLError(*self.parts))
 
 
 class DiscardSlot(Exception):

@@ -4,9 +4,9 @@ knows who acted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
@@ -48,6 +48,15 @@ class Learner(Protocol):
 
     def load_state_dict(self, state: LearnerState) -> None:
         """Continue from a saved state; UniRLError when it is of another model."""
+
+
+@runtime_checkable
+class EpisodicLearner(Protocol):
+    """A learner that knows how its recent episodes went: what `run.target_return` needs."""
+
+    @property
+    def recent_returns(self) -> Sequence[float]:
+        """Returns of the most recent episodes, at most `run.target_window`."""
 
 
 @dataclass(frozen=True)

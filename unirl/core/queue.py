@@ -59,7 +59,7 @@ class QueueConfig:
     """
     window: int | None = 1
     """How far a finished slot may overtake slower ones. 1: order of start, nothing goes stale;
-    unset: whichever is ready first.
+    none: whichever is ready first.
     """
     timeout_seconds: float = 300.0
     """How long the learner waits for one slot before it gives up, naming the actor it waited for.
@@ -306,12 +306,11 @@ class SlotQueue:
         return len(lost)
 
     def ready_slots(self) -> list[Slot]:
-        """The acknowledged samples that nobody took yet, oldest ticket first. Only the learner may
-        read them.
-        """
+        """The acknowledged samples that no batch has yet, oldest ticket first; for the learner."""
         with self._guard:
             indices = [i for i, row in enumerate(self._rows) if self._held(row, READY)]
-            return sorted((self._slot(i) for i in indices), key=lambda slot: slot.ticket)
+            waiting = [*self._partial, *(self._slot(i) for i in indices)]
+            return sorted(waiting, key=lambda slot: slot.ticket)
 
     def restore(self, ready: Sequence[Slot], next_ticket: int) -> None:
         """Put acknowledged samples of an earlier run back, before anyone acquires. Data is copied
@@ -391,8 +390,8 @@ class SlotQueue:
             "; " + ", ".join(running) if running else ""
         )
 
-    def oldest_running(self) -> tuple[int, float] | None:
-        """The actor that holds the oldest running ticket, and for how many seconds."""
+    def oldest_running(self) -> tuple[int, int, float] | None:
+        """The oldest running ticket, the actor that holds it, and for how many seconds."""
         words, now = self._words, int(time.monotonic() * 1e6)
         running = [
             (words[row + _TICKET], words[row + _ACTOR], now - words[row + _START_US])
@@ -401,8 +400,8 @@ class SlotQueue:
         ]
         if not running:
             return None
-        _, actor, held_us = min(running)
-        return int(actor), held_us / 1e6
+        ticket, actor, held_us = min(running)
+        return int(ticket), int(actor), held_us / 1e6
 
     # -- inside ------------------------------------------------------------------------------------
     # ----------------------

@@ -97,7 +97,8 @@ class Policy(nn.Module):
     ) -> ActResult:
         """Choose actions for obs (tree of [B, ...]): sampled, or the mode when deterministic.
 
-        The state passed in is not changed; whoever calls resets the rows whose episode begins.
+        The state passed in is not changed; whoever calls resets the rows whose episode begins
+        (zero_state).
         generator: on the policy's device.
         """
         features = self.torso(self.inputs(obs))

@@ -18,6 +18,13 @@ from unirl.policy.activation import tanh
 State: TypeAlias = dict[str, Tensor]
 
 
+def zero_state(state: State, rows: Tensor) -> State:
+    """The state [B, size] with zeros where `rows` [B] is true: there a new episode begins."""
+    # Filled, not multiplied by 0: NaN and infinity must not outlive their episode.
+    where = rows.unsqueeze(-1)
+    return {name: value.masked_fill(where, 0.0) for name, value in state.items()}
+
+
 class Core(nn.Module):
     """The weights of all gates and the loop over time; only `cell` tells LSTM and GRU apart."""
 
@@ -52,13 +59,12 @@ class Core(nn.Module):
     def unroll(self, features: Tensor, state: State, reset: Tensor | None) -> Tensor:
         """Rows [T, B, F] -> outputs [T, B, size]; reset [T, B] zeroes the state before its row."""
         projected = F.linear(features, self.input_weight, self.input_bias)
-        restarts = None if reset is None else reset.unsqueeze(-1).unbind(0)
+        restarts = None if reset is None else reset.unbind(0)
         outputs = []
         # unbind: its gradient is one stack, that of projected[t] a full-size tensor for each t.
         for t, row in enumerate(projected.unbind(0)):
             if restarts is not None:
-                # Filled, not multiplied by 0: a NaN must not outlive its episode.
-                state = {name: value.masked_fill(restarts[t], 0.0) for name, value in state.items()}
+                state = zero_state(state, restarts[t])
             state = self.cell(row, state, self.state_weight, self.state_bias)
             outputs.append(state["h"])
         return torch.stack(outputs)

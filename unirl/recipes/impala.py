@@ -16,7 +16,7 @@ from unirl.actors.vector import ActorConfig, make_vector_actor, unroll_spec
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
-from unirl.learners.impala import ImpalaLearnerConfig, make_impala_learner
+from unirl.learners.impala import ImpalaLearnerConfig, check_minibatches, make_impala_learner
 from unirl.policy import Policy, PolicyConfig
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 
@@ -36,6 +36,7 @@ class Config:
 
 def plan(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
+    check_minibatches(config.actor.num_envs * config.queue.batch_size, config.learner.minibatches)
     observation_space, action_space = spaces(config.env)
     state = Policy(observation_space, action_space, config.policy, seed=0).initial_state(1)
     spec = unroll_spec(observation_space, action_space, config.actor, state)

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from unirl.core.errors import UniRLError
 from unirl.core.evaluator import EvalResult, Evaluator
+from unirl.core.learner import EpisodicLearner
 from unirl.runners import state
 from unirl.runners.loop import TrainLoop
 
@@ -190,7 +192,13 @@ class StopHook:
             loop.stop("max_seconds")
         if self._target_return is None:
             return
-        recent = getattr(loop.learner, "recent_returns", ())
+        if not isinstance(loop.learner, EpisodicLearner):
+            raise UniRLError(
+                f"run.target_return is {self._target_return:g}",
+                f"{type(loop.learner).__name__} has no recent_returns to compare it with",
+                "give it that property, or stop by run.total_steps",
+            )
+        recent = loop.learner.recent_returns
         if len(recent) >= self._window and sum(recent) / len(recent) >= self._target_return:
             loop.stop("target_return")
 

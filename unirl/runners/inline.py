@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from unirl.core.actor import Actor, ActorContext
-from unirl.core.errors import DiscardSlot, QueueClosed, UniRLError
+from unirl.core.errors import ActorFailed, DiscardSlot, QueueClosed, UniRLError
 from unirl.core.queue import LocalQueue
 from unirl.core.sample import Batch, Slot
 from unirl.core.seeding import derive_seed
@@ -81,8 +81,11 @@ class InlineRunner:
         except DiscardSlot as discard:
             self._queue.discard(slot, discard.reason)
             return
-        except (UniRLError, QueueClosed):
+        except QueueClosed:
             raise
+        except UniRLError as error:
+            self._queue.discard(slot, "actor_failed")
+            raise ActorFailed(*error.parts) from error
         except Exception as error:
             self._queue.discard(slot, "actor_failed")
             self._restart(slot.actor, error)
@@ -112,7 +115,7 @@ class InlineRunner:
         )
 
 
-def actor_died(index: int, error: BaseException, max_restarts: int) -> UniRLError:
+def actor_died(index: int, error: BaseException, max_restarts: int) -> ActorFailed:
     """The error that ends a run whose actor cannot be kept alive; names the deepest frame of the
     failure.
     """
@@ -122,7 +125,7 @@ def actor_died(index: int, error: BaseException, max_restarts: int) -> UniRLErro
     where = (
         f" in {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else ""
     )
-    return UniRLError(
+    return ActorFailed(
         f"actor {index} died: {type(error).__name__}{where}: {error}",
         f"it was restarted {max_restarts} of {max_restarts} times (runner.max_restarts)",
         "full trace: the run's log.txt; mend the environment or actor, then `unirl resume`",

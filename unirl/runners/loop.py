@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from unirl.core.errors import ActorFailed
 from unirl.core.learner import Learner
 from unirl.core.metrics import Metrics
 from unirl.core.queue import SlotQueue
@@ -55,24 +56,37 @@ class TrainLoop:
         """Train until someone calls `stop`. take: how a runner gets the next batch; the queue's own
         by default.
         """
-        queue, weights, learner = self.queue, self.weights, self.learner
-        take = take or (lambda: queue.take(learner.version))
+        take = take or (lambda: self.queue.take(self.learner.version))
         self._started = time.monotonic()
-        weights.publish(learner.weights(), learner.version)
-        while self.reason is None:
-            batch = take()
-            started = time.monotonic()
-            self.metrics.update(learner.step(batch))
-            # Publish first: a released place is acquired at once, and must see these weights.
-            weights.publish(learner.weights(), learner.version)
-            queue.release(batch)
-            self._account(batch, time.monotonic() - started)
-            if learner.num_steps >= self.plan.run.total_steps:
-                self.stop("total_steps")
+        self.weights.publish(self.learner.weights(), self.learner.version)
+        self._stop_when_done()
+        try:
+            while self.reason is None:
+                self._update(take)
+                for hook in hooks:
+                    hook.after_update(self)
+        except ActorFailed:
+            # The learner is sound: what it learned is saved before the error ends the run.
+            self.stop("actor_failed")
             for hook in hooks:
-                hook.after_update(self)
+                hook.at_end(self)
+            raise
         for hook in hooks:
             hook.at_end(self)
+
+    def _update(self, take: Callable[[], Batch]) -> None:
+        batch = take()
+        started = time.monotonic()
+        self.metrics.update(self.learner.step(batch))
+        # Publish first: a released place is acquired at once, and must see these weights.
+        self.weights.publish(self.learner.weights(), self.learner.version)
+        self.queue.release(batch)
+        self._account(batch, time.monotonic() - started)
+        self._stop_when_done()
+
+    def _stop_when_done(self) -> None:
+        if self.learner.num_steps >= self.plan.run.total_steps:
+            self.stop("total_steps")
 
     def _account(self, batch: Batch, work_seconds: float) -> None:
         metrics = self.metrics

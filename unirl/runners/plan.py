@@ -34,7 +34,7 @@ class RunnerConfig:
     """
     max_restarts: int = 3
     """How often one actor may die before the run stops."""
-    hang_seconds: float = 300.0
+    hang_seconds: float = 120.0
     """An actor process that holds a slot the learner waits for this long is killed and restarted.
     """
 
@@ -98,6 +98,12 @@ class RunConfig:
                     f"run.{name} >= {minimum} must hold",
                     f"set it to {minimum} or more",
                 )
+        if self.max_seconds is not None and self.max_seconds <= 0:
+            raise UniRLError(
+                f"run.max_seconds is {self.max_seconds}",
+                "it must be > 0",
+                "leave it out for no limit",
+            )
         if self.log_seconds < 0:
             raise UniRLError(
                 f"run.log_seconds is {self.log_seconds}",

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from unirl.core.errors import DeadlineExceeded, QueueClosed, UniRLError
+from unirl.core.errors import ActorFailed, DeadlineExceeded, QueueClosed, UniRLError
 from unirl.core.sample import Batch
 from unirl.core.seeding import derive_seed
 from unirl.runners.loop import Hook, TrainLoop
@@ -26,6 +26,8 @@ from unirl.transports.shared import SharedQueue, SharedWeightStore
 log = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
+"""How often the learner, while it waits, looks whether an actor hangs."""
 
 
 class ProcessesRunner:
@@ -47,9 +49,6 @@ class ProcessesRunner:
             self._weights.publish(self.loop.learner.weights(), self.loop.learner.version)
             self.actors.start()
             self.loop.run([self.actors, *hooks], take=self._take)
-        except QueueClosed:
-            self.actors.raise_error()
-            raise
         finally:
             self.close()
 
@@ -61,25 +60,45 @@ class ProcessesRunner:
         self.actors.close()
 
     def _take(self) -> Batch:
-        version, deadline = (
-            self.loop.learner.version,
-            time.monotonic() + self._plan.queue.timeout_seconds,
-        )
-        hang_seconds = self._plan.runner.hang_seconds
+        try:
+            return self._take_from_living()
+        except QueueClosed:
+            self.actors.raise_error()
+            raise
+
+    def _take_from_living(self) -> Batch:
+        """The next batch. An actor that holds its slot for too long is killed; while none holds
+        any, the queue's own deadline counts.
+        """
+        version, limits = self.loop.learner.version, self._plan
+        started = time.monotonic()
         while True:
             try:
-                return self._queue.take(
-                    version, max(0.0, min(deadline - time.monotonic(), hang_seconds))
-                )
+                return self._queue.take(version, _LOOK_SECONDS)
             except DeadlineExceeded:
                 oldest = self._queue.oldest_running()
-                if oldest is not None and oldest[1] >= hang_seconds:
-                    log.warning(
-                        "actor %d hangs and is killed: %s", oldest[0], self._queue.waited_for()
-                    )
-                    self.actors.kill(oldest[0])
-                elif time.monotonic() >= deadline:
-                    raise
+                if oldest is not None:
+                    ticket, actor, held_seconds = oldest
+                    if held_seconds >= limits.runner.hang_seconds:
+                        log.warning("actor %d hangs, killed: %s", actor, self._queue.waited_for())
+                        self.actors.kill(actor)
+                        self._wait_for_burial(ticket)
+                        started = time.monotonic()
+                elif time.monotonic() - started >= limits.queue.timeout_seconds:
+                    raise DeadlineExceeded(
+                        f"the learner waited {time.monotonic() - started:.0f} s for a slot",
+                        f"no actor works on one; {self._queue.waited_for()}",
+                        "see the run's logs/, or raise queue.timeout_seconds",
+                    ) from None
+
+    def _wait_for_burial(self, ticket: int) -> None:
+        """Until the watcher has discarded what the killed actor held: kill nobody twice."""
+        deadline = time.monotonic() + _END_SECONDS
+        while time.monotonic() < deadline:
+            oldest = self._queue.oldest_running()
+            if oldest is None or oldest[0] != ticket:
+                return
+            time.sleep(0.01)
 
 
 class ActorProcesses:
@@ -218,10 +237,10 @@ class ActorProcesses:
         what = self._cause_of_death(index, process.exitcode, report)
         log.warning("%s; %d unfinished slot(s) discarded", what, num_lost)
         if process.exitcode == EXIT_USER_ERROR and "parts" in report:
-            raise UniRLError(*report["parts"])
+            raise ActorFailed(*report["parts"])
         limit = self._plan.runner.max_restarts
         if self._num_restarts[index] >= limit:
-            raise UniRLError(
+            raise ActorFailed(
                 what,
                 f"it was restarted {limit} of {limit} times (runner.max_restarts)",
                 f"full trace: {self._log_path(index)}; mend its cause, then `unirl resume`",
@@ -231,7 +250,10 @@ class ActorProcesses:
         self._processes[index], self._reports[index] = self._spawn(index)
 
     def _read_report(self, index: int) -> dict[str, list[str]]:
+        # A process that the dead actor started may hold the pipe open: no end of file ever comes.
         try:
+            if not self._reports[index].poll(1.0):
+                return {}
             report: dict[str, list[str]] = json.loads(self._reports[index].recv_bytes())
             return report
         except (EOFError, OSError):

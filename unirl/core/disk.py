@@ -1,0 +1,45 @@
+"""A full disk, told apart from other errors and explained; source: none."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from unirl.core.errors import UniRLError
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk, a quota or the file size limit refused more."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def who_refused(error: OSError) -> str:
+    """Which of them it was, in the system's words too."""
+    limit = "the file size limit" if error.errno == errno.EFBIG else "the quota or the disk"
+    return f"{limit} refused more ({error.strerror})"
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes free where `folder` is, or would be."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+@contextmanager
+def explained(folder: Path, remedy: str) -> Iterator[None]:
+    """In this block, an OSError of a full disk becomes a UniRLError; `folder` is written to."""
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise UniRLError(
+            f"disk full: {error.filename or folder} could not be written",
+            f"{free_bytes(folder):,} bytes are free; {who_refused(error)}",
+            remedy,
+        ) from error
