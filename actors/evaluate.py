@@ -210,10 +210,13 @@ class PolicyEvaluator:
             )
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
             raise catalog.missing_package(config, ModuleNotFoundError(str(error))) from error
-        except TypeError as error:
-            if "render_mode" not in str(error):
-                raise
-            raise self._undrawable("its constructor takes no render_mode") from error
+        except (TypeError, gymnasium.error.Error) as error:
+            # Videos are of one environment made by Gymnasium, whatever engine it was trained on.
+            remedy = f"env.kwargs must suit Gymnasium's constructor; {config.kwargs} do not"
+            raise self._undrawable(
+                f"it cannot be made with a picture: {error}",
+                remedy if config.kwargs and "render_mode" not in str(error) else "",
+            ) from error
 
     def _picture(self, env: gymnasium.Env[Any, Any]) -> NDArray[np.uint8]:
         """The environment's picture; UniRLError, with what usually helps, when it cannot draw."""

@@ -18,10 +18,11 @@ LINT = "from importlinter.cli import lint_imports_command; lint_imports_command(
 # Where an optional package may be imported: in the file that bears its name or its job, and late.
 HOMES = {
     "Box2D": (),
+    "PIL": ("video.py",),
     "ale_py": ("ale.py",),
     "cv2": (),
     "envpool": ("envpool.py",),
-    "imageio": ("video.py",),
+    "imageio_ffmpeg": ("video.py",),
     "matplotlib": ("plots.py",),
     "mujoco": ("mujoco.py",),
     "pygame": (),

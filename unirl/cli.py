@@ -31,6 +31,7 @@ from unirl.commands.listing import list_things
 from unirl.commands.resume import ResumeOptions, resume
 from unirl.commands.session import Crash
 from unirl.commands.train import TrainOptions, recipe_and_files, train
+from unirl.core import disk
 from unirl.core.errors import UniRLError
 
 EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
@@ -67,18 +68,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        return _dispatch(words)
+        with disk.explained(Path(), "free some space, then call it again"):
+            code = _dispatch(words)
+            sys.stdout.flush()  # here, where an error can still be explained
+        return code
     except UniRLError as error:
         if debug:
             traceback.print_exc()
         _print_error(error.parts)
+        _drop_output()
         return EXIT_USER
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output (head, less) has enough; Python must not complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it (head, less) has enough
         return 0
     except Exception as error:
         if debug:
@@ -165,6 +169,14 @@ def _print_error(parts: Sequence[str]) -> None:
     print(f"{red}error: {first}{plain}", file=sys.stderr)
     for part in others:
         print(f"{red}       {part}{plain}", file=sys.stderr)
+
+
+def _drop_output() -> None:
+    """Drop what standard output does not take: Python must not complain at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_colourful() -> bool:

@@ -14,11 +14,14 @@ from pathlib import Path
 import torch
 
 from unirl.config import to_toml
-from unirl.core.checkpoint import load_checkpoint
+from unirl.core import disk
+from unirl.core.checkpoint import Checkpoint, load_checkpoint
+from unirl.core.errors import UniRLError
 from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.report.console import Console, make_console
-from unirl.report.sinks import JsonlSink, Sink, TensorBoardSink
+from unirl.report.log import log_to_file, notes_on
+from unirl.report.sinks import JsonlSink, TensorBoardSink
 from unirl.runners import state
 from unirl.runners.hooks import CheckpointHook, EvalHook, LogHook, RowWriter, StopHook
 from unirl.runners.inline import InlineRunner
@@ -59,60 +62,95 @@ def run(
     standard output.
     Ctrl-C or SIGTERM once: the update under way is finished and a checkpoint written. Twice:
     KeyboardInterrupt.
+    Raises UniRLError, with the folder as it was, when it holds another run or the plan does not
+    fit the checkpoint; and when the disk is full.
     """
     run_dir = Path(run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    checkpoint = load_checkpoint(resume) if resume is not None else None
-    if checkpoint is not None:
-        state.check_fingerprint(plan, checkpoint)
-    if plan.config is not None:
-        (run_dir / "config.toml").write_text(to_toml(plan.config, recipe=plan.recipe))
-    keep_freed_memory()
-    with ExitStack() as stack:
-        stack.enter_context(_log_file(run_dir / "log.txt"))
-        stack.enter_context(_threads(plan))
-        log.info("plan:\n%s", plan.describe())
-        runner = _make_runner(plan, run_dir)
-        stack.callback(runner.close)
+    with disk.explained(run_dir, f"free some space, then: unirl resume {run_dir}"):
+        checkpoint = load_checkpoint(resume) if resume is not None else None
         if checkpoint is not None:
-            state.restore(runner.loop, checkpoint)
-        step = runner.loop.learner.num_steps
-        sinks: list[Sink] = [
-            JsonlSink(run_dir / "metrics.jsonl", resume_step=step if checkpoint else None),
-            TensorBoardSink(run_dir / "tb", resume_step=step if checkpoint else None),
-        ]
-        for sink in sinks:
-            stack.callback(sink.close)
-        rows: list[RowWriter] = list(sinks)
-        if console:
-            screen = make_console(run_dir.name, plan.run.total_steps, run_dir)
-            stack.callback(screen.close)
-            rows.append(_ConsoleRows(screen))
-        log_hook = LogHook(rows, plan.run.log_seconds)
-        save_hook = CheckpointHook(run_dir, plan.run.checkpoint_steps, runner.begin_anew)
-        hooks: list[Hook] = [
-            StopHook(plan.run.target_return, plan.run.max_seconds, window=plan.run.target_window),
-            log_hook,
-        ]
-        eval_hook = _make_eval_hook(plan, run_dir)
-        if eval_hook is not None:
-            hooks.append(eval_hook)
-        hooks.append(save_hook)
-        stack.enter_context(_stop_on_signals(runner.loop))
-        runner.run(hooks)
-        loop = runner.loop
-        log.info(
-            "ended: %s after %d steps, %.1f s", loop.reason, loop.learner.num_steps, loop.seconds
+            state.check_fingerprint(plan, checkpoint)
+        if checkpoint is None or not _is_of(checkpoint, run_dir):
+            _refuse_taken(plan, run_dir)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            return _run(plan, run_dir, checkpoint, console, stack)
+
+
+def _run(
+    plan: Plan, run_dir: Path, checkpoint: Checkpoint | None, console: bool, stack: ExitStack
+) -> RunResult:
+    """The run in a folder that may be written to; `stack` closes what it opens."""
+    keep_freed_memory()
+    stack.enter_context(log_to_file(run_dir / "log.txt"))
+    stack.enter_context(_threads(plan))
+    log.info("plan:\n%s", plan.describe())
+    runner = _make_runner(plan, run_dir)
+    stack.callback(runner.close)
+    loop = runner.loop
+    if checkpoint is not None:
+        state.restore(loop, checkpoint)
+    # Not before: a config that does not fit its checkpoint must not replace the one that does.
+    if plan.config is not None:
+        disk.replace_text(run_dir / "config.toml", to_toml(plan.config, recipe=plan.recipe))
+    resume_step = loop.learner.num_steps if checkpoint is not None else None
+    log_hook = LogHook(
+        _open_sinks(plan, run_dir, resume_step, console, stack), plan.run.log_seconds
+    )
+    eval_hook = _make_eval_hook(plan, run_dir)
+    save_hook = CheckpointHook(run_dir, plan.run.checkpoint_steps, runner.begin_anew)
+    stop_hook = StopHook(
+        plan.run.target_return, plan.run.max_seconds, window=plan.run.target_window
+    )
+    hooks: list[Hook | None] = [stop_hook, log_hook, eval_hook, save_hook]
+    with _stop_on_signals(loop):
+        runner.run([hook for hook in hooks if hook is not None])
+    log.info("ended: %s after %d steps, %.1f s", loop.reason, loop.learner.num_steps, loop.seconds)
+    return RunResult(
+        loop.learner.num_steps,
+        loop.learner.version,
+        loop.seconds,
+        loop.reason or "",
+        save_hook.path,
+        eval_hook.result if eval_hook is not None else None,
+        log_hook.scalars,
+    )
+
+
+def _is_of(checkpoint: Checkpoint, run_dir: Path) -> bool:
+    return checkpoint.path.parent.parent.resolve() == run_dir.resolve()
+
+
+def _refuse_taken(plan: Plan, run_dir: Path) -> None:
+    """Raise UniRLError when the folder holds another run."""
+    found = [name for name in ("metrics.jsonl", "checkpoints") if (run_dir / name).exists()]
+    config = run_dir / "config.toml"
+    own = to_toml(plan.config, recipe=plan.recipe) if plan.config is not None else None
+    if config.exists() and config.read_text(encoding="utf-8") != own:
+        found.append(config.name)
+    if found:
+        raise UniRLError(
+            f"{run_dir} holds a run already",
+            f"a new run needs a folder of its own, and this one has {', '.join(found)}",
+            f"resume it (unirl resume {run_dir}), or take another folder",
         )
-        return RunResult(
-            loop.learner.num_steps,
-            loop.learner.version,
-            loop.seconds,
-            loop.reason or "",
-            save_hook.path,
-            eval_hook.result if eval_hook is not None else None,
-            log_hook.scalars,
-        )
+
+
+def _open_sinks(
+    plan: Plan, run_dir: Path, resume_step: int | None, console: bool, stack: ExitStack
+) -> list[RowWriter]:
+    """Where rows of metrics go; `stack` closes them. With a console, notes go there as well."""
+    metrics = JsonlSink(run_dir / "metrics.jsonl", resume_step)
+    stack.callback(metrics.close)
+    events = TensorBoardSink(run_dir / "tb", resume_step)
+    stack.callback(events.close)
+    rows: list[RowWriter] = [metrics, events]
+    if console:
+        screen = make_console(run_dir.name, plan.run.total_steps, run_dir)
+        stack.callback(screen.close)
+        stack.enter_context(notes_on(screen))
+        rows.append(_ConsoleRows(screen))
+    return rows
 
 
 def _make_runner(plan: Plan, run_dir: Path) -> InlineRunner | ProcessesRunner:
@@ -157,30 +195,19 @@ def _threads(plan: Plan) -> Iterator[None]:
 
 
 @contextmanager
-def _log_file(path: Path) -> Iterator[None]:
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger("unirl")
-    level = root.level
-    root.addHandler(handler)
-    root.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        root.setLevel(level)
-        handler.close()
-
-
-@contextmanager
 def _stop_on_signals(loop: TrainLoop) -> Iterator[None]:
     """The first SIGINT or SIGTERM ends the loop in good order, the second one at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    num_signals = 0
+
     def stop(number: int, frame: object) -> None:
-        if loop.reason is not None:
+        # Counted: a loop that has ended for another reason may still be writing its checkpoint.
+        nonlocal num_signals
+        num_signals += 1
+        if num_signals > 1:
             raise KeyboardInterrupt
         loop.stop("interrupted")
 

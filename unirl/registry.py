@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
-from typing import Any
 
 from unirl.core.errors import UniRLError
 
@@ -33,29 +32,6 @@ def recipe(name: str) -> ModuleType:
             "define them as in unirl/recipes/impala.py",
         )
     return module
-
-
-def load(path: str) -> Any:
-    """What "package.module:attribute" names. Raises UniRLError when there is no such thing."""
-    name, colon, attribute = path.partition(":")
-    if not (name and colon and attribute):
-        raise UniRLError(
-            f'"{path}" names no object',
-            'the form is "package.module:attribute"',
-            f'try "{name or "my_module"}:make"',
-        )
-    module = _import(name, f'"{path}"')
-    found: Any = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, dir(found), n=1)
-            raise UniRLError(
-                f'"{path}" does not exist',
-                f'"{name}" has no attribute "{attribute}"',
-                f'did you mean "{near[0]}"?' if near else "check the spelling",
-            )
-        found = getattr(found, part)
-    return found
 
 
 def _import(name: str, what: str) -> ModuleType:

@@ -96,6 +96,23 @@ def test_recurrent_state_is_reset_between_episodes(chain: EnvConfig) -> None:
     assert len(set(returns.returns)) == 1
 
 
+def test_memory_is_refused_where_first_observations_are_hidden() -> None:
+    env = EnvConfig(COUNTING.id, kwargs={"autoreset_mode": "SameStep"})
+    evaluator, weights = evaluator_of(env, PolicyConfig(hidden=(8,), core="gru", core_size=8))
+    with pytest.raises(UniRLError, match=r"policy\.core 'gru' .* unirl/Counting-v0") as error:
+        evaluator.evaluate(weights, 1)
+    assert len(error.value.parts) == 3
+
+
+def test_a_crash_of_an_environment_ends_the_evaluation_with_its_sentence() -> None:
+    kwargs = {"sleep_at": 2, "sleep_seconds": 60.0}
+    env = EnvConfig("unirl/Fault-v0", "async", kwargs=kwargs, deadline_seconds=0.5)
+    evaluator, weights = evaluator_of(env, num_envs=1)
+    with pytest.raises(UniRLError, match=r"Fault-v0\" is stuck") as error:
+        evaluator.evaluate(weights, 1)
+    assert len(error.value.parts) == 3
+
+
 def test_weights_and_statistics_stay_as_they_were() -> None:
     env, policy = EnvConfig("CartPole-v1"), PolicyConfig(hidden=(8,), normalize_obs=True)
     weights = weights_for(env, policy)

@@ -102,6 +102,50 @@ def test_the_learner_finds_the_actors_log_probabilities_again(name: str, env_id:
         torch.testing.assert_close(new_logp[kept], data["logp"][kept], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("length", [3, 4], ids=["ends at the end", "ends at the filler"])
+def test_no_reward_is_carried_into_the_next_episode(length: int) -> None:
+    actor, slot, _ = make(counting(), length=length)
+    actor.produce(slot)
+    actor.produce(slot)
+    assert slot.data["carry"].tolist() == [0, 0]
+
+
+class Overflown(Policy):
+    """A policy whose state begins infinite."""
+
+    def initial_state(self, num_envs: int) -> Any:
+        return {
+            k: torch.full_like(v, torch.inf) for k, v in super().initial_state(num_envs).items()
+        }
+
+
+def test_an_infinite_state_ends_with_its_episode() -> None:
+    env = make_vec(counting(), 2)
+    policy = Overflown(env.observation_space, env.action_space, POLICIES["gru"], seed=0)
+    store = LocalWeightStore()
+    store.publish(policy.weights(), 0)
+    actor = VectorActor(env, policy, store, unroll_length=4, gamma=GAMMA, seed=0)
+    actor_config = ActorConfig(1, 2, 4)
+    spec = unroll_spec(
+        env.observation_space, env.action_space, actor_config, policy.initial_state(1)
+    )
+    slot = Slot(0, 0, spec.allocate())
+    actor.produce(slot)
+    assert slot.data["state"]["h"].isinf().all()
+    actor.produce(slot)  # its first row follows the filler
+    assert (slot.data["state"]["h"] == 0).all()
+
+
+def test_memory_is_refused_where_first_observations_are_hidden() -> None:
+    env = EnvConfig(id="unirl/Counting-v0", kwargs={"autoreset_mode": "SameStep"})
+    with pytest.raises(UniRLError, match=r"policy\.core 'lstm' .* unirl/Counting-v0") as error:
+        make(env, policy=POLICIES["lstm"])
+    assert len(error.value.parts) == 3
+    actor, slot, _ = make(env, policy=POLICIES["mlp"])
+    actor.produce(slot)
+    assert not slot.data["mask"].all()
+
+
 def test_a_seed_decides_everything_and_restart_returns_to_it() -> None:
     env = EnvConfig(id="CartPole-v1")
     unrolls = []

@@ -21,6 +21,8 @@ ENGINES = ["ale", "envpool"]
 def need(engine: str) -> None:
     if engine == "envpool":
         pytest.importorskip("envpool", reason="the extra envpool is not installed")
+    if engine == "sync":
+        pytest.importorskip("cv2", reason="OpenCV is not installed")
 
 
 def noop(num_envs: int) -> Any:
@@ -78,7 +80,7 @@ def test_a_lost_game_of_pong_terminates_after_21_points(engine: Any) -> None:
     env.close()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, "sync"])
 def test_a_lost_life_ends_the_episode_but_not_the_game(engine: Any) -> None:
     need(engine)
     config = EnvConfig("ALE/Breakout-v5", engine, num_threads=1, repeat_action_probability=0.0)
@@ -130,6 +132,18 @@ def test_a_seed_gives_one_trajectory_on_any_number_of_threads(engine: Any) -> No
     assert (one == frames(4, 2)).all()
     assert (one != frames(5, 1)).any()
     assert (one[:, 0] != one[:, 1]).any(), "environments have seeds of their own"
+
+
+def test_envpools_own_id_of_a_game_is_refused_because_atari_fields_would_not_count() -> None:
+    need("envpool")
+    with pytest.raises(UniRLError, match=r'write env\.id "ALE/Pong-v5"') as caught:
+        make_vec(EnvConfig("Pong-v5", "envpool", frame_stack=2), 1)
+    assert len(caught.value.parts) == 3
+    with pytest.raises(UniRLError, match="no Atari game") as caught:
+        make_vec(EnvConfig("ALE/CartPole-v1", "envpool"), 1)
+    assert len(caught.value.parts) == 3
+    obs, _ = spaces(EnvConfig("ALE/Pong-v5", "envpool", frame_stack=2))
+    assert obs.shape == (2, 84, 84)
 
 
 def test_spaces_follow_the_config() -> None:

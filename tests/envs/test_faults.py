@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from unirl.core.errors import DeadlineExceeded, UniRLError
+from unirl.core.errors import EnvCrashed, UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.guard import check_finite
 from unirl.envs.make import known_env_ids, make_vec, spaces
@@ -43,6 +43,8 @@ def steps(env: Any, count: int) -> None:
         (EnvConfig("CartPole-v1", kwargs={"gravitas": 1}), "does not take .*gravitas"),
         (EnvConfig("Acrobot-v1", kwargs={"gravitas": 1}), "does not take .*gravitas"),
         (EnvConfig("CartPole-v1", import_module="no_such_envs"), '"no_such_envs" that should'),
+        (EnvConfig("CartPole-v1", import_module="no_such.envs"), '"no_such.envs" that should'),
+        (EnvConfig("CartPole-v1", import_module="gymnasium.no_such"), "that should register"),
     ],
     ids=lambda value: value.id if isinstance(value, EnvConfig) else "",
 )
@@ -72,6 +74,7 @@ def test_an_id_unknown_to_envpool_is_explained_from_its_own_list() -> None:
         {"noop_max": -1},
         {"max_episode_steps": 0},
         {"deadline_seconds": 0.0},
+        {"import_module": ".envs"},
     ],
     ids=str,
 )
@@ -96,7 +99,8 @@ def test_a_missing_package_names_the_extra_to_install() -> None:
         from unirl.envs.config import EnvConfig
         from unirl.envs.make import known_env_ids, make_vec
         for env_id, engine in [("ALE/Pong-v5", "auto"), ("HalfCheetah-v5", "auto"),
-                               ("CartPole-v1", "envpool"), ("LunarLander-v3", "auto")]:
+                               ("CartPole-v1", "envpool"), ("HalfCheetah-v4", "envpool"),
+                               ("LunarLander-v3", "auto")]:
             try:
                 make_vec(EnvConfig(env_id, engine), 1)
             except UniRLError as error:
@@ -114,6 +118,7 @@ def test_a_missing_package_names_the_extra_to_install() -> None:
         "ALE/Pong-v5 3 pip install 'unirl[atari]'",
         "HalfCheetah-v5 3 pip install 'unirl[mujoco]'",
         "CartPole-v1 3 pip install 'unirl[envpool]'",
+        "HalfCheetah-v4 3 pip install 'unirl[envpool]'",
         "LunarLander-v3 3 pip install 'unirl[box2d]'",
         "True False",
     ], result.stderr
@@ -127,13 +132,24 @@ def test_a_module_is_imported_first_to_register_its_environments(
         "gymnasium.register('house/Mine-v0', entry_point='unirl.envs.toy:RecallCue')\n"
     )
     (tmp_path / "broken_envs_for_test.py").write_text("import not_there_at_all\n")
+    (tmp_path / "wrong_envs_for_test.py").write_text("from gymnasium import not_there\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     obs, action = spaces(EnvConfig("house/Mine-v0", import_module="house_envs_for_test"))
     assert obs.shape == (4,)
     assert action.n == 3  # type: ignore[attr-defined]
-    # A module that is there but fails is the user's to debug: its own error comes through.
-    with pytest.raises((ModuleNotFoundError, UniRLError), match="not_there_at_all"):
+    # A module that is there but lacks something: it is named, and not the module.
+    with pytest.raises(UniRLError, match="not_there_at_all") as caught:
         make_vec(EnvConfig("house/Mine-v0", import_module="broken_envs_for_test"), 1)
+    assert len(caught.value.parts) == 3
+    with pytest.raises(UniRLError, match='"wrong_envs_for_test" .* cannot be imported') as caught:
+        make_vec(EnvConfig("house/Mine-v0", import_module="wrong_envs_for_test"), 1)
+    assert len(caught.value.parts) == 3
+
+
+def test_envpool_imports_the_module_too() -> None:
+    pytest.importorskip("envpool", reason="the extra envpool is not installed")
+    with pytest.raises(UniRLError, match='"no_such_envs" that should'):
+        make_vec(EnvConfig("CartPole-v1", "envpool", import_module="no_such_envs"), 1)
 
 
 def test_the_list_of_ids_holds_what_can_be_made() -> None:
@@ -222,7 +238,7 @@ def test_a_stuck_environment_is_named_at_the_deadline_and_its_process_ends() -> 
     env.reset(0)
     steps(env, 1)
     started = time.monotonic()
-    with pytest.raises(DeadlineExceeded, match=r"no answer from environment \[0, 1\]"):
+    with pytest.raises(EnvCrashed, match=r"no answer from environment \[0, 1\]"):
         steps(env, 1)
     pids = workers(env)
     env.close()
@@ -235,7 +251,7 @@ def test_a_killed_worker_is_reported_and_the_others_end() -> None:
     env.reset(0)
     pids = workers(env)
     os.kill(pids[1], signal.SIGKILL)
-    with pytest.raises(UniRLError, match=r"1 \(exit code -9\)"):
+    with pytest.raises(EnvCrashed, match=r"1 \(exit code -9\)"):
         steps(env, 5)
     env.close()
     env.close()

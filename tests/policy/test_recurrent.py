@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unirl.policy.recurrent import Core, State
+from unirl.policy.recurrent import Core, State, zero_state
 
 KINDS = ("lstm", "gru")
 
@@ -82,3 +82,13 @@ def test_bfloat16_cores_keep_a_float32_state(kind: str) -> None:
     output, state = core.step(torch.ones(2, 5, dtype=torch.bfloat16), core.initial_state(2))
     assert output.dtype == torch.float32
     assert {value.dtype for value in state.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("value", [2.0, torch.inf, torch.nan])
+def test_zeroed_rows_are_zero_whatever_they_held_and_others_are_untouched(value: float) -> None:
+    state = {"h": torch.full((3, 4), value)}
+    rows = torch.tensor([True, False, True])
+    zeroed = zero_state(state, rows)["h"]
+    assert (zeroed[rows] == 0).all()
+    torch.testing.assert_close(zeroed[~rows], state["h"][~rows], equal_nan=True)
+    assert state["h"][0, 0] != 0, "the state passed in is not changed"

@@ -12,10 +12,13 @@ T = TypeVar("T")
 
 
 def parse(
-    arguments: Sequence[str], options: type[T], short: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    options: type[T],
+    short: Mapping[str, str] | None = None,
+    alone: Mapping[str, str] | None = None,
 ) -> tuple[list[str], T]:
     """Positional arguments and flags of a command that has no recipe's flags besides its own."""
-    positional, flags = configs.parse_flags(arguments, options, short=short)
+    positional, flags = configs.parse_flags(arguments, options, short=short, alone=alone)
     return positional, configs.from_mapping(options, flags)
 
 

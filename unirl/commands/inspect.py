@@ -43,7 +43,7 @@ class PlayOptions:
     """Flags of `unirl play`."""
 
     video: Path | None = None
-    """File to write, .mp4 or .gif. None: videos/step_N.mp4 in the run folder."""
+    """File to write, .mp4 or .gif. None, or --video alone: videos/step_N.mp4 in the run folder."""
     episodes: int = 1
     """Episodes in the video."""
     deterministic: bool = False
@@ -110,7 +110,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def play(arguments: Sequence[str]) -> int:
     """`unirl play`: a video of the newest checkpoint."""
-    positional, options = parse(arguments, PlayOptions)
+    positional, options = parse(arguments, PlayOptions, alone={"video": "none"})
     where = run_folder.find(one_run(positional, "play"))
     if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
         # Without a display, these draw into memory; what the user set counts.
@@ -146,7 +146,7 @@ def plot(arguments: Sequence[str]) -> int:
     positional, options = parse(arguments, PlotOptions, short={"-o": "out"})
     if not positional:
         raise missing_run("plot")
-    runs = [run_folder.find(word) for word in positional]
+    runs = [run_folder.folder_of(run_folder.find(word)) for word in positional]
     from unirl.report.plots import plot_runs
 
     out = options.out or (runs[0] / "plot.png" if len(runs) == 1 else Path("plot.png"))
@@ -158,7 +158,7 @@ def plot(arguments: Sequence[str]) -> int:
 def card(arguments: Sequence[str]) -> int:
     """`unirl card`: a README.md for a run."""
     positional, _ = parse(arguments, NoOptions)
-    run_dir = run_folder.find(one_run(positional, "card"))
+    run_dir = run_folder.folder_of(run_folder.find(one_run(positional, "card")))
     from unirl.report.card import write_card
 
     print(f"wrote {write_card(run_dir)}")

@@ -1,7 +1,8 @@
-"""`unirl resume`: go on from the newest checkpoint, with changed keys if wanted; source: none."""
+"""`unirl resume`: go on from a checkpoint, with changed keys if wanted; source: none."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from unirl import config as configs
 from unirl.commands import run_folder
 from unirl.commands.arguments import first, one_run, split
 from unirl.commands.session import start
+from unirl.core.errors import UniRLError
 
 if TYPE_CHECKING:
     from unirl.runners.plan import Plan
@@ -25,8 +27,11 @@ class ResumeOptions:
 
 
 def resume(arguments: Sequence[str]) -> int:
-    """Train on in the run's folder; flags change its config."""
-    run_dir = run_folder.find(first(arguments, "resume"))
+    """Train on in the run's folder, from its newest checkpoint or the one that was named; flags
+    change its config.
+    """
+    where = run_folder.find(first(arguments, "resume"))
+    run_dir = run_folder.folder_of(where)
     module, table = run_folder.read_config(run_dir)
     positional, flags = configs.parse_flags(arguments, ResumeOptions, module.Config)
     one_run(positional, "resume")
@@ -36,13 +41,23 @@ def resume(arguments: Sequence[str]) -> int:
         module.Config, configs.merge(table, configs.nest(module.Config, changes))
     )
     plan: Plan = module.plan(config)
-    _refuse_another_checkpoint(plan, run_dir)
-    return start(plan, run_dir, ["resume", *arguments], options.console, resume_from=run_dir)
+    _check_checkpoint(plan, where)
+    return start(plan, run_dir, ["resume", *arguments], options.console, resume_from=where)
 
 
-def _refuse_another_checkpoint(plan: Plan, run_dir: Path) -> None:
-    # The run itself checks this too, but then the command would be on record as one that started.
+def _check_checkpoint(plan: Plan, where: Path) -> None:
+    """Raise UniRLError unless the plan can go on from it: here, as the run would do so only when
+    the command is on record as one that started.
+    """
     from unirl.core.checkpoint import load_checkpoint
     from unirl.runners.state import check_fingerprint
 
-    check_fingerprint(plan, load_checkpoint(run_dir))
+    checkpoint = load_checkpoint(where)
+    check_fingerprint(plan, checkpoint)
+    num_steps, total_steps = int(checkpoint.state["num_steps"]), plan.run.total_steps
+    if num_steps >= total_steps:
+        raise UniRLError(
+            f"{where} is done already: {num_steps} of {total_steps} steps",
+            "run.total_steps > the steps of the checkpoint must hold for training to go on",
+            f"raise it: unirl resume {shlex.quote(str(where))} --run.total-steps {2 * num_steps}",
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -39,9 +40,12 @@ def claim(run_dir: Path, overwrite: bool) -> None:
 
 
 def mark_failed(run_dir: Path, error: Exception) -> None:
-    """A run that failed before its first checkpoint holds nothing worth keeping but its log."""
-    if not (run_dir / "checkpoints" / "latest").exists():
-        (run_dir / _FAILED).write_text(f"{type(error).__name__}: {error}\n")
+    """A run that failed before it learned anything holds nothing worth keeping but its log."""
+    steps = (path.name.rpartition("_")[2] for path in (run_dir / "checkpoints").glob("*step_*"))
+    if not any(step.isdecimal() and int(step) > 0 for step in steps):
+        # On a full disk this fails too, and must not replace the error that is being reported.
+        with contextlib.suppress(OSError):
+            (run_dir / _FAILED).write_text(f"{type(error).__name__}: {error}\n")
 
 
 def find(word: str) -> Path:

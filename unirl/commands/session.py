@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import traceback
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.commands.run_folder import mark_failed
+from unirl.core import disk
 from unirl.core.errors import UniRLError
 
 if TYPE_CHECKING:
@@ -34,9 +36,10 @@ def start(
     """Run a plan whose folder has been checked: from here on, command.txt records the command."""
     from unirl.launch import run
 
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / "command.txt").open("a") as file:
-        file.write(shlex.join(["unirl", *command]) + "\n")
+    with disk.explained(run_dir, "free some space, then start it again"):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with (run_dir / "command.txt").open("a") as file:
+            file.write(shlex.join(["unirl", *command]) + "\n")
     try:
         result = run(plan, run_dir, resume=resume_from, console=console)
     except UniRLError as error:
@@ -44,7 +47,7 @@ def start(
         raise
     except Exception as error:
         mark_failed(run_dir, error)
-        with (run_dir / "log.txt").open("a") as file:
+        with contextlib.suppress(OSError), (run_dir / "log.txt").open("a") as file:
             traceback.print_exception(error, file=file)
         raise Crash(run_dir / "log.txt") from error
     _print_end(run_dir, result)

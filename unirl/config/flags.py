@@ -14,15 +14,20 @@ from unirl.core.errors import UniRLError
 
 
 def parse_flags(
-    arguments: Sequence[str], cls: type, *others: type, short: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    cls: type,
+    *others: type,
+    short: Mapping[str, str] | None = None,
+    alone: Mapping[str, str] | None = None,
 ) -> tuple[list[str], dict[str, Text]]:
     """Split a command line into positional arguments and flags by dotted key of the given configs.
 
     --a.b value, --a.b=value; for true or false also --a.b and --no-a.b; `--` ends the flags.
-    short: {"-o": "out"}. Of a flag given twice, the last one counts.
+    short: {"-o": "out"}. alone: {"video": "none"}, what a flag means that no value follows.
+    Of a flag given twice, the last one counts.
     Raises UniRLError for a flag that no config knows and for one without its value.
     """
-    classes, short = (cls, *others), short or {}
+    classes, short, alone = (cls, *others), short or {}, alone or {}
     known = {item.key: item for kind in classes for item in fields_help(kind)}
     positional: list[str] = []
     flags: dict[str, Text] = {}
@@ -43,7 +48,8 @@ def parse_flags(
         if item is None:
             raise unknown_key(_owner(name, classes), name, flag=True)
         if not equals:
-            value = _take_value(key, item, negated, waiting, short)
+            stands_alone = key in alone and not _has_value(waiting, short)
+            value = alone[key] if stands_alone else _take_value(key, item, negated, waiting, short)
         if negated:
             value = "false" if SWITCH_WORDS.get(value.lower(), True) else "true"
         flags[key] = Text(value)
@@ -66,7 +72,7 @@ def _take_value(
     if item.is_switch:
         typed = waiting and waiting[-1].lower() in SWITCH_WORDS and not negated
         return waiting.pop() if typed else "true"
-    if not waiting or waiting[-1].startswith("--") or waiting[-1] in short:
+    if not _has_value(waiting, short):
         value = item.default.strip('"') or "VALUE"
         raise UniRLError(
             f"flag {flag_of(key)} has no value",
@@ -74,6 +80,10 @@ def _take_value(
             f"write {flag_of(item.key)} {value}",
         )
     return waiting.pop()
+
+
+def _has_value(waiting: Sequence[str], short: Mapping[str, str]) -> bool:
+    return bool(waiting) and not waiting[-1].startswith("--") and waiting[-1] not in short
 
 
 def _find_flag(

@@ -1,14 +1,25 @@
-"""A full disk, told apart from other errors and explained; source: none."""
+"""The disk: files that are replaced whole or not at all, and a full disk explained; source: none."""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from unirl.core.errors import UniRLError
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file aside and rename it into place: readers see the old one or the new one."""
+    aside = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def is_full(error: OSError) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from unirl.core.errors import UniRLError
-from unirl.core.tree import Path, Tree, leaves, unflatten
+from unirl.core.tree import Path, unflatten
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,6 @@ class SampleSpec:
                 shape[item.batch_axis] *= num_slots
             flat[name] = torch.zeros(shape, dtype=item.dtype)
         return unflatten(flat)
-
-
-def tree_fields(tree: Tree, prefix: str = "", batch_axis: int | None = 1) -> dict[str, Field]:
-    """Declare fields after the example of a tree of tensors."""
-    return {
-        "/".join((prefix, *path) if prefix else path): Field(
-            tuple(leaf.shape), leaf.dtype, batch_axis
-        )
-        for path, leaf in leaves(tree)
-    }
 
 
 @dataclass

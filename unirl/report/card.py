@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import tomllib
 from collections.abc import Iterator, Sequence
 from importlib import metadata
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from unirl.core import disk
 from unirl.core.errors import UniRLError
 from unirl.report.sinks import read_metrics
 
@@ -38,9 +40,7 @@ def write_card(run_dir: Path) -> Path:
         *_machine(),
     ]
     path = run_dir / "README.md"
-    aside = run_dir / f".README.md-{os.getpid()}"
-    aside.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
-    os.replace(aside, path)
+    disk.replace_text(path, "\n\n".join(sections) + "\n")
     return path
 
 
@@ -119,10 +119,11 @@ def _usage(run_dir: Path) -> Iterator[str]:
         yield "## Reproduce"
         yield f"```sh\n{command.read_text(encoding='utf-8').strip()}\n```"
     yield "## Use"
+    run = shlex.quote(str(run_dir))
     commands = [
-        f"unirl resume {run_dir}          # train on from the newest checkpoint",
-        f"unirl eval {run_dir}            # play whole episodes and report their returns",
-        f"unirl play {run_dir} --video    # watch it",
+        f"unirl resume {run}          # train on from the newest checkpoint",
+        f"unirl eval {run}            # play whole episodes and report their returns",
+        f"unirl play {run} --video    # watch it",
     ]
     yield "```sh\n" + "\n".join(commands) + "\n```"
 

@@ -170,7 +170,5 @@ def _cut(path: Path, step: int) -> float:
     if not path.exists():
         return 0.0
     rows = [row for row in read_metrics(path.parent) if row["step"] <= step]
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    os.replace(aside, path)
+    disk.replace_text(path, "".join(json.dumps(row) + "\n" for row in rows))
     return float(rows[-1]["seconds"]) if rows else 0.0
