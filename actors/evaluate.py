@@ -211,12 +211,11 @@ class PolicyEvaluator:
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
             raise catalog.missing_package(config, ModuleNotFoundError(str(error))) from error
         except (TypeError, gymnasium.error.Error) as error:
-            # Videos are of one environment made by Gymnasium, whatever engine it was trained on.
-            remedy = f"env.kwargs must suit Gymnasium's constructor; {config.kwargs} do not"
-            raise self._undrawable(
-                f"it cannot be made with a picture: {error}",
-                remedy if config.kwargs and "render_mode" not in str(error) else "",
-            ) from error
+            # Videos are of one environment that Gymnasium makes, whatever engine trained it.
+            remedy = "its constructor must take render_mode"
+            if config.kwargs:
+                remedy += f" and env.kwargs ({', '.join(config.kwargs)}): some engines take others"
+            raise self._undrawable(f"it cannot be made: {error}", remedy) from error
 
     def _picture(self, env: gymnasium.Env[Any, Any]) -> NDArray[np.uint8]:
         """The environment's picture; UniRLError, with what usually helps, when it cannot draw."""

@@ -74,8 +74,9 @@ def missing_package(config: EnvConfig, error: ImportError) -> UniRLError:
     module = error.name
     spec = gymnasium.registry.get(config.id)
     # What was imported says most; what the id stands for says least: another engine may run it.
-    places = [(place or "").lower() for place in (module, str(error), spec and spec.entry_point)]
-    extra = next((EXTRAS[name] for place in places for name in EXTRAS if name in place), None)
+    places = (module or "", str(error), str(spec.entry_point) if spec else "")
+    found = (EXTRAS[name] for place in places for name in EXTRAS if name in place.lower())
+    extra = next(found, None)
     what = f'env "{config.id}" needs a package that is not installed'
     if extra is not None:
         return UniRLError(

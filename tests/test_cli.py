@@ -14,8 +14,10 @@ from typing import get_args
 
 import pytest
 
+import unirl
 from unirl import cli
 from unirl.config import load_toml
+from unirl.core.errors import UniRLError
 from unirl.envs.config import EngineName
 
 ROOT = Path(cli.__file__).resolve().parent.parent
@@ -300,6 +302,76 @@ def test_resume_goes_on_where_the_run_was(
     rows = [json.loads(line) for line in Path("runs/b/metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["step"] >= 4000
     assert Path("runs/b/command.txt").read_text().count("\n") == 2
+
+
+def test_one_checkpoint_of_a_run_stands_for_the_run(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    import shutil
+
+    from unirl.core.checkpoint import list_checkpoints
+
+    shutil.copytree(trained, "runs/b", symlinks=True)
+    more = ["--run.total-steps", "4e3", "--no-console"]
+    assert cli.main(["resume", "b", *more, "--run.checkpoint-steps", "500"]) == 0
+    one = str(list_checkpoints(Path("runs/b"))[-2])
+    newest = Path("runs/b/checkpoints/latest").resolve()
+    assert cli.main(["plot", one]) == 0 and Path("runs/b/plot.png").is_file()
+    assert cli.main(["card", one]) == 0 and Path("runs/b/README.md").is_file()
+    # Training goes on from that very one: the newer one is made a second time.
+    before = (newest / "state.json").stat().st_ino
+    assert cli.main(["resume", one, *more]) == 0
+    assert Path("runs/b/checkpoints/latest").resolve() == newest
+    assert (newest / "state.json").stat().st_ino != before
+
+
+def test_a_run_that_is_done_is_not_resumed_without_more_steps(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in sorted(trained.iterdir())}
+    said = refused(capsys, "resume", str(trained), "--no-console")
+    assert "done already" in said and "of 2000 steps" in said and "--run.total-steps" in said
+    assert before == {path: path.stat().st_mtime_ns for path in sorted(trained.iterdir())}
+
+
+def test_a_resume_that_is_refused_leaves_the_config_as_it_was(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (trained / "config.toml").read_text()
+    # It fits the fingerprint, and then not the optimiser's saved state.
+    flags = ["--learner.optimizer.name", "rmsprop", "--run.total-steps", "4e3", "--no-console"]
+    assert "optimizer" in refused(capsys, "resume", str(trained), *flags)
+    assert (trained / "config.toml").read_text() == before
+
+
+def test_a_new_run_does_not_touch_the_folder_of_another(trained: Path) -> None:
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    plan = unirl.make_plan("impala", **{"env.id": "Acrobot-v1"})
+    with pytest.raises(UniRLError, match="holds a run already"):
+        unirl.run(plan, trained, console=False)
+    with pytest.raises(UniRLError, match="another env"):
+        unirl.run(plan, trained, resume=trained, console=False)
+    assert before == {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+
+
+def test_the_commands_on_the_card_are_understood(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pygame")
+    pytest.importorskip("imageio_ffmpeg")
+    assert cli.main(["card", str(trained)]) == 0
+    capsys.readouterr()
+    card = (trained / "README.md").read_text().partition("## Use")[2].partition("## Config")[0]
+    lines = [line for line in card.splitlines() if line.startswith("unirl ")]
+    commands = {
+        words[1]: words[1:] for words in (shlex.split(line, comments=True) for line in lines)
+    }
+    assert list(commands) == ["resume", "eval", "play"]
+    assert "done already" in refused(capsys, *commands["resume"])
+    assert cli.main([*commands["eval"], "--episodes", "2"]) == 0
+    assert cli.main(commands["play"]) == 0
+    assert list((trained / "videos").glob("*.mp4"))
 
 
 def test_play_writes_a_video(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

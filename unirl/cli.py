@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     try:
-        with disk.explained(Path(), "free some space, then call it again"):
+        with disk.explained(Path(), "free some space, then call it again", "the output or a file"):
             code = _dispatch(words)
             sys.stdout.flush()  # here, where an error can still be explained
         return code

@@ -97,8 +97,11 @@ def _run(
     log_hook = LogHook(
         _open_sinks(plan, run_dir, resume_step, console, stack), plan.run.log_seconds
     )
-    eval_hook = _make_eval_hook(plan, run_dir)
-    save_hook = CheckpointHook(run_dir, plan.run.checkpoint_steps, runner.begin_anew)
+    start_step = loop.learner.num_steps
+    eval_hook = _make_eval_hook(plan, run_dir, start_step)
+    save_hook = CheckpointHook(
+        run_dir, plan.run.checkpoint_steps, runner.begin_anew, start_step=start_step
+    )
     stop_hook = StopHook(
         plan.run.target_return, plan.run.max_seconds, window=plan.run.target_window
     )
@@ -159,7 +162,7 @@ def _make_runner(plan: Plan, run_dir: Path) -> InlineRunner | ProcessesRunner:
     return ProcessesRunner(plan, log_dir=run_dir / "logs")
 
 
-def _make_eval_hook(plan: Plan, run_dir: Path) -> EvalHook | None:
+def _make_eval_hook(plan: Plan, run_dir: Path, start_step: int) -> EvalHook | None:
     if plan.run.eval_steps == 0 or plan.make_evaluator is None:
         return None
     return EvalHook(
@@ -168,6 +171,7 @@ def _make_eval_hook(plan: Plan, run_dir: Path) -> EvalHook | None:
         every_steps=plan.run.eval_steps,
         num_episodes=plan.run.eval_episodes,
         deterministic=plan.run.eval_deterministic,
+        start_step=start_step,
     )
 
 

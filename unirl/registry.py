@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import importlib.util
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 

@@ -99,7 +99,7 @@ def test_recurrent_state_is_reset_between_episodes(chain: EnvConfig) -> None:
 def test_memory_is_refused_where_first_observations_are_hidden() -> None:
     env = EnvConfig(COUNTING.id, kwargs={"autoreset_mode": "SameStep"})
     evaluator, weights = evaluator_of(env, PolicyConfig(hidden=(8,), core="gru", core_size=8))
-    with pytest.raises(UniRLError, match=r"policy\.core 'gru' .* unirl/Counting-v0") as error:
+    with pytest.raises(UniRLError, match=r"policy\.core 'gru' .*unirl/Counting-v0") as error:
         evaluator.evaluate(weights, 1)
     assert len(error.value.parts) == 3
 
@@ -210,3 +210,12 @@ def test_an_environment_without_pictures_is_refused_in_three_parts() -> None:
     with pytest.warns(UserWarning, match="render_mode"), pytest.raises(UniRLError) as error:
         next(evaluator.frames(weights))
     assert len(error.value.parts) == 3 and "cannot be drawn" in error.value.what
+
+
+def test_kwargs_of_an_engine_are_reported_in_the_words_of_gymnasium() -> None:
+    config = EnvConfig(id="CartPole-v1", engine="vector", kwargs={"num_threads_of_engine": 2})
+    evaluator = PolicyEvaluator(config, PolicyConfig(), seed=0)
+    with pytest.raises(UniRLError) as error:
+        next(evaluator.frames({}))
+    assert len(error.value.parts) == 3 and "num_threads_of_engine" in error.value.rule
+    assert "env.kwargs" in error.value.remedy

@@ -138,7 +138,7 @@ def test_an_infinite_state_ends_with_its_episode() -> None:
 
 def test_memory_is_refused_where_first_observations_are_hidden() -> None:
     env = EnvConfig(id="unirl/Counting-v0", kwargs={"autoreset_mode": "SameStep"})
-    with pytest.raises(UniRLError, match=r"policy\.core 'lstm' .* unirl/Counting-v0") as error:
+    with pytest.raises(UniRLError, match=r"policy\.core 'lstm' .*unirl/Counting-v0") as error:
         make(env, policy=POLICIES["lstm"])
     assert len(error.value.parts) == 3
     actor, slot, _ = make(env, policy=POLICIES["mlp"])

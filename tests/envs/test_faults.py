@@ -141,7 +141,7 @@ def test_a_module_is_imported_first_to_register_its_environments(
     with pytest.raises(UniRLError, match="not_there_at_all") as caught:
         make_vec(EnvConfig("house/Mine-v0", import_module="broken_envs_for_test"), 1)
     assert len(caught.value.parts) == 3
-    with pytest.raises(UniRLError, match='"wrong_envs_for_test" .* cannot be imported') as caught:
+    with pytest.raises(UniRLError, match=r'"wrong_envs_for_test" .* cannot be imported') as caught:
         make_vec(EnvConfig("house/Mine-v0", import_module="wrong_envs_for_test"), 1)
     assert len(caught.value.parts) == 3
 

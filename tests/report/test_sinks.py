@@ -70,21 +70,34 @@ def test_a_torn_last_line_is_ignored_and_any_other_is_named(tmp_path: Path) -> N
         read_metrics(tmp_path / "nowhere")
 
 
-def test_a_full_disk_is_an_error_a_person_can_act_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sink", "name"), [("JsonlSink", "metrics.jsonl"), ("TensorBoardSink", "tb")]
+)
+def test_a_full_disk_is_an_error_a_person_can_act_on(tmp_path: Path, sink: str, name: str) -> None:
     script = f"""
-import resource
+import resource, signal
 from pathlib import Path
-from unirl.report.sinks import JsonlSink
-sink = JsonlSink(Path({str(tmp_path)!r}) / "metrics.jsonl")
+from unirl.core.errors import UniRLError
+from unirl.report.sinks import {sink}
+sink = {sink}(Path({str(tmp_path)!r}) / "{name}")
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
-for step in range(100):
-    sink.write(step, {{"x": 1.0}})
+try:
+    for step in range(100):
+        sink.write(step, {{"x": 1.0}})
+except UniRLError as error:
+    print(step, *error.parts, sep="|")
+sink.close()
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )
-    assert "UniRLError" in done.stderr and "unirl resume" in done.stderr
-    assert len(read_metrics(tmp_path)) > 5
+    # Nothing else is said: no trace of a thread, none when Python ends.
+    assert (done.returncode, done.stderr) == (0, "")
+    step, what, _, remedy = done.stdout.split("|")
+    assert int(step) > 5 and what.startswith("disk full: ") and "unirl resume" in remedy
+    if sink == "JsonlSink":
+        assert len(read_metrics(tmp_path)) >= int(step) - 1
 
 
 def test_tensorboard_shows_a_resumed_run_without_the_abandoned_rows(tmp_path: Path) -> None:

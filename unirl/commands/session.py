@@ -36,9 +36,10 @@ def start(
     """Run a plan whose folder has been checked: from here on, command.txt records the command."""
     from unirl.launch import run
 
-    with disk.explained(run_dir, "free some space, then start it again"):
+    record = run_dir / "command.txt"
+    with disk.explained(record, "free some space, then start it again"):
         run_dir.mkdir(parents=True, exist_ok=True)
-        with (run_dir / "command.txt").open("a") as file:
+        with record.open("a") as file:
             file.write(shlex.join(["unirl", *command]) + "\n")
     try:
         result = run(plan, run_dir, resume=resume_from, console=console)

@@ -12,22 +12,18 @@ from unirl.core.weights import WeightStore
 
 
 class Actor(Protocol):
-    """Fills slots one after the other."""
+    """Fills slots one after the other.
+
+    One that also has `restart(seed)`, which puts environments, recurrent state and random numbers
+    where a new actor of this seed has them, is not made anew at the checkpoints of the inline
+    runner.
+    """
 
     def produce(self, slot: Slot) -> None:
         """Pull the newest weights, write a sample into `slot.data`, set the slot's versions."""
 
     def close(self) -> None:
         """Let go of environments and engines; idempotent."""
-
-
-class Restartable(Protocol):
-    """An actor that can begin anew from a seed: what an exact resume of the inline runner needs."""
-
-    def restart(self, seed: int) -> None:
-        """Reset environments, recurrent state and random numbers to what a new actor of this seed
-        has.
-        """
 
 
 class AsyncActor(Protocol):

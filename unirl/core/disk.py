@@ -1,4 +1,4 @@
-"""The disk: files that are replaced whole or not at all, and a full disk explained; source: none."""
+"""The disk: files replaced whole or not at all, and what to say when it is full; source: none."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ def replace_text(path: Path, text: str) -> None:
     try:
         aside.write_text(text, encoding="utf-8")
         os.replace(aside, path)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     finally:
         aside.unlink(missing_ok=True)
 
@@ -42,15 +45,17 @@ def free_bytes(folder: Path) -> int:
 
 
 @contextmanager
-def explained(folder: Path, remedy: str) -> Iterator[None]:
-    """In this block, an OSError of a full disk becomes a UniRLError; `folder` is written to."""
+def explained(path: Path, remedy: str, what: str = "") -> Iterator[None]:
+    """In this block, an OSError of a full disk becomes a UniRLError. Most errors do not know their
+    file: it is at or under `path`, or `what`.
+    """
     try:
         yield
     except OSError as error:
         if not is_full(error):
             raise
         raise UniRLError(
-            f"disk full: {error.filename or folder} could not be written",
-            f"{free_bytes(folder):,} bytes are free; {who_refused(error)}",
+            f"disk full: {error.filename or what or path} could not be written",
+            f"{free_bytes(path):,} bytes are free; {who_refused(error)}",
             remedy,
         ) from error

@@ -38,6 +38,14 @@ class DeadlineExceeded(UniRLError):
     """A wait reached its deadline; the message says who was waited for."""
 
 
+class LockHeld(DeadlineExceeded):
+    """A process has held a lock for far longer than it ever works: it is stopped or hung."""
+
+    def __init__(self, pid: int, what: str, rule: str, remedy: str) -> None:
+        self.pid = pid
+        super().__init__(what, rule, remedy)
+
+
 class EnvCrashed(RuntimeError):
     """A process of an environment died or hangs. Unlike a UniRLError it is not final: a new one may
     do better, so runners start the actor again, as after any exception that an environment raises.

@@ -183,6 +183,7 @@ class SlotQueue:
         self._discarded = self._waiting + num_actors + 1
         first_row = self._discarded + len(reasons)
         self._rows = [first_row + i * _ROW for i in range(config.num_slots)]
+        self._first_ticket = 0
         self._partial: list[
             Slot
         ] = []  # taken by an unfinished `take`: a deadline must not lose them
@@ -248,6 +249,7 @@ class SlotQueue:
         would deadlock.
         """
         words, started, taken = self._words, time.monotonic(), self._partial
+        deadline_from = started
         timeout = self.config.timeout_seconds if timeout is None else timeout
         while len(taken) < self.config.batch_size:
             with self._guard:
@@ -261,9 +263,12 @@ class SlotQueue:
                     else:
                         words[self._rows[index] + _STATE] = TAKEN
                         taken.append(slot)
+                        deadline_from = time.monotonic()
                     continue
                 words[self._waiting + LEARNER] = 1
-            self._sleep(LEARNER, started, timeout, "the learner waited", "for a finished slot")
+            self._sleep(
+                LEARNER, deadline_from, timeout, "the learner waited", "for a finished slot"
+            )
         self._partial = []
         return Batch(taken, learner_version, wait_seconds=time.monotonic() - started)
 
@@ -283,8 +288,8 @@ class SlotQueue:
 
     def close(self) -> None:
         """See SampleQueue."""
-        with self._guard:
-            self._words[_CLOSED] = 1
+        # One whole word, stored without the lock: closing must work whoever holds it.
+        self._words[_CLOSED] = 1
         for bell in range(self._num_actors + 1):
             self._guard.ring(bell)
 
@@ -303,6 +308,7 @@ class SlotQueue:
             ]
             for index in lost:
                 self._free(index, reason)
+            self._balance(reason)
         return len(lost)
 
     def ready_slots(self) -> list[Slot]:
@@ -312,7 +318,7 @@ class SlotQueue:
             waiting = [*self._partial, *(self._slot(i) for i in indices)]
             return sorted(waiting, key=lambda slot: slot.ticket)
 
-    def restore(self, ready: Sequence[Slot], next_ticket: int) -> None:
+    def restore(self, ready: Sequence[Slot], next_ticket: int, version: int = 0) -> None:
         """Put acknowledged samples of an earlier run back, before anyone acquires. Data is copied
         by the caller.
         """
@@ -323,7 +329,8 @@ class SlotQueue:
                 words[row + _TICKET], words[row + _ACTOR] = slot.ticket, slot.actor
                 words[row + _FIRST], words[row + _LAST] = slot.first_version, slot.last_version
                 words[row + _STATE] = READY
-            words[_NEXT_TICKET] = next_ticket
+            words[_NEXT_TICKET], words[_VERSION] = next_ticket, version
+            self._first_ticket = next_ticket - len(ready)
 
     def place(self, index: int) -> Mapping[str, Any]:
         """The memory of one place, for `restore`."""
@@ -402,6 +409,18 @@ class SlotQueue:
             return None
         ticket, actor, held_us = min(running)
         return int(ticket), int(actor), held_us / 1e6
+
+    def _balance(self, reason: str) -> None:
+        """Correct the count by what a kill between two stores tore: a ticket drawn but not used, or
+        a discard counted but not done.
+        """
+        words = self._words
+        started = words[_NEXT_TICKET] - self._first_ticket
+        out = sum(words[row + _STATE] != FREE for row in self._rows)
+        told = sum(words[self._discarded + i] for i in range(len(self._reasons)))
+        words[self._discarded + self._reasons.index(reason)] += (
+            started - words[_LEARNED] - told - out
+        )
 
     # -- inside ------------------------------------------------------------------------------------
     # ----------------------

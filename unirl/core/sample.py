@@ -56,12 +56,17 @@ class SampleSpec:
         return sum(item.num_bytes for item in self.fields.values())
 
     def allocate(self, num_slots: int = 1) -> dict[str, Any]:
-        """A zeroed tree that holds `num_slots` samples joined along their batch axes."""
+        """A zeroed tree that holds `num_slots` samples joined along their batch axes.
+
+        Of several samples, fields without a batch axis are left out.
+        """
         flat = {}
         for name, item in self.fields.items():
             shape = list(item.shape)
             if item.batch_axis is not None:
                 shape[item.batch_axis] *= num_slots
+            elif num_slots > 1:
+                continue  # never joined: read it slot by slot
             flat[name] = torch.zeros(shape, dtype=item.dtype)
         return unflatten(flat)
 
@@ -118,8 +123,8 @@ def collate(
     joined = out if out is not None else spec.allocate(len(batch.slots))
     for name, item in spec.fields.items():
         path: Path = tuple(name.split("/"))
-        sources = [_at(slot.data, path) for slot in batch.slots]
         if item.batch_axis is not None:
+            sources = [_at(slot.data, path) for slot in batch.slots]
             torch.cat(sources, dim=item.batch_axis, out=_at(joined, path))
     return joined
 

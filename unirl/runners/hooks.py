@@ -41,13 +41,15 @@ class LogHook:
         """See Hook."""
         now = time.monotonic()
         if self._last_time is None:
+            # Rates begin with the first update: what came before it was start-up.
             self._mark(loop, now)
+            self._last_version -= 1
         elif now - self._last_time >= self._log_seconds:
             self._write(loop, now)
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
-        if not self.scalars or loop.learner.version > self._last_version:
+        if self._last_time is not None and loop.learner.version > self._last_version:
             self._write(loop, time.monotonic())
 
     def _write(self, loop: TrainLoop, now: float) -> None:
@@ -93,9 +95,17 @@ class CheckpointHook:
     checkpoint can hold.
     """
 
-    def __init__(self, run_dir: Path, every_steps: int, begin_anew: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        every_steps: int,
+        begin_anew: Callable[[], None],
+        *,
+        start_step: int = 0,
+    ) -> None:
         self._run_dir, self._every_steps, self._begin_anew = run_dir, every_steps, begin_anew
-        self._next: int | None = None
+        # Multiples of every_steps from the start: a resumed run saves where the whole one does.
+        self._next = _next_multiple(start_step, every_steps)
         self.path: Path | None = None
         """The newest checkpoint."""
         self._version = -1
@@ -103,14 +113,9 @@ class CheckpointHook:
     def after_update(self, loop: TrainLoop) -> None:
         """See Hook."""
         steps = loop.learner.num_steps
-        if self._next is None:
-            # Multiples of every_steps, so that a resumed run saves where the uninterrupted one
-            # does.
-            before = steps - 1 if loop.learner.version == 1 else steps
-            self._next = (before // self._every_steps + 1) * self._every_steps
         if steps >= self._next and loop.reason is None:
             self._save(loop)
-            self._next = (steps // self._every_steps + 1) * self._every_steps
+            self._next = _next_multiple(steps, self._every_steps)
             self._begin_anew()
 
     def at_end(self, loop: TrainLoop) -> None:
@@ -139,6 +144,7 @@ class EvalHook:
         every_steps: int,
         num_episodes: int,
         deterministic: bool,
+        start_step: int = 0,
     ) -> None:
         self._make_evaluator, self._run_dir = make_evaluator, run_dir
         self._every_steps, self._num_episodes, self._deterministic = (
@@ -146,18 +152,16 @@ class EvalHook:
             num_episodes,
             deterministic,
         )
-        self._next: int | None = None
+        self._next = _next_multiple(start_step, every_steps)
         self.result: EvalResult | None = None
         """The newest result."""
 
     def after_update(self, loop: TrainLoop) -> None:
         """See Hook."""
         steps = loop.learner.num_steps
-        if self._next is None:
-            self._next = (steps // self._every_steps + 1) * self._every_steps
         if steps >= self._next:
             self._evaluate(loop)
-            self._next = (steps // self._every_steps + 1) * self._every_steps
+            self._next = _next_multiple(steps, self._every_steps)
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
@@ -204,6 +208,10 @@ class StopHook:
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
+
+
+def _next_multiple(steps: int, every_steps: int) -> int:
+    return (steps // every_steps + 1) * every_steps
 
 
 def write_evaluation(run_dir: Path, step: int, result: EvalResult, deterministic: bool) -> Path:

@@ -9,7 +9,13 @@ import time
 from collections.abc import Sequence
 
 from unirl.core.actor import Actor, ActorContext
-from unirl.core.errors import ActorFailed, DiscardSlot, QueueClosed, UniRLError
+from unirl.core.errors import (
+    ActorFailed,
+    DeadlineExceeded,
+    DiscardSlot,
+    QueueClosed,
+    UniRLError,
+)
 from unirl.core.queue import LocalQueue
 from unirl.core.sample import Batch, Slot
 from unirl.core.seeding import derive_seed
@@ -29,7 +35,7 @@ class InlineRunner:
         self._queue = LocalQueue(
             plan.spec, plan.queue, num_actors=plan.num_actors, reasons=plan.reasons
         )
-        self._actors: list[Actor] = []
+        self._actors: list[Actor | None] = [None] * plan.num_actors
         self._num_restarts = [0] * plan.num_actors
         self.loop = TrainLoop(plan, self._queue, self._weights, plan.make_learner_seeded())
 
@@ -38,9 +44,7 @@ class InlineRunner:
         a checkpoint.
         """
         try:
-            self._actors = [
-                self._make(index, self._seed(index)) for index in range(self._plan.num_actors)
-            ]
+            self.begin_anew()
             self.loop.run(hooks, take=self._take)
         finally:
             self.close()
@@ -52,32 +56,57 @@ class InlineRunner:
         do, and both go on alike.
         """
         for index, actor in enumerate(self._actors):
-            if hasattr(actor, "restart"):
-                actor.restart(self._seed(index))
-            else:
-                actor.close()
-                self._actors[index] = self._make(index, self._seed(index))
+            restart = getattr(actor, "restart", None)
+            try:
+                if actor is not None and restart is not None:
+                    restart(self._seed(index))
+                else:
+                    self._replace(index, self._seed(index))
+            except (UniRLError, QueueClosed):
+                raise
+            except Exception as error:
+                self._restart(index, error)
 
     def close(self) -> None:
         """Close queue and actors; idempotent."""
         self._queue.close()
-        for actor in self._actors:
-            actor.close()
-        self._actors = []
+        for index in range(len(self._actors)):
+            self._close_actor(index)
 
-    def _take(self) -> Batch:
+    def _take(self) -> Batch | None:
         # All places are filled before each update: with max_staleness k, every sample is k updates
         # old, no more and no less.
-        while self._queue.num_free:
-            self._produce(
-                self._queue.acquire(0.0, actor=self._queue.next_ticket % self._plan.num_actors)
-            )
-        return self._queue.take(self.loop.learner.version)
+        progress, committed = time.monotonic(), -1
+        while True:
+            while self._queue.num_free:
+                if self.loop.reason is not None:
+                    return None
+                if self._queue.totals()["committed"] != committed:
+                    progress, committed = time.monotonic(), self._queue.totals()["committed"]
+                elif time.monotonic() - progress > self._plan.queue.timeout_seconds:
+                    raise ActorFailed(
+                        f"no sample was committed for {self._plan.queue.timeout_seconds:g} s",
+                        f"all were discarded: {self._discards()}",
+                        "see why the actor discards, or raise queue.timeout_seconds",
+                    )
+                actor = self._queue.next_ticket % self._plan.num_actors
+                self._produce(self._queue.acquire(0.0, actor=actor))
+            try:
+                return self._queue.take(self.loop.learner.version, 0.0)
+            except DeadlineExceeded:
+                # Restored samples may be too old for a smaller max_staleness: fill their places.
+                if not self._queue.num_free:
+                    raise
+
+    def _discards(self) -> str:
+        return ", ".join(f"{n} {reason}" for reason, n in self._queue.discarded().items() if n)
 
     def _produce(self, slot: Slot) -> None:
         started = time.monotonic()
+        actor = self._actors[slot.actor]
+        assert actor is not None
         try:
-            self._actors[slot.actor].produce(slot)
+            actor.produce(slot)
         except DiscardSlot as discard:
             self._queue.discard(slot, discard.reason)
             return
@@ -94,15 +123,36 @@ class InlineRunner:
         self._queue.commit(slot)
 
     def _restart(self, index: int, error: Exception) -> None:
-        log.exception("actor %d failed", index)
-        if self._num_restarts[index] >= self._plan.runner.max_restarts:
-            raise actor_died(index, error, self._plan.runner.max_restarts) from error
-        self._num_restarts[index] += 1
-        self.loop.metrics.total("faults/actor_restarts", 1)
-        self._actors[index].close()
-        self._actors[index] = self._make(
-            index, derive_seed(self._seed(index), "restart", self._num_restarts[index])
-        )
+        """Another actor in the place of one that failed, as often as that is allowed."""
+        while True:
+            log.error("actor %d failed", index, exc_info=error)
+            if self._num_restarts[index] >= self._plan.runner.max_restarts:
+                raise actor_died(index, error, self._plan.runner.max_restarts) from error
+            self._num_restarts[index] += 1
+            self.loop.metrics.total("faults/actor_restarts", 1)
+            try:
+                # From the ticket, not from how often it failed: a resumed run counts anew.
+                self._replace(
+                    index, derive_seed(self._seed(index), "restart", self._queue.next_ticket)
+                )
+                return
+            except (UniRLError, QueueClosed):
+                raise
+            except Exception as next_error:
+                error = next_error
+
+    def _replace(self, index: int, seed: int) -> None:
+        self._close_actor(index)
+        self._actors[index] = self._make(index, seed)
+
+    def _close_actor(self, index: int) -> None:
+        actor, self._actors[index] = self._actors[index], None
+        try:
+            if actor is not None:
+                actor.close()
+        except Exception:
+            # Logged, never raised: something more telling is being handled.
+            log.exception("actor %d could not be closed", index)
 
     def _make(self, index: int, seed: int) -> Actor:
         return self._plan.make_actor(

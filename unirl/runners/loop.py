@@ -51,7 +51,7 @@ class TrainLoop:
         self,
         hooks: Sequence[Hook],
         *,
-        take: Callable[[], Batch] | None = None,
+        take: Callable[[], Batch | None] | None = None,
     ) -> None:
         """Train until someone calls `stop`. take: how a runner gets the next batch; the queue's own
         by default.
@@ -61,8 +61,7 @@ class TrainLoop:
         self.weights.publish(self.learner.weights(), self.learner.version)
         self._stop_when_done()
         try:
-            while self.reason is None:
-                self._update(take)
+            while self.reason is None and self._update(take):
                 for hook in hooks:
                     hook.after_update(self)
         except ActorFailed:
@@ -74,8 +73,11 @@ class TrainLoop:
         for hook in hooks:
             hook.at_end(self)
 
-    def _update(self, take: Callable[[], Batch]) -> None:
+    def _update(self, take: Callable[[], Batch | None]) -> bool:
+        """One update; False when `take` gave up because the loop was stopped while it waited."""
         batch = take()
+        if batch is None:
+            return False
         started = time.monotonic()
         self.metrics.update(self.learner.step(batch))
         # Publish first: a released place is acquired at once, and must see these weights.
@@ -83,6 +85,7 @@ class TrainLoop:
         self.queue.release(batch)
         self._account(batch, time.monotonic() - started)
         self._stop_when_done()
+        return True
 
     def _stop_when_done(self) -> None:
         if self.learner.num_steps >= self.plan.run.total_steps:

@@ -8,6 +8,7 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from unirl.core.errors import ActorFailed, DeadlineExceeded, QueueClosed, UniRLError
+from unirl.core.errors import ActorFailed, DeadlineExceeded, LockHeld, QueueClosed, UniRLError
 from unirl.core.sample import Batch
 from unirl.core.seeding import derive_seed
 from unirl.runners.loop import Hook, TrainLoop
@@ -59,46 +60,54 @@ class ProcessesRunner:
         """End all actor processes; idempotent."""
         self.actors.close()
 
-    def _take(self) -> Batch:
+    def _take(self) -> Batch | None:
         try:
             return self._take_from_living()
         except QueueClosed:
             self.actors.raise_error()
             raise
 
-    def _take_from_living(self) -> Batch:
-        """The next batch. An actor that holds its slot for too long is killed; while none holds
-        any, the queue's own deadline counts.
+    def _take_from_living(self) -> Batch | None:
+        """The next batch, or None when the loop was stopped meanwhile.
+
+        An actor that holds its slot for too long is killed. The queue's deadline counts from the
+        last commit or burial.
         """
-        version, limits = self.loop.learner.version, self._plan
-        started = time.monotonic()
+        limits, committed, progress = self._plan, -1, time.monotonic()
         while True:
             try:
-                return self._queue.take(version, _LOOK_SECONDS)
+                return self._queue.take(self.loop.learner.version, _LOOK_SECONDS)
+            except LockHeld as held:
+                log.warning("%s", held)
+                self.actors.kill_pid(held.pid)
             except DeadlineExceeded:
-                oldest = self._queue.oldest_running()
-                if oldest is not None:
-                    ticket, actor, held_seconds = oldest
-                    if held_seconds >= limits.runner.hang_seconds:
-                        log.warning("actor %d hangs, killed: %s", actor, self._queue.waited_for())
-                        self.actors.kill(actor)
-                        self._wait_for_burial(ticket)
-                        started = time.monotonic()
-                elif time.monotonic() - started >= limits.queue.timeout_seconds:
+                if self.loop.reason is not None:
+                    return None
+                total = self._queue.totals()["committed"]
+                if total != committed or self._bury_hung():
+                    committed, progress = total, time.monotonic()
+                elif time.monotonic() - progress >= limits.queue.timeout_seconds:
                     raise DeadlineExceeded(
-                        f"the learner waited {time.monotonic() - started:.0f} s for a slot",
-                        f"no actor works on one; {self._queue.waited_for()}",
+                        f"the learner waited {time.monotonic() - progress:.0f} s for a slot",
+                        self._queue.waited_for(),
                         "see the run's logs/, or raise queue.timeout_seconds",
                     ) from None
 
-    def _wait_for_burial(self, ticket: int) -> None:
-        """Until the watcher has discarded what the killed actor held: kill nobody twice."""
+    def _bury_hung(self) -> bool:
+        """Kill the actor that has held the oldest slot for too long; whether its slot is free."""
+        oldest = self._queue.oldest_running()
+        if oldest is None or oldest[2] < self._plan.runner.hang_seconds:
+            return False
+        ticket, actor, _ = oldest
+        log.warning("actor %d hangs, killed: %s", actor, self._queue.waited_for())
+        self.actors.kill(actor)
         deadline = time.monotonic() + _END_SECONDS
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline:  # the watcher buries it: nobody is killed twice
             oldest = self._queue.oldest_running()
             if oldest is None or oldest[0] != ticket:
-                return
+                return True
             time.sleep(0.01)
+        return False
 
 
 class ActorProcesses:
@@ -128,6 +137,7 @@ class ActorProcesses:
         self._num_restarts = [0] * plan.num_actors
         self._error: UniRLError | None = None
         self._closing = threading.Event()
+        self._idle, self._ended = threading.Event(), threading.Event()
         self._watcher: threading.Thread | None = None
         self._num_counted = 0
 
@@ -147,6 +157,12 @@ class ActorProcesses:
     def kill(self, index: int) -> None:
         """Kill one actor; the watcher discards its slot and restarts it."""
         self._processes[index].kill()
+
+    def kill_pid(self, pid: int) -> None:
+        """Kill the actor with this process id, if one has it."""
+        for process in self._processes:
+            if process.pid == pid:
+                process.kill()
 
     def raise_error(self) -> None:
         """Raise what made an actor stop for good, if anything did."""
@@ -170,13 +186,16 @@ class ActorProcesses:
         self._closing.set()
         self._queue.close()
         if self._watcher is not None:
-            self._watcher.join(_END_SECONDS)
+            self._idle.wait(_END_SECONDS)
         deadline = time.monotonic() + _END_SECONDS
         for process in self._processes:
             process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join(_END_SECONDS)
+        self._ended.set()
+        if self._watcher is not None:
+            self._watcher.join(_END_SECONDS)
         for report in self._reports:
             report.close()
         self._lifeline.close()
@@ -209,23 +228,52 @@ class ActorProcesses:
         process = self._context.Process(
             target=actor_main, args=(job,), name=f"unirl-actor-{index:03d}"
         )
-        process.start()
+        # Until the child ignores it, Ctrl-C would kill it: a new process inherits the mask.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         sender.close()
         return process, receiver
 
     def _watch(self) -> None:
+        try:
+            self._watch_until_closing()
+        finally:
+            self._idle.set()
+            # The kernel ends an actor together with the thread that started it, and this thread
+            # started those that were restarted: it stays until all have ended in good order.
+            self._ended.wait(4 * _END_SECONDS)
+
+    def _watch_until_closing(self) -> None:
         while not self._closing.is_set():
-            sentinels = {process.sentinel: index for index, process in enumerate(self._processes)}
-            for sentinel in wait(list(sentinels), timeout=0.2):
-                assert isinstance(sentinel, int)
+            # Only to be prompt: a child that a dead actor left behind may hold its sentinel open.
+            wait([process.sentinel for process in self._processes], timeout=0.2)
+            for index, process in enumerate(self._processes):
                 if self._closing.is_set() or self._queue.closed:
                     return
+                if process.is_alive():
+                    continue
                 try:
-                    self._bury(sentinels[sentinel])
+                    self._bury(index)
                 except UniRLError as error:
-                    self._error = error
-                    self._queue.close()
+                    self._give_up(error)
                     return
+                except Exception as error:
+                    log.exception("actor %d could not be restarted", index)
+                    self._give_up(
+                        ActorFailed(
+                            f"actor {index} could not be restarted: {error}",
+                            "the system must allow another process",
+                            "check memory and process limits, then `unirl resume`",
+                        )
+                    )
+                    return
+
+    def _give_up(self, error: UniRLError) -> None:
+        self._error = error
+        self._queue.close()
 
     def _bury(self, index: int) -> None:
         """Discard what the dead actor held and start its successor; raises UniRLError when there
@@ -243,7 +291,7 @@ class ActorProcesses:
             raise ActorFailed(
                 what,
                 f"it was restarted {limit} of {limit} times (runner.max_restarts)",
-                f"full trace: {self._log_path(index)}; mend its cause, then `unirl resume`",
+                f"full trace: {self._trace(index)}; mend its cause, then `unirl resume`",
             )
         self._num_restarts[index] += 1
         self._reports[index].close()
@@ -270,3 +318,8 @@ class ActorProcesses:
 
     def _log_path(self, index: int) -> Path | None:
         return self._log_dir / f"actor-{index:03d}.txt" if self._log_dir is not None else None
+
+    def _trace(self, index: int) -> str:
+        """Where the trace of a dead actor is; one that could not even start wrote none."""
+        path = self._log_path(index)
+        return str(path) if path is not None and path.exists() else "on standard error, above"

@@ -76,7 +76,9 @@ def restore(loop: TrainLoop, checkpoint: Checkpoint) -> None:
     loop.metrics.load_state_dict(state["metrics"])
     loop.seconds_before = float(state["seconds"])
     torch.set_rng_state(optimizer["rng"]["torch"])
-    loop.queue.restore(_restore_samples(loop, checkpoint), int(state["next_ticket"]))
+    loop.queue.restore(
+        _restore_samples(loop, checkpoint), int(state["next_ticket"]), learner.version
+    )
 
 
 def _restore_samples(loop: TrainLoop, checkpoint: Checkpoint) -> list[Slot]:

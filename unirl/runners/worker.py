@@ -4,6 +4,7 @@ never outlive the learner.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 EXIT_USER_ERROR = 3
 """Exit code of an actor that met an error restarting cannot mend; its report says which."""
 _PATIENCE_SECONDS = 60.0
+# A report must fit the pipe: it is read only when this process is gone.
+_REPORT_CHARACTERS = 4000
 
 
 class Lifeline:
@@ -83,6 +86,7 @@ def actor_main(job: WorkerJob) -> None:
     job.lifeline.watch()
     # Ctrl-C reaches the whole process group; ending in good order is the learner's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if job.log_path is not None:
         _redirect_output(job.log_path)
     logging.basicConfig(
@@ -90,27 +94,33 @@ def actor_main(job: WorkerJob) -> None:
     )
     torch.set_num_threads(job.num_threads)
     keep_freed_memory()
-    code = 0
+    code = _produce_and_report(job)
+    with contextlib.suppress(OSError):  # a full disk must not change the exit code
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # Without interpreter shutdown: engines' own threads may never end, and everything that matters
+    # is in the learner's hands.
+    os._exit(code)
+
+
+def _produce_and_report(job: WorkerJob) -> int:
+    """The exit code; what went wrong is in the log and, in short, on its way to the supervisor."""
     try:
         _produce_until_closed(job)
     except QueueClosed:
         pass
     except UniRLError as error:
         log.exception("actor %d stops", job.index)
-        _report(job.report, {"parts": error.parts})
-        code = EXIT_USER_ERROR
+        if not isinstance(error, DeadlineExceeded):  # after a deadline another actor may do better
+            _report(job.report, {"parts": [part[:_REPORT_CHARACTERS] for part in error.parts]})
+            return EXIT_USER_ERROR
+        _report(job.report, _failure(error))
+        return 1
     except Exception as error:
         log.exception("actor %d failed", job.index)
-        _report(
-            job.report,
-            {"type": type(error).__name__, "message": str(error), "where": _deepest_frame(error)},
-        )
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Without interpreter shutdown: engines' own threads may never end, and everything that matters
-    # is in the learner's hands.
-    os._exit(code)
+        _report(job.report, _failure(error))
+        return 1
+    return 0
 
 
 def _produce_until_closed(job: WorkerJob) -> None:
@@ -134,7 +144,10 @@ def _produce_until_closed(job: WorkerJob) -> None:
             slot.work_seconds = time.monotonic() - started
             queue.commit(slot)
     finally:
-        actor.close()
+        try:
+            actor.close()
+        except Exception:
+            log.exception("actor %d could not be closed", job.index)
 
 
 def _redirect_output(path: Path) -> None:
@@ -150,6 +163,14 @@ def _report(connection: Connection, report: dict[str, Any]) -> None:
         connection.send_bytes(json.dumps(report).encode())
     except OSError:
         log.warning("nobody reads this actor's report any more")
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    return {
+        "type": type(error).__name__,
+        "message": str(error)[:_REPORT_CHARACTERS],
+        "where": _deepest_frame(error),
+    }
 
 
 def _deepest_frame(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from unirl.core.errors import DeadlineExceeded, UniRLError
+from unirl.core.errors import DeadlineExceeded, LockHeld, UniRLError
 from unirl.core.queue import REASONS, QueueConfig, SlotQueue, table_words
 from unirl.core.sample import SampleSpec
 from unirl.core.tree import unflatten
@@ -159,7 +159,8 @@ class SharedGuard(AbstractContextManager[object]):
                 return
             except OSError as error:
                 if time.monotonic() > deadline:
-                    raise DeadlineExceeded(
+                    raise LockHeld(
+                        self._holder[0],
                         f"process {self._holder[0]} has held the queue lock {_LOCK_SECONDS:g} s",
                         "it is held for microseconds by a process that runs",
                         "the process is stopped or hung: kill it",
