@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import unirl
+from unirl.core.actor import ActorContext
 from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import ActorFailed, UniRLError
+from unirl.core.errors import ActorFailed, DiscardSlot, UniRLError
 from unirl.core.learner import LearnerContext, LearnerState
 from unirl.core.metrics import Metrics
-from unirl.core.sample import Batch
+from unirl.core.sample import Batch, Slot
 from unirl.core.tree import flatten
 from unirl.core.weights import Weights
 from unirl.runners.inline import InlineRunner
@@ -229,3 +230,60 @@ def test_a_target_return_needs_a_learner_that_knows_its_episodes(tmp_path: Path)
 
     with pytest.raises(UniRLError, match="recent_returns"):
         unirl.run(replace(plan, make_learner=Silent), tmp_path / "run", console=False)
+
+
+def test_an_actor_whose_produce_is_a_coroutine_is_refused(tmp_path: Path) -> None:
+    class Coroutine:
+        def __init__(self, context: ActorContext) -> None:
+            pass
+
+        async def produce(self, slot: Slot) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    plan = replace(unirl.make_plan("impala", **SMALL), make_actor=Coroutine)  # type: ignore[arg-type]
+    with pytest.raises(UniRLError, match="coroutine"):
+        unirl.run(plan, tmp_path / "run", console=False)
+
+
+def test_an_actor_that_always_discards_meets_a_deadline(tmp_path: Path) -> None:
+    class Picky:
+        def __init__(self, context: ActorContext) -> None:
+            pass
+
+        def produce(self, slot: Slot) -> None:
+            raise DiscardSlot("filtered")
+
+        def close(self) -> None:
+            pass
+
+    plan = replace(
+        unirl.make_plan("impala", **{**SMALL, "queue.timeout_seconds": 0.3}), make_actor=Picky
+    )
+    with pytest.raises(UniRLError, match="filtered"):
+        unirl.run(plan, tmp_path / "run", console=False)
+
+
+def test_a_smaller_max_staleness_on_resume_discards_what_is_too_old_and_goes_on(
+    tmp_path: Path,
+) -> None:
+    train(tmp_path / "run", 600, "two updates old")
+    train(
+        tmp_path / "run",
+        1200,
+        "two updates old",
+        resume=tmp_path / "run",
+        **{"queue.max_staleness": 0, "queue.timeout_seconds": 5.0},
+    )
+
+
+def test_an_environment_that_fails_at_birth_is_restarted_and_then_named(tmp_path: Path) -> None:
+    plan = unirl.make_plan("impala", **{**SMALL, "runner.max_restarts": 1})
+
+    def stillborn(context: ActorContext) -> Any:
+        raise RuntimeError("no such display")
+
+    with pytest.raises(ActorFailed, match="no such display"):
+        unirl.run(replace(plan, make_actor=stillborn), tmp_path / "run", console=False)

@@ -4,9 +4,11 @@ policy, and never knows who learns.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Protocol
 
+from unirl.core.errors import UniRLError
 from unirl.core.sample import Slot
 from unirl.core.weights import WeightStore
 
@@ -34,6 +36,17 @@ class AsyncActor(Protocol):
 
     async def close(self) -> None:
         """Let go of environments and engines; idempotent."""
+
+
+def require_synchronous(actor: Actor) -> Actor:
+    """The actor itself; UniRLError for an AsyncActor, which needs a runner with an event loop."""
+    if inspect.iscoroutinefunction(actor.produce):
+        raise UniRLError(
+            f"{type(actor).__name__}.produce is a coroutine",
+            "the inline and processes runners call produce and use what it wrote at once",
+            "make it a plain function, or run its coroutine inside produce",
+        )
+    return actor
 
 
 @dataclass(frozen=True)

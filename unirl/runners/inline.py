@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from unirl.core.actor import Actor, ActorContext
+from unirl.core.actor import Actor, ActorContext, require_synchronous
 from unirl.core.errors import (
     ActorFailed,
     DeadlineExceeded,
@@ -155,9 +155,8 @@ class InlineRunner:
             log.exception("actor %d could not be closed", index)
 
     def _make(self, index: int, seed: int) -> Actor:
-        return self._plan.make_actor(
-            ActorContext(index, self._plan.num_actors, seed, self._weights)
-        )
+        context = ActorContext(index, self._plan.num_actors, seed, self._weights)
+        return require_synchronous(self._plan.make_actor(context))
 
     def _seed(self, index: int) -> int:
         return derive_seed(

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from unirl.core.actor import Actor, ActorContext
+from unirl.core.actor import Actor, ActorContext, require_synchronous
 from unirl.core.errors import DeadlineExceeded, DiscardSlot, QueueClosed, UniRLError
 from unirl.core.queue import SlotQueue
 from unirl.core.weights import WeightStore
@@ -125,7 +125,8 @@ def _produce_and_report(job: WorkerJob) -> int:
 
 def _produce_until_closed(job: WorkerJob) -> None:
     queue = job.queue
-    actor = job.make_actor(ActorContext(job.index, job.num_actors, job.seed, job.weights))
+    context = ActorContext(job.index, job.num_actors, job.seed, job.weights)
+    actor = require_synchronous(job.make_actor(context))
     try:
         while True:
             try:
