@@ -34,6 +34,6 @@ def keep_freed_memory() -> None:
     for option, num_bytes in (
         (_M_MMAP_THRESHOLD, 1 << 30),
         (_M_TRIM_THRESHOLD, 1 << 30),
-        (_M_TOP_PAD, 1 << 26),
+        (_M_TOP_PAD, 1 << 24),
     ):
         libc.mallopt(option, num_bytes)
