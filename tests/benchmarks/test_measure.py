@@ -53,7 +53,7 @@ def test_cpu_time_of_reaped_children_is_counted(measure: ModuleType) -> None:
         "time.sleep(0.5)"
     )
     result = measure.run([sys.executable, "-c", parent], timeout_seconds=200, interval_seconds=0.05)
-    assert 0.6 <= result.cpu_seconds < 1.2
+    assert 0.55 <= result.cpu_seconds < 1.2  # the kernel counts in ticks of 10 ms
     assert result.cores_used(result.wall_seconds - 0.4) < 0.5
 
 
