@@ -52,7 +52,9 @@ class ImpalaLearnerConfig:
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     normalize_advantage: bool = False
-    """Centre and scale advantages over each minibatch: steps of one size, whatever the rewards'."""
+    """Centre and scale advantages over each minibatch. Where few rows carry a reward or a minibatch
+    has few environments, that makes noise as large as the signal: prefer normalize_reward there.
+    """
     epochs: int = 1
     """Passes over each batch. V-trace corrects each pass for the policy it began with. More: fewer
     samples, more compute.

@@ -184,9 +184,8 @@ class SlotQueue:
         first_row = self._discarded + len(reasons)
         self._rows = [first_row + i * _ROW for i in range(config.num_slots)]
         self._first_ticket = 0
-        self._partial: list[
-            Slot
-        ] = []  # taken by an unfinished `take`: a deadline must not lose them
+        # Taken by an unfinished `take`: a deadline must not lose them.
+        self._partial: list[Slot] = []
 
     # -- the actor's side
     # ----------------------------------------------------------------------------------------------
