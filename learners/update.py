@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from unirl.core.errors import UniRLError
 from unirl.core.tree import Tree
+
+_ADAM_BETAS = (0.9, 0.999)
 
 
 @dataclass(frozen=True)
@@ -60,26 +63,16 @@ class Update:
     def __init__(self, module: nn.Module, config: OptimizerConfig, *, total_steps: int) -> None:
         self._module, self._config, self._total_steps = module, config, total_steps
         self._parameters = dict(module.named_parameters())
-        self._masters: dict[str, torch.Tensor] = {
+        self._masters: dict[str, Tensor] = {
             name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
             for name, p in self._parameters.items()
         }
         low = [name for name, p in self._parameters.items() if p.dtype != torch.float32]
-        self._low: list[torch.Tensor] = [self._parameters[name] for name in low]
+        self._low: list[Tensor] = [self._parameters[name] for name in low]
         self._low_masters = [self._masters[name] for name in low]
-        parameters = list(self._masters.values())
-        if config.name == "adam":
-            self._optimizer: torch.optim.Optimizer = torch.optim.Adam(
-                parameters, lr=config.lr, eps=config.epsilon, fused=True
-            )
-        else:
-            self._optimizer = torch.optim.RMSprop(
-                parameters,
-                lr=config.lr,
-                alpha=config.decay,
-                eps=config.epsilon,
-                momentum=config.momentum,
-            )
+        # Torch's optimizer classes import its compiler, 70 MB and a second of start-up; the
+        # function under them does not.
+        self._state: dict[str, dict[str, Tensor]] = {}
 
     def lr(self, num_steps: int) -> float:
         """The step size after `num_steps` samples."""
@@ -87,39 +80,85 @@ class Update:
             return self._config.lr
         return self._config.lr * max(0.0, 1.0 - num_steps / self._total_steps)
 
-    def apply(self, num_steps: int) -> torch.Tensor:
+    def apply(self, num_steps: int) -> Tensor:
         """Step with the gradients that lie in the module and clear them; returns their norm before
         clipping.
         """
         for low, master in zip(self._low, self._low_masters, strict=True):
             master.grad = low.grad.float() if low.grad is not None else None
             low.grad = None
-        norm = nn.utils.clip_grad_norm_(self._masters.values(), self._config.max_grad_norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.lr(num_steps)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        moving = [name for name, master in self._masters.items() if master.grad is not None]
+        with torch.no_grad():
+            norm = nn.utils.clip_grad_norm_(self._masters.values(), self._config.max_grad_norm)
+            self._move(moving, self.lr(num_steps))
+        for master in self._masters.values():
+            master.grad = None
         self._round_masters()
         return norm
+
+    def _move(self, names: list[str], lr: float) -> None:
+        """One step of the optimiser for the masters of these names, which all have a gradient."""
+        config, masters = self._config, [self._masters[name] for name in names]
+        gradients = [master.grad for master in masters if master.grad is not None]
+        states = [self._state.get(name) or self._new_state(name) for name in names]
+        if config.name == "adam":
+            adam(
+                masters,
+                gradients,
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                fused=True,
+                amsgrad=False,
+                beta1=_ADAM_BETAS[0],
+                beta2=_ADAM_BETAS[1],
+                lr=lr,
+                weight_decay=0.0,
+                eps=config.epsilon,
+                maximize=False,
+            )
+            return
+        squares = [state["square_avg"] for state in states]
+        torch._foreach_mul_(squares, config.decay)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - config.decay)
+        roots = torch._foreach_sqrt(torch._foreach_add(squares, config.epsilon))
+        moves = list(torch._foreach_div(gradients, roots))
+        if config.momentum:
+            buffers = [state["momentum_buffer"] for state in states]
+            torch._foreach_mul_(buffers, config.momentum)
+            torch._foreach_add_(buffers, moves)
+            moves = buffers
+        torch._foreach_add_(masters, moves, alpha=-lr)
+
+    def _new_state(self, name: str) -> dict[str, Tensor]:
+        master = self._masters[name]
+        if self._config.name == "adam":
+            state = {
+                "step": torch.zeros((), dtype=torch.float32, device=master.device),
+                "exp_avg": torch.zeros_like(master, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(master, requires_grad=False),
+            }
+        else:
+            state = {"square_avg": torch.zeros_like(master, requires_grad=False)}
+            if self._config.momentum:
+                state["momentum_buffer"] = torch.zeros_like(master, requires_grad=False)
+        self._state[name] = state
+        return state
 
     def _round_masters(self) -> None:
         if self._low:
             with torch.no_grad():
                 torch._foreach_copy_(self._low, self._low_masters)
 
-    def model_state(self) -> dict[str, torch.Tensor]:
+    def model_state(self) -> dict[str, Tensor]:
         """Parameters in full precision and buffers, by name: the model of a checkpoint."""
         state = self._module.state_dict(keep_vars=True)
         return {name: self._masters.get(name, value).detach() for name, value in state.items()}
 
     def optimizer_state(self) -> Tree:
         """The optimiser's tensors by parameter name; step sizes come from the config."""
-        state = self._optimizer.state
-        return {
-            name: dict(state[master].items())
-            for name, master in self._masters.items()
-            if state.get(master)
-        }
+        return {name: dict(state) for name, state in self._state.items()}
 
     def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
         """Put a saved state back in place. Raises UniRLError when it is of another model."""
@@ -138,11 +177,5 @@ class Update:
                 value.copy_(model[name])
         self._round_masters()
         for name, tensors in optimizer.items():
-            master = self._masters[name]
-            # Adam keeps its step counter as float32 wherever the parameter lives.
-            self._optimizer.state[master] = {
-                key: value.clone()
-                if key == "step" and master.device.type == "cpu"
-                else value.clone().to(master.device)
-                for key, value in tensors.items()
-            }
+            device = self._masters[name].device
+            self._state[name] = {key: value.clone().to(device) for key, value in tensors.items()}

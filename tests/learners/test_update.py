@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -76,3 +79,54 @@ def test_weights_of_another_model_are_refused() -> None:
     _, update = make(torch.float32)
     with pytest.raises(UniRLError, match="weight"):
         update.load({"weight": torch.zeros(3, 5), "bias": torch.zeros(3)}, {})
+
+
+def test_adam_is_torchs_adam() -> None:
+    module, update = make(torch.float32, lr=1e-2)
+    twin = nn.Linear(4, 3)
+    twin.load_state_dict(module.state_dict())
+    theirs = torch.optim.Adam(twin.parameters(), lr=1e-2, eps=1e-5)
+    for step in range(5):
+        for own, other in zip(module.parameters(), twin.parameters(), strict=True):
+            own.grad = torch.randn_like(own)
+            other.grad = own.grad.clone()
+        update.apply(step)
+        theirs.step()
+    torch.testing.assert_close(module.weight, twin.weight, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(module.bias, twin.bias, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_rmsprop_is_tensorflows_with_epsilon_under_the_root(momentum: float) -> None:
+    module = nn.Linear(1, 1, bias=False)
+    config = OptimizerConfig(
+        name="rmsprop", lr=0.1, epsilon=0.01, decay=0.9, momentum=momentum, max_grad_norm=1e9
+    )
+    update = Update(module, config, total_steps=1)
+    weight, square, speed = module.weight.item(), 0.0, 0.0
+    for gradient in (1.0, -0.5, 2.0):
+        module.weight.grad = torch.full((1, 1), gradient)
+        update.apply(0)
+        square = 0.9 * square + 0.1 * gradient**2
+        speed = momentum * speed + gradient / (square + 0.01) ** 0.5
+        weight -= 0.1 * speed
+        assert module.weight.item() == pytest.approx(weight, abs=1e-6)
+
+
+def test_a_parameter_without_a_gradient_stays() -> None:
+    module, update = make(torch.float32)
+    bias = module.bias.detach().clone()
+    module.weight.grad = torch.ones_like(module.weight)
+    update.apply(0)
+    assert torch.equal(module.bias, bias)
+    assert set(update.optimizer_state()) == {"weight"}
+
+
+def test_updating_does_not_import_the_compiler() -> None:
+    code = (
+        "import sys, torch; from unirl.learners.update import OptimizerConfig, Update\n"
+        "module = torch.nn.Linear(2, 2); update = Update(module, OptimizerConfig(), total_steps=1)\n"
+        "module(torch.ones(1, 2)).sum().backward(); update.apply(0)\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

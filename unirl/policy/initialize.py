@@ -12,8 +12,10 @@ HIDDEN_GAIN = math.sqrt(2.0)
 
 def linear(num_in: int, num_out: int, gain: float, generator: torch.Generator) -> nn.Linear:
     """A linear layer, orthogonal with `gain`, bias 0; the global random state is left alone."""
-    # Built on meta, so that no default initialisation draws from the global generator.
-    layer = nn.Linear(num_in, num_out, device="meta").to_empty(device="cpu")
+    # Forked: the default initialisation draws from the global generator. (Building on the meta
+    # device avoids it too, and imports sympy: 70 MB and a second.)
+    with torch.random.fork_rng(devices=[]):
+        layer = nn.Linear(num_in, num_out)
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     nn.init.zeros_(layer.bias)
     return layer
@@ -30,8 +32,8 @@ def conv(
     padding: int = 0,
 ) -> nn.Conv2d:
     """A convolution, orthogonal with `gain`, bias 0, its weight laid out channels_last."""
-    layer = nn.Conv2d(num_in, num_out, kernel, stride, padding, device="meta")
-    layer = layer.to_empty(device="cpu")
+    with torch.random.fork_rng(devices=[]):
+        layer = nn.Conv2d(num_in, num_out, kernel, stride, padding)
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

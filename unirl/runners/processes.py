@@ -6,19 +6,18 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from unirl.core.errors import ActorFailed, DeadlineExceeded, LockHeld, QueueClosed, UniRLError
 from unirl.core.sample import Batch
 from unirl.core.seeding import derive_seed
+from unirl.runners.fork_server import interrupts_blocked, process_context
 from unirl.runners.loop import Hook, TrainLoop
 from unirl.runners.plan import Plan
 from unirl.runners.worker import EXIT_USER_ERROR, Lifeline, WorkerJob, actor_main
@@ -130,9 +129,9 @@ class ActorProcesses:
             loop,
             log_dir,
         )
-        self._context = multiprocessing.get_context("spawn")
+        self._context = process_context(plan.num_actors)
         self._lifeline = Lifeline()
-        self._processes: list[SpawnProcess] = []
+        self._processes: list[BaseProcess] = []
         self._reports: list[Connection] = []
         self._num_restarts = [0] * plan.num_actors
         self._error: UniRLError | None = None
@@ -200,7 +199,7 @@ class ActorProcesses:
             report.close()
         self._lifeline.close()
 
-    def _spawn(self, index: int) -> tuple[SpawnProcess, Connection]:
+    def _spawn(self, index: int) -> tuple[BaseProcess, Connection]:
         receiver, sender = self._context.Pipe(duplex=False)
         plan = self._plan
         seed = derive_seed(
@@ -224,16 +223,13 @@ class ActorProcesses:
             lifeline=self._lifeline,
             report=sender,
             parent_pid=os.getpid(),
+            environ=dict(os.environ),
         )
         process = self._context.Process(
             target=actor_main, args=(job,), name=f"unirl-actor-{index:03d}"
         )
-        # Until the child ignores it, Ctrl-C would kill it: a new process inherits the mask.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with interrupts_blocked():  # until the child ignores it, Ctrl-C would kill it
             process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         sender.close()
         return process, receiver
 

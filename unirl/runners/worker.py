@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 EXIT_USER_ERROR = 3
 """Exit code of an actor that met an error restarting cannot mend; its report says which."""
 _PATIENCE_SECONDS = 60.0
+_IMPORTED_BY = os.getpid()  # the fork server, in a process that it forked
 # A report must fit the pipe: it is read only when this process is gone.
 _REPORT_CHARACTERS = 4000
 
@@ -78,12 +79,16 @@ class WorkerJob:
     lifeline: Lifeline
     report: Connection
     parent_pid: int
+    environ: Mapping[str, str]
+    """A forked process has the fork server's variables, as old as the first actor."""
 
 
 def actor_main(job: WorkerJob) -> None:
     """Run one actor until the queue closes; exits 0 then, else with a report for the supervisor."""
-    die_with_parent(job.parent_pid)
+    die_with_parent(job.parent_pid if _IMPORTED_BY == os.getpid() else _IMPORTED_BY)
     job.lifeline.watch()
+    os.environ.clear()
+    os.environ.update(job.environ)
     # Ctrl-C reaches the whole process group; ending in good order is the learner's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -1,0 +1,9 @@
+"""What the fork server loads before it forks; imported there and nowhere else."""
+
+import gc
+
+import unirl.runners.worker  # noqa: F401  and torch with it
+
+# The collector would write to every object it visits, and so copy the shared pages.
+gc.collect()
+gc.freeze()
