@@ -194,25 +194,43 @@ class SlotQueue:
         """See SampleQueue. Raises DeadlineExceeded after `timeout` seconds, QueueClosed when the
         run is over.
         """
-        words, started = self._words, time.monotonic()
-        while True:
-            with self._guard:
-                self._raise_if_closed()
-                for index, row in enumerate(self._rows):
-                    if words[row + _STATE] == FREE:
-                        ticket = words[_NEXT_TICKET]
-                        words[_NEXT_TICKET] = ticket + 1
-                        words[row + _TICKET] = ticket
-                        words[row + _ACTOR] = actor
-                        words[row + _START_VERSION] = words[_VERSION]
-                        now = time.monotonic()
-                        words[row + _START_US] = int(now * 1e6)
-                        words[row + _STATE] = RUNNING
-                        return Slot(
-                            index, ticket, self._data[index], actor, wait_seconds=now - started
-                        )
-                words[self._waiting + 1 + actor] = 1
+        started = time.monotonic()
+        while (slot := self.try_acquire(actor)) is None:
             self._sleep(1 + actor, started, timeout, f"actor {actor} waited", "for a free slot")
+        slot.wait_seconds = time.monotonic() - started
+        return slot
+
+    def try_acquire(self, actor: int = 0) -> Slot | None:
+        """As acquire, without waiting. None: no place is free, and this actor's bell will ring when
+        one may be.
+        """
+        words = self._words
+        with self._guard:
+            self._raise_if_closed()
+            for index, row in enumerate(self._rows):
+                if words[row + _STATE] == FREE:
+                    ticket = words[_NEXT_TICKET]
+                    words[_NEXT_TICKET] = ticket + 1
+                    words[row + _TICKET] = ticket
+                    words[row + _ACTOR] = actor
+                    words[row + _START_VERSION] = words[_VERSION]
+                    words[row + _START_US] = int(time.monotonic() * 1e6)
+                    words[row + _STATE] = RUNNING
+                    return Slot(index, ticket, self._data[index], actor)
+            words[self._waiting + 1 + actor] = 1
+        return None
+
+    def slot_data(self, index: int) -> Mapping[str, Any]:
+        """The memory of one place, for whoever helps its actor to fill it."""
+        return self._data[index]
+
+    def ring_actor(self, actor: int) -> None:
+        """Wake an actor that waits, for a place or for its helpers."""
+        self._guard.ring(1 + actor)
+
+    def wait_as_actor(self, actor: int, seconds: float) -> None:
+        """Sleep until this actor's bell rings, at most `seconds`; may return early."""
+        self._guard.wait(1 + actor, seconds)
 
     def commit(self, slot: Slot) -> None:
         """See SampleQueue."""

@@ -16,8 +16,8 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 
 _PRELOAD = "unirl.runners.preload"
 # One message to the server carries at most 253 file descriptors (Linux's SCM_MAX_FD), and an actor
-# needs two for each other actor's bell.
-_MAX_ACTORS = 100
+# needs one for each bell, and some more.
+_MAX_ACTORS = 200
 
 
 def process_context(num_actors: int) -> ForkServerContext | SpawnContext:
