@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
 import torch
 from gymnasium import Space
-from numpy.typing import NDArray
 
 from unirl.actors.memory import check_memory
+from unirl.actors.stepping import Rows, SteppedEnvs
 from unirl.core.actor import ActorContext
 from unirl.core.errors import UniRLError
 from unirl.core.sample import Field, SampleSpec, Slot
@@ -21,9 +20,8 @@ from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
 from unirl.core.weights import WeightStore
 from unirl.envs.config import EnvConfig
-from unirl.envs.guard import check_finite
 from unirl.envs.make import make_vec
-from unirl.envs.spaces import action_field, obs_fields, write_obs
+from unirl.envs.spaces import action_field, obs_fields
 from unirl.envs.vector import VectorEnv
 from unirl.policy import Policy, PolicyConfig, zero_state
 
@@ -51,16 +49,28 @@ class ActorConfig:
                 )
 
 
+class UnrollShape(Protocol):
+    """What decides the size of an unroll."""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments side by side."""
+
+    @property
+    def unroll_length(self) -> int:
+        """Steps of each."""
+
+
 def unroll_spec(
     observation_space: Space[Any],
     action_space: Space[Any],
-    config: ActorConfig,
+    shape: UnrollShape,
     state: Mapping[str, torch.Tensor],
 ) -> SampleSpec:
     """What one unroll holds: T rows of B environments (obs: T + 1). state: the policy's initial
     state, [.., size].
     """
-    length, num_envs = config.unroll_length, config.num_envs
+    length, num_envs = shape.unroll_length, shape.num_envs
     fields: dict[str, Field] = {}
 
     def declare(prefix: str, tree: Any) -> None:
@@ -72,8 +82,8 @@ def unroll_spec(
             fields[prefix] = Field((length + 1, *shape), dtype)
 
     declare("obs", obs_fields(observation_space, num_envs))
-    shape, dtype = action_field(action_space, num_envs)
-    fields["action"] = Field((length, *shape), dtype)
+    action_shape, dtype = action_field(action_space, num_envs)
+    fields["action"] = Field((length, *action_shape), dtype)
     for name, kind in (
         ("logp", torch.float32),
         ("reward", torch.float32),
@@ -109,23 +119,18 @@ class VectorActor:
         env_id: str = "",
     ) -> None:
         check_memory(env, policy.config, env_id)
-        self._env, self._policy, self._weights = env, policy, weights
-        self._length, self._gamma, self._env_id = unroll_length, gamma, env_id
+        self._envs = SteppedEnvs(env, gamma=gamma, env_id=env_id)
+        self._policy, self._weights, self._length = policy, weights, unroll_length
         self._version = -1
-        self._rows: dict[int, _Rows] = {}
+        self._rows: dict[int, Rows] = {}
         self._generator = torch.Generator()
         self.restart(seed)
 
     def restart(self, seed: int) -> None:
         """Begin anew: reset environments, recurrent state, random numbers and running totals."""
-        num_envs = self._env.num_envs
         self._generator.manual_seed(derive_seed(seed, "actions"))
-        self._obs = self._env.reset(derive_seed(seed, "environments") % 2**32)
-        self._acting_obs = None
-        self._state = self._policy.initial_state(num_envs)
-        self._returns = np.zeros(num_envs, np.float32)
-        self._lengths = np.zeros(num_envs, np.int32)
-        self._carry = np.zeros(num_envs, np.float32)
+        self._envs.restart(seed)
+        self._state = self._policy.initial_state(self._envs.env.num_envs)
 
     def produce(self, slot: Slot) -> None:
         """See Actor. The last row's observation is kept: it is the first of the next unroll."""
@@ -133,84 +138,28 @@ class VectorActor:
         slot.first_version = slot.last_version = self._version
         rows = self._rows.get(slot.index)
         if rows is None or rows.data is not slot.data:
-            rows = self._rows[slot.index] = _Rows(slot.data, self._length)
-        write_obs(rows.obs[0], self._obs)
-        rows.carry[:] = self._carry
+            rows = self._rows[slot.index] = Rows(slot.data, self._length)
+        self._envs.write_first(rows)
         for name, value in self._state.items():
             slot.data["state"][name].copy_(value)
         for t in range(self._length):
             self._step(rows, t)
-        check_finite(slot.data["obs"], slot.data["reward"], self._env_id)
 
-    def _step(self, rows: _Rows, t: int) -> None:
+    def _step(self, rows: Rows, t: int) -> None:
         # The policy reads the slot's own memory; only a same-step engine wants it to act on
         # something else.
-        obs = rows.obs[t] if self._acting_obs is None else self._acting_obs
+        acting_obs = self._envs.acting_obs
+        obs = rows.obs[t] if acting_obs is None else tree_map(torch.as_tensor, acting_obs)
         action, logp, self._state = self._policy.act(obs, self._state, generator=self._generator)
         rows.action[t].copy_(action)
         rows.logp[t].copy_(logp)
-        step = self._env.step(rows.action_array[t])
-        write_obs(rows.obs[t + 1], step.obs)
-        self._obs = step.obs
-        self._acting_obs = (
-            None if step.acting_obs is step.obs else tree_map(torch.as_tensor, step.acting_obs)
-        )
-        self._account(step.reward, step.terminated, step.truncated, step.mask)
-        rows.reward[t], rows.terminated[t], rows.truncated[t] = (
-            step.reward,
-            step.terminated,
-            step.truncated,
-        )
-        rows.mask[t], rows.episode_return[t], rows.episode_length[t] = (
-            step.mask,
-            self._returns,
-            self._lengths,
-        )
-
-    def _account(
-        self,
-        reward: NDArray[np.float32],
-        terminated: NDArray[np.bool_],
-        truncated: NDArray[np.bool_],
-        mask: NDArray[np.bool_],
-    ) -> None:
-        """Running totals of each episode, and the recurrent state of those that begin with the next
-        row.
-        """
-        self._returns += reward
-        self._lengths += 1
-        self._carry *= self._gamma
-        self._carry += reward
-        ended = terminated | truncated
-        if ended.any():  # fillers keep this 0: they have no reward
-            self._carry[ended] = 0.0
-        if not mask.all():
-            filler = ~mask
-            self._returns[filler] = 0.0
-            self._lengths[filler] = 0
-            if self._state:
-                self._state = zero_state(self._state, torch.from_numpy(filler))
+        self._envs.step(rows, t)
+        if self._state and self._envs.fillers is not None:
+            self._state = zero_state(self._state, torch.from_numpy(self._envs.fillers))
 
     def close(self) -> None:
         """Close the environments."""
-        self._env.close()
-
-
-class _Rows:
-    """A slot's memory cut into rows once, so that a step writes without looking anything up."""
-
-    def __init__(self, data: Mapping[str, Any], length: int) -> None:
-        self.data = data
-        self.obs = [tree_map(lambda leaf, t=t: leaf[t], data["obs"]) for t in range(length + 1)]
-        self.action, self.logp = data["action"].unbind(0), data["logp"].unbind(0)
-        self.action_array = data["action"].numpy()
-        self.reward, self.mask = data["reward"].numpy(), data["mask"].numpy()
-        self.terminated, self.truncated = data["terminated"].numpy(), data["truncated"].numpy()
-        self.episode_return, self.episode_length = (
-            data["episode_return"].numpy(),
-            data["episode_length"].numpy(),
-        )
-        self.carry = data["carry"].numpy()
+        self._envs.close()
 
 
 def make_vector_actor(

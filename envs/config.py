@@ -35,9 +35,9 @@ class EnvConfig:
     max_episode_steps: int | None = None
     """Agent steps after which an episode is truncated. More: longer episodes; None: the id's own
     limit."""
-    deadline_seconds: float = 300.0
-    """async only: how long one step or reset may take before the env is declared stuck and its
-    actor restarted. More: slower to notice."""
+    step_timeout: float = 300.0
+    """Seconds that one step or reset may take in another process (engine async, environment
+    workers) before that process is replaced. More: slower to notice what hangs."""
     import_module: str = ""
     """Module imported first, in every process; it registers custom environments ("my_envs")."""
 
@@ -91,10 +91,10 @@ class EnvConfig:
                     f"{name} must be at least {least}",
                     f"set env.{name.replace('_', '-')} to {least} or more",
                 )
-        if self.deadline_seconds <= 0:
+        if self.step_timeout <= 0:
             raise UniRLError(
-                f"deadline_seconds of {self.deadline_seconds} leaves no time to step",
-                "deadline_seconds must be positive",
+                f"step_timeout of {self.step_timeout} leaves no time to step",
+                "step_timeout must be positive",
                 "300 is the default",
             )
 

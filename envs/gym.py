@@ -45,7 +45,7 @@ class GymEngine:
         mode: Literal["vector", "sync", "async"],
     ) -> None:
         self._id, self._num_envs, self._mode = config.id, num_envs, mode
-        self._deadline_seconds = config.deadline_seconds
+        self._step_timeout = config.step_timeout
         self._closed = self._stuck = False
         kwargs = dict(config.kwargs)
         if config.max_episode_steps is not None:
@@ -140,7 +140,7 @@ class GymEngine:
         started = time.monotonic()
         try:
             send()
-            return wait(self._deadline_seconds)
+            return wait(self._step_timeout)
         except multiprocessing.TimeoutError:
             self._stuck = True
             late = [
@@ -150,7 +150,7 @@ class GymEngine:
             ]
             raise EnvCrashed(
                 f'env "{self._id}" is stuck: no answer from environment {late}',
-                f"a step must take at most {self._deadline_seconds:g} s,"
+                f"a step must take at most {self._step_timeout:g} s,"
                 f" waited {time.monotonic() - started:.1f} s",
                 "raise env.deadline-seconds, or find what the environment waits for",
             ) from None

@@ -106,7 +106,7 @@ def test_memory_is_refused_where_first_observations_are_hidden() -> None:
 
 def test_a_crash_of_an_environment_ends_the_evaluation_with_its_sentence() -> None:
     kwargs = {"sleep_at": 2, "sleep_seconds": 60.0}
-    env = EnvConfig("unirl/Fault-v0", "async", kwargs=kwargs, deadline_seconds=0.5)
+    env = EnvConfig("unirl/Fault-v0", "async", kwargs=kwargs, step_timeout=0.5)
     evaluator, weights = evaluator_of(env, num_envs=1)
     with pytest.raises(UniRLError, match=r"Fault-v0\" is stuck") as error:
         evaluator.evaluate(weights, 1)

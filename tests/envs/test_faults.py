@@ -73,7 +73,7 @@ def test_an_id_unknown_to_envpool_is_explained_from_its_own_list() -> None:
         {"num_threads": -1},
         {"noop_max": -1},
         {"max_episode_steps": 0},
-        {"deadline_seconds": 0.0},
+        {"step_timeout": 0.0},
         {"import_module": ".envs"},
     ],
     ids=str,
@@ -231,7 +231,7 @@ def test_a_stuck_environment_is_named_at_the_deadline_and_its_process_ends() -> 
     config = EnvConfig(
         "unirl/Fault-v0",
         "async",
-        deadline_seconds=0.5,
+        step_timeout=0.5,
         kwargs={"sleep_at": 2, "sleep_seconds": 60.0},
     )
     env = make_vec(config, 2)

@@ -55,7 +55,7 @@ def test_one_crash_is_one_restart_and_training_goes_on(
         "env.engine": "async",
         "env.import_module": "breaking_envs_for_test",
         "env.kwargs": {"mark": str(tmp_path / "broke"), "how": how},
-        "env.deadline_seconds": 2.0,
+        "env.step_timeout": 2.0,
         "actor.num_envs": 2,
         "actor.unroll_length": 8,
         "policy.hidden": (8,),

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from unirl.core.errors import UniRLError
+from unirl.core.exchange import Exchange
+from unirl.core.queue import SlotQueue
 from unirl.core.sample import Slot
 from unirl.core.weights import WeightStore
 
@@ -38,8 +40,25 @@ class AsyncActor(Protocol):
         """Let go of environments and engines; idempotent."""
 
 
-def require_synchronous(actor: Actor) -> Actor:
-    """The actor itself; UniRLError for an AsyncActor, which needs a runner with an event loop."""
+@runtime_checkable
+class StreamingActor(Protocol):
+    """Fills many slots at a time and asks for them itself; it has a process of its own."""
+
+    def serve(self, queue: SlotQueue) -> None:
+        """Acquire, fill, commit or discard until the queue raises QueueClosed."""
+
+    def close(self) -> None:
+        """Let go of what it holds; idempotent."""
+
+
+def require_synchronous(actor: Actor | StreamingActor) -> Actor:
+    """The actor itself; UniRLError for one that does not fill one slot after the other."""
+    if isinstance(actor, StreamingActor):
+        raise UniRLError(
+            f"{type(actor).__name__} fills many slots at a time",
+            "the inline runner fills one after the other",
+            "set runner.kind to processes",
+        )
     if inspect.iscoroutinefunction(actor.produce):
         raise UniRLError(
             f"{type(actor).__name__}.produce is a coroutine",
@@ -60,3 +79,5 @@ class ActorContext:
     share one.
     """
     weights: WeightStore
+    exchange: Exchange | None = None
+    """Where environment workers and actors meet; None: the actor owns its environments."""

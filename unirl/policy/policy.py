@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -101,15 +101,36 @@ class Policy(nn.Module):
         (zero_state).
         generator: on the policy's device.
         """
-        features = self.torso(self.inputs(obs))
-        if self.core is not None:
-            features, state = self.core.step(features, state)
-        distribution: Distribution = self.action_head(features.float())
+        distribution, state = self._decide(obs, state)
         if deterministic:
             action = distribution.mode()
             return ActResult(action, distribution.log_prob(action), state)
         action, logp = distribution.sample_with_logp(generator)
         return ActResult(action, logp, state)
+
+    @torch.no_grad()
+    def act_groups(
+        self, obs: Any, state: State, generators: Sequence[torch.Generator]
+    ) -> list[ActResult]:
+        """`act` for equally large groups of rows in one pass, each with a generator of its own.
+
+        What a group gets does not depend on which others it is batched with, but for rounding: a
+        larger matrix product may add in another order.
+        """
+        distribution, state = self._decide(obs, state)
+        size = next(leaves(obs))[1].shape[0] // len(generators)
+        results = []
+        for i, generator in enumerate(generators):
+            own = slice(i * size, (i + 1) * size)
+            action, logp = distribution[own].sample_with_logp(generator)
+            results.append(ActResult(action, logp, {k: value[own] for k, value in state.items()}))
+        return results
+
+    def _decide(self, obs: Any, state: State) -> tuple[Distribution, State]:
+        features = self.torso(self.inputs(obs))
+        if self.core is not None:
+            features, state = self.core.step(features, state)
+        return self.action_head(features.float()), state
 
     def unroll(self, obs: Any, state: State, reset: Tensor | None = None) -> Unroll:
         """Distribution and value of rows 0..T, with gradients.

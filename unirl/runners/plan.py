@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from unirl.core.actor import Actor, ActorContext
+from unirl.core.actor import Actor, ActorContext, StreamingActor
 from unirl.core.errors import UniRLError
 from unirl.core.evaluator import Evaluator
+from unirl.core.exchange import EnvWorkers
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.queue import REASONS, QueueConfig
 from unirl.core.sample import SampleSpec
@@ -124,7 +125,8 @@ class Plan:
     spec: SampleSpec
     queue: QueueConfig
     num_actors: int
-    make_actor: Callable[[ActorContext], Actor]
+    make_actor: Callable[[ActorContext], Actor | StreamingActor]
+    """A StreamingActor in the processes runner only."""
     make_learner: Callable[[LearnerContext], Learner]
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     run: RunConfig = field(default_factory=RunConfig)
@@ -132,6 +134,10 @@ class Plan:
     """From a seed; None: the recipe has no evaluation."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """What a checkpoint must agree on to be resumed: environment, spaces, policy. JSON."""
+    env_workers: EnvWorkers | None = None
+    """Processes that step the actors' environments. None: each actor steps its own, as all do in
+    the inline runner.
+    """
     reasons: tuple[str, ...] = REASONS
     """Reasons for which actors may discard slots."""
 

@@ -4,28 +4,25 @@ learner trains in this process.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-import threading
 import time
-from collections.abc import Sequence
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from unirl.core.errors import ActorFailed, DeadlineExceeded, LockHeld, QueueClosed, UniRLError
+from unirl.core.actor import ActorContext
+from unirl.core.errors import DeadlineExceeded, LockHeld, QueueClosed
+from unirl.core.exchange import WorkerContext
 from unirl.core.sample import Batch
 from unirl.core.seeding import derive_seed
-from unirl.runners.fork_server import interrupts_blocked, process_context
+from unirl.runners.crew import END_SECONDS, Crew, Member
 from unirl.runners.loop import Hook, TrainLoop
 from unirl.runners.plan import Plan
-from unirl.runners.worker import EXIT_USER_ERROR, Lifeline, WorkerJob, actor_main
+from unirl.runners.worker import run_actor
 from unirl.transports.shared import SharedQueue, SharedWeightStore
 
 log = logging.getLogger(__name__)
 
-_END_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 """How often the learner, while it waits, looks whether an actor hangs."""
 
@@ -100,7 +97,7 @@ class ProcessesRunner:
         ticket, actor, _ = oldest
         log.warning("actor %d hangs, killed: %s", actor, self._queue.waited_for())
         self.actors.kill(actor)
-        deadline = time.monotonic() + _END_SECONDS
+        deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline:  # the watcher buries it: nobody is killed twice
             oldest = self._queue.oldest_running()
             if oldest is None or oldest[0] != ticket:
@@ -110,8 +107,8 @@ class ProcessesRunner:
 
 
 class ActorProcesses:
-    """The actor processes of one run: started, watched, restarted a bounded number of times, ended.
-    Also a hook, for the log.
+    """The crew of one run: its actors, and the environment workers if it has any. Also a hook, for
+    the log.
     """
 
     def __init__(
@@ -122,55 +119,64 @@ class ActorProcesses:
         loop: TrainLoop,
         log_dir: Path | None,
     ) -> None:
-        self._plan, self._queue, self._weights, self._loop, self._log_dir = (
-            plan,
-            queue,
-            weights,
-            loop,
-            log_dir,
-        )
-        self._context = process_context(plan.num_actors)
-        self._lifeline = Lifeline()
-        self._processes: list[BaseProcess] = []
-        self._reports: list[Connection] = []
-        self._num_restarts = [0] * plan.num_actors
-        self._error: UniRLError | None = None
-        self._closing = threading.Event()
-        self._idle, self._ended = threading.Event(), threading.Event()
-        self._watcher: threading.Thread | None = None
+        self._plan, self._queue, self._weights, self._loop = plan, queue, weights, loop
+        helpers = plan.env_workers
+        self._exchange = helpers.make_exchange() if helpers is not None else None
+        self._actors = [
+            Member("actor", i, partial(self._actor_work, i), plan.runner.actor_threads)
+            for i in range(plan.num_actors)
+        ]
+        self._workers = [
+            Member("environment worker", i, partial(self._worker_work, i))
+            for i in range(helpers.num_workers if helpers is not None else 0)
+        ]
+        self._late: set[int] = set()
         self._num_counted = 0
+        self._crew = Crew(
+            [*self._actors, *self._workers],
+            max_restarts=plan.runner.max_restarts,
+            log_dir=log_dir,
+            dependants=self._dependants,
+            mourn=self._mourn,
+            look=self._look,
+            close_all=queue.close,
+            is_closed=lambda: queue.closed,
+        )
 
     def start(self) -> None:
-        """Start all actors and watch them."""
-        for index in range(self._plan.num_actors):
-            process, report = self._spawn(index)
-            self._processes.append(process)
-            self._reports.append(report)
-        self._watcher = threading.Thread(target=self._watch, name="actor-watcher", daemon=True)
-        self._watcher.start()
+        """Start all processes and watch them."""
+        self._crew.start()
 
     def pids(self) -> list[int | None]:
-        """Process ids by actor index."""
-        return [process.pid for process in self._processes]
+        """Process ids of the actors."""
+        return [member.process.pid if member.process else None for member in self._actors]
+
+    def worker_pids(self) -> list[int | None]:
+        """Process ids of the environment workers."""
+        return [member.process.pid if member.process else None for member in self._workers]
+
+    @property
+    def num_restarts(self) -> int:
+        """How many processes died and were replaced."""
+        return self._crew.num_restarts
 
     def kill(self, index: int) -> None:
-        """Kill one actor; the watcher discards its slot and restarts it."""
-        self._processes[index].kill()
+        """Kill one actor; its slots are discarded and it is restarted."""
+        self._actors[index].kill()
 
     def kill_pid(self, pid: int) -> None:
-        """Kill the actor with this process id, if one has it."""
-        for process in self._processes:
-            if process.pid == pid:
-                process.kill()
+        """Kill the process with this id, if it is one of ours."""
+        for member in self._crew.members:
+            if member.process is not None and member.process.pid == pid:
+                member.kill()
 
     def raise_error(self) -> None:
-        """Raise what made an actor stop for good, if anything did."""
-        if self._error is not None:
-            raise self._error
+        """Raise what made a process stop for good, if anything did."""
+        self._crew.raise_error()
 
     def after_update(self, loop: TrainLoop) -> None:
         """Hook: put restarts into the metrics."""
-        total = sum(self._num_restarts)
+        total = self._crew.num_restarts
         if total > self._num_counted:
             loop.metrics.total("faults/actor_restarts", total - self._num_counted)
             self._num_counted = total
@@ -180,142 +186,63 @@ class ActorProcesses:
 
     def close(self) -> None:
         """Close the queue and end every process: first kindly, then not."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        self._queue.close()
-        if self._watcher is not None:
-            self._idle.wait(_END_SECONDS)
-        deadline = time.monotonic() + _END_SECONDS
-        for process in self._processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join(_END_SECONDS)
-        self._ended.set()
-        if self._watcher is not None:
-            self._watcher.join(_END_SECONDS)
-        for report in self._reports:
-            report.close()
-        self._lifeline.close()
+        self._crew.close()
 
-    def _spawn(self, index: int) -> tuple[BaseProcess, Connection]:
-        receiver, sender = self._context.Pipe(duplex=False)
+    def _seed(self, index: int, num_restarts: int) -> int:
+        """An actor's seed; the first is what the inline runner would give it."""
+        path = ("restart", num_restarts) if num_restarts else ()
+        version = self._loop.learner.version
+        return derive_seed(self._plan.run.seed, "actor", index, "version", version, *path)
+
+    def _actor_work(self, index: int, num_restarts: int) -> Callable[[], None]:
         plan = self._plan
-        seed = derive_seed(
-            plan.run.seed,
-            "actor",
-            index,
-            "version",
-            self._loop.learner.version,
-            "restart",
-            self._num_restarts[index],
+        context = ActorContext(
+            index, plan.num_actors, self._seed(index, num_restarts), self._weights, self._exchange
         )
-        job = WorkerJob(
-            make_actor=plan.make_actor,
-            queue=self._queue,
-            weights=self._weights,
-            index=index,
-            num_actors=plan.num_actors,
-            seed=seed,
-            num_threads=plan.runner.actor_threads,
-            log_path=self._log_path(index),
-            lifeline=self._lifeline,
-            report=sender,
-            parent_pid=os.getpid(),
-            environ=dict(os.environ),
-        )
-        process = self._context.Process(
-            target=actor_main, args=(job,), name=f"unirl-actor-{index:03d}"
-        )
-        with interrupts_blocked():  # until the child ignores it, Ctrl-C would kill it
-            process.start()
-        sender.close()
-        return process, receiver
+        return partial(run_actor, plan.make_actor, context, self._queue)
 
-    def _watch(self) -> None:
-        try:
-            self._watch_until_closing()
-        finally:
-            self._idle.set()
-            # The kernel ends an actor together with the thread that started it, and this thread
-            # started those that were restarted: it stays until all have ended in good order.
-            self._ended.wait(4 * _END_SECONDS)
+    def _worker_work(self, index: int, num_restarts: int) -> Callable[[], None]:
+        assert self._plan.env_workers is not None and self._exchange is not None
+        actor = self._exchange.actors_of(index)[0]
+        restarts = num_restarts + self._actors[actor].num_restarts
+        seed = derive_seed(self._seed(actor, restarts), "worker", index)
+        context = WorkerContext(index, seed, self._exchange, [self._queue])
+        return partial(self._plan.env_workers.serve, context)
 
-    def _watch_until_closing(self) -> None:
-        while not self._closing.is_set():
-            # Only to be prompt: a child that a dead actor left behind may hold its sentinel open.
-            wait([process.sentinel for process in self._processes], timeout=0.2)
-            for index, process in enumerate(self._processes):
-                if self._closing.is_set() or self._queue.closed:
-                    return
-                if process.is_alive():
-                    continue
-                try:
-                    self._bury(index)
-                except UniRLError as error:
-                    self._give_up(error)
-                    return
-                except Exception as error:
-                    log.exception("actor %d could not be restarted", index)
-                    self._give_up(
-                        ActorFailed(
-                            f"actor {index} could not be restarted: {error}",
-                            "the system must allow another process",
-                            "check memory and process limits, then `unirl resume`",
-                        )
-                    )
-                    return
+    def _dependants(self, member: Member) -> list[Member]:
+        if self._exchange is None or member.role != "actor":
+            return []
+        return [self._workers[index] for index in self._exchange.workers_of(member.index)]
 
-    def _give_up(self, error: UniRLError) -> None:
-        self._error = error
-        self._queue.close()
+    def _mourn(self, member: Member, dependants: Sequence[Member]) -> str:
+        """Give back what the dead held."""
+        if member.role != "actor":
+            assert self._exchange is not None
+            reason = "timeout" if member.index in self._late else "actor_died"
+            self._late.discard(member.index)
+            self._exchange.worker_died(member.index, reason)
+            for actor in self._exchange.actors_of(member.index):
+                self._queue.ring_actor(actor)
+            return "its unfinished slots are discarded"
+        for other in dependants:
+            self._late.discard(other.index)
+        if self._exchange is not None:
+            self._exchange.actor_died(member.index)
+        num_lost = self._queue.reclaim(member.index)
+        return f"{num_lost} unfinished slot(s) discarded"
 
-    def _bury(self, index: int) -> None:
-        """Discard what the dead actor held and start its successor; raises UniRLError when there
-        shall be none.
-        """
-        process, report = self._processes[index], self._read_report(index)
-        process.join()
-        num_lost = self._queue.reclaim(index)
-        what = self._cause_of_death(index, process.exitcode, report)
-        log.warning("%s; %d unfinished slot(s) discarded", what, num_lost)
-        if process.exitcode == EXIT_USER_ERROR and "parts" in report:
-            raise ActorFailed(*report["parts"])
-        limit = self._plan.runner.max_restarts
-        if self._num_restarts[index] >= limit:
-            raise ActorFailed(
-                what,
-                f"it was restarted {limit} of {limit} times (runner.max_restarts)",
-                f"full trace: {self._trace(index)}; mend its cause, then `unirl resume`",
-            )
-        self._num_restarts[index] += 1
-        self._reports[index].close()
-        self._processes[index], self._reports[index] = self._spawn(index)
-
-    def _read_report(self, index: int) -> dict[str, list[str]]:
-        # A process that the dead actor started may hold the pipe open: no end of file ever comes.
-        try:
-            if not self._reports[index].poll(1.0):
-                return {}
-            report: dict[str, list[str]] = json.loads(self._reports[index].recv_bytes())
-            return report
-        except (EOFError, OSError):
-            return {}
-
-    def _cause_of_death(
-        self, index: int, exit_code: int | None, report: dict[str, list[str]]
-    ) -> str:
-        if "type" in report:
-            return f"actor {index} died: {report['type']} in {report['where']}: {report['message']}"
-        if exit_code is not None and exit_code < 0:
-            return f"actor {index} died: killed by signal {-exit_code}"
-        return f"actor {index} died: exit code {exit_code}"
-
-    def _log_path(self, index: int) -> Path | None:
-        return self._log_dir / f"actor-{index:03d}.txt" if self._log_dir is not None else None
-
-    def _trace(self, index: int) -> str:
-        """Where the trace of a dead actor is; one that could not even start wrote none."""
-        path = self._log_path(index)
-        return str(path) if path is not None and path.exists() else "on standard error, above"
+    def _look(self) -> None:
+        """Kill what hangs: workers that owe a step, actors that do not move."""
+        if self._exchange is None or self._plan.env_workers is None:
+            return
+        seconds = self._plan.env_workers.step_timeout
+        for index in self._exchange.late_workers(seconds):
+            if index not in self._late and self._workers[index].alive:
+                log.warning("environment worker %d owes a step for %g s: killed", index, seconds)
+                self._late.add(index)
+                self._workers[index].kill()
+        seconds = self._plan.runner.hang_seconds
+        for index in self._exchange.late_actors(seconds):
+            if self._actors[index].alive:
+                log.warning("actor %d has not moved for %g s: killed", index, seconds)
+                self._actors[index].kill()

@@ -1,5 +1,5 @@
-"""The main function of an actor process: make the actor, fill slots until the queue is closed,
-never outlive the learner.
+"""What runs in each process that a run starts: work until the queue is closed, report what went
+wrong, never outlive the learner.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 
-from unirl.core.actor import Actor, ActorContext, require_synchronous
+from unirl.core.actor import Actor, ActorContext, StreamingActor, require_synchronous
 from unirl.core.errors import DeadlineExceeded, DiscardSlot, QueueClosed, UniRLError
 from unirl.core.queue import SlotQueue
-from unirl.core.weights import WeightStore
 from unirl.runners.process_settings import die_with_parent, keep_freed_memory
 
 log = logging.getLogger(__name__)
@@ -65,27 +64,24 @@ class Lifeline:
 
 
 @dataclass(frozen=True)
-class WorkerJob:
-    """What an actor process gets; picklable while it is spawned."""
+class Job:
+    """What a process of a run gets; picklable while it is spawned."""
 
-    make_actor: Callable[[ActorContext], Actor]
-    queue: SlotQueue
-    weights: WeightStore
-    index: int
-    num_actors: int
-    seed: int
+    name: str
+    work: Callable[[], None]
+    """What it does until QueueClosed."""
     num_threads: int
     log_path: Path | None
     lifeline: Lifeline
     report: Connection
     parent_pid: int
     environ: Mapping[str, str]
-    """A forked process has the fork server's variables, as old as the first actor."""
+    """A forked process has the fork server's variables, as old as the first process."""
 
 
-def actor_main(job: WorkerJob) -> None:
-    """Run one actor until the queue closes; exits 0 then, else with a report for the supervisor."""
-    die_with_parent(job.parent_pid if _IMPORTED_BY == os.getpid() else _IMPORTED_BY)
+def process_main(job: Job) -> None:
+    """Work until the queue closes; exits 0 then, else with a report for the supervisor."""
+    die_with_parent(job.parent_pid if os.getpid() == _IMPORTED_BY else _IMPORTED_BY)
     job.lifeline.watch()
     os.environ.clear()
     os.environ.update(job.environ)
@@ -99,7 +95,7 @@ def actor_main(job: WorkerJob) -> None:
     )
     torch.set_num_threads(job.num_threads)
     keep_freed_memory()
-    code = _produce_and_report(job)
+    code = _work_and_report(job)
     with contextlib.suppress(OSError):  # a full disk must not change the exit code
         sys.stdout.flush()
         sys.stderr.flush()
@@ -108,52 +104,61 @@ def actor_main(job: WorkerJob) -> None:
     os._exit(code)
 
 
-def _produce_and_report(job: WorkerJob) -> int:
+def _work_and_report(job: Job) -> int:
     """The exit code; what went wrong is in the log and, in short, on its way to the supervisor."""
     try:
-        _produce_until_closed(job)
+        job.work()
     except QueueClosed:
         pass
     except UniRLError as error:
-        log.exception("actor %d stops", job.index)
-        if not isinstance(error, DeadlineExceeded):  # after a deadline another actor may do better
+        log.exception("%s stops", job.name)
+        if not isinstance(error, DeadlineExceeded):  # after a deadline another one may do better
             _report(job.report, {"parts": [part[:_REPORT_CHARACTERS] for part in error.parts]})
             return EXIT_USER_ERROR
         _report(job.report, _failure(error))
         return 1
     except Exception as error:
-        log.exception("actor %d failed", job.index)
+        log.exception("%s failed", job.name)
         _report(job.report, _failure(error))
         return 1
     return 0
 
 
-def _produce_until_closed(job: WorkerJob) -> None:
-    queue = job.queue
-    context = ActorContext(job.index, job.num_actors, job.seed, job.weights)
-    actor = require_synchronous(job.make_actor(context))
+def run_actor(
+    make_actor: Callable[[ActorContext], Actor | StreamingActor],
+    context: ActorContext,
+    queue: SlotQueue,
+) -> None:
+    """What an actor process does: make the actor, fill slots until the queue closes."""
+    actor = make_actor(context)
     try:
-        while True:
-            try:
-                slot = queue.acquire(_PATIENCE_SECONDS, actor=job.index)
-            except DeadlineExceeded as deadline:
-                log.warning(
-                    "%s", deadline
-                )  # the learner lives, or the lifeline would have ended us: it evaluates, say
-                continue
-            started = time.monotonic()
-            try:
-                actor.produce(slot)
-            except DiscardSlot as discard:
-                queue.discard(slot, discard.reason)
-                continue
-            slot.work_seconds = time.monotonic() - started
-            queue.commit(slot)
+        if isinstance(actor, StreamingActor):
+            actor.serve(queue)
+        else:
+            _produce_until_closed(require_synchronous(actor), context.index, queue)
     finally:
         try:
             actor.close()
         except Exception:
-            log.exception("actor %d could not be closed", job.index)
+            log.exception("actor %d could not be closed", context.index)
+
+
+def _produce_until_closed(actor: Actor, index: int, queue: SlotQueue) -> None:
+    while True:
+        try:
+            slot = queue.acquire(_PATIENCE_SECONDS, actor=index)
+        except DeadlineExceeded as deadline:
+            # The learner lives, or the lifeline would have ended us: it evaluates, say.
+            log.warning("%s", deadline)
+            continue
+        started = time.monotonic()
+        try:
+            actor.produce(slot)
+        except DiscardSlot as discard:
+            queue.discard(slot, discard.reason)
+            continue
+        slot.work_seconds = time.monotonic() - started
+        queue.commit(slot)
 
 
 def _redirect_output(path: Path) -> None:

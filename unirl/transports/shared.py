@@ -1,10 +1,9 @@
 """Slots and weights in anonymous shared memory between processes of one machine.
 
 The memory is a file without a name (memfd), so nothing can stay behind in /dev/shm however a run
-ends. The table's lock is a POSIX
-record lock: the kernel frees it when its holder dies. Sleepers wait at eventfds. Every object here is
-picklable while a child
-process is being spawned, and only then: what travels are file descriptors.
+ends. The table's lock is a POSIX record lock: the kernel frees it when its holder dies. Sleepers
+wait at eventfds. Every object here is picklable while a child process is being started, and only
+then: what travels are file descriptors.
 """
 
 from __future__ import annotations

@@ -1,0 +1,100 @@
+"""The environments' half of an unroll: steps them and writes what they give into a slot's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unirl.core.seeding import derive_seed
+from unirl.core.tree import tree_map
+from unirl.envs.guard import check_finite
+from unirl.envs.spaces import write_obs
+from unirl.envs.vector import VectorEnv
+
+
+class Rows:
+    """A slot's memory cut into rows once, so that a step writes without looking anything up."""
+
+    def __init__(self, data: Mapping[str, Any], length: int) -> None:
+        self.data, self.length = data, length
+        self.obs = [tree_map(lambda leaf, t=t: leaf[t], data["obs"]) for t in range(length + 1)]
+        self.action, self.logp = data["action"].unbind(0), data["logp"].unbind(0)
+        self.action_array = data["action"].numpy()
+        self.reward, self.mask = data["reward"].numpy(), data["mask"].numpy()
+        self.terminated, self.truncated = data["terminated"].numpy(), data["truncated"].numpy()
+        self.episode_return, self.episode_length = (
+            data["episode_return"].numpy(),
+            data["episode_length"].numpy(),
+        )
+        self.carry = data["carry"].numpy()
+
+
+class SteppedEnvs:
+    """B environments, their running totals, and the observation they stand at.
+
+    gamma is only used for `carry`, the running discounted return that reward scaling needs.
+    """
+
+    def __init__(self, env: VectorEnv, *, gamma: float, env_id: str = "") -> None:
+        self.env, self._gamma, self._env_id = env, gamma, env_id
+        self.obs: Any = None
+        """The newest observation of each environment: the next row's."""
+        self.acting_obs: Any = None
+        """What to act on where that differs (same-step engines), else None."""
+        self.fillers: NDArray[np.bool_] | None = None
+        """Rows of the last step that were fillers, whose next row begins an episode; None: none."""
+
+    def restart(self, seed: int) -> None:
+        """Begin anew: reset environments and running totals."""
+        num_envs = self.env.num_envs
+        self.obs = self.env.reset(derive_seed(seed, "environments") % 2**32)
+        self.acting_obs = self.fillers = None
+        self._returns = np.zeros(num_envs, np.float32)
+        self._lengths = np.zeros(num_envs, np.int32)
+        self._carry = np.zeros(num_envs, np.float32)
+
+    def write_first(self, rows: Rows) -> None:
+        """Put the observation that the environments stand at into row 0."""
+        write_obs(rows.obs[0], self.obs)
+
+    def step(self, rows: Rows, t: int) -> None:
+        """Take the actions of row t and write all that follows from them, the observation of row
+        t + 1 included.
+        """
+        if t == 0:
+            rows.carry[:] = self._carry
+        step = self.env.step(rows.action_array[t])
+        write_obs(rows.obs[t + 1], step.obs)
+        self.obs = step.obs
+        self.acting_obs = None if step.acting_obs is step.obs else step.acting_obs
+        self._returns += step.reward
+        self._lengths += 1
+        self._carry *= self._gamma
+        self._carry += step.reward
+        ended = step.terminated | step.truncated
+        if ended.any():  # fillers keep this 0: they have no reward
+            self._carry[ended] = 0.0
+        self.fillers = None
+        if not step.mask.all():
+            self.fillers = ~step.mask
+            self._returns[self.fillers] = 0.0
+            self._lengths[self.fillers] = 0
+        rows.reward[t], rows.terminated[t], rows.truncated[t] = (
+            step.reward,
+            step.terminated,
+            step.truncated,
+        )
+        rows.mask[t], rows.episode_return[t], rows.episode_length[t] = (
+            step.mask,
+            self._returns,
+            self._lengths,
+        )
+        if t == rows.length - 1:
+            check_finite(rows.data["obs"], rows.data["reward"], self._env_id)
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.env.close()

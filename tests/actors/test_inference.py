@@ -1,0 +1,243 @@
+"""Environment workers and policy workers write what one process writes, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unirl.actors.env_worker import serve_environments
+from unirl.actors.exchange import SharedExchange
+from unirl.actors.inference import (
+    GroupsActor,
+    PolicyWorker,
+    SamplerConfig,
+    make_policy_worker,
+)
+from unirl.actors.vector import unroll_spec
+from unirl.core.actor import ActorContext
+from unirl.core.errors import QueueClosed, UniRLError
+from unirl.core.exchange import WorkerContext
+from unirl.core.queue import QueueConfig
+from unirl.core.sample import SampleSpec, Slot
+from unirl.core.seeding import derive_seed
+from unirl.core.tree import leaves
+from unirl.core.weights import LocalWeightStore
+from unirl.envs.config import EnvConfig
+from unirl.envs.make import spaces
+from unirl.policy import Policy, PolicyConfig
+from unirl.runners.fork_server import process_context
+from unirl.transports.shared import SharedQueue, SharedWeightStore
+
+GAMMA, SEED = 0.9, 11
+MLP = PolicyConfig(hidden=(16,))
+SMALL = SamplerConfig(num_workers=2, num_groups=2, num_envs=3, unroll_length=5)
+CASES: dict[str, tuple[EnvConfig, PolicyConfig, SamplerConfig]] = {
+    "box": (EnvConfig("CartPole-v1", "sync"), MLP, SMALL),
+    "dict": (EnvConfig("unirl-test/Nested-v0", "sync", import_module="dict_env"), MLP, SMALL),
+    "image": (
+        EnvConfig("ALE/Pong-v5", num_threads=1),
+        PolicyConfig(compute_dtype="bfloat16"),
+        replace(SMALL, num_envs=2),
+    ),
+    "recurrent": (
+        EnvConfig("unirl/RecallCue-v0", "sync", kwargs={"length": 4}),
+        replace(MLP, core="lstm", core_size=8),
+        SMALL,
+    ),
+}
+
+
+@dataclass
+class Setting:
+    env: EnvConfig
+    policy: PolicyConfig
+    sampler: SamplerConfig
+    module: Policy
+    spec: SampleSpec
+
+    def make(self, context: ActorContext) -> PolicyWorker | GroupsActor:
+        return make_policy_worker(
+            context, env=self.env, policy=self.policy, sampler=self.sampler, gamma=GAMMA
+        )
+
+
+def setting(env: EnvConfig, policy: PolicyConfig, sampler: SamplerConfig) -> Setting:
+    module = Policy(*spaces(env), policy, seed=5)
+    spec = unroll_spec(*spaces(env), sampler, module.initial_state(1))
+    return Setting(env, policy, sampler, module, spec)
+
+
+@contextmanager
+def workers(setting: Setting, queue_config: QueueConfig) -> Iterator[SharedQueue]:
+    """Real environment processes and a policy worker in a thread, with frozen weights."""
+    sampler = setting.sampler
+    queue = SharedQueue(setting.spec, queue_config, num_actors=sampler.num_policy_workers)
+    weights = SharedWeightStore(setting.module.weights())
+    weights.publish(setting.module.weights(), 0)
+    exchange = SharedExchange(sampler.layout())
+    context = process_context(4)
+    serve = partial(
+        serve_environments,
+        env=setting.env,
+        num_envs=sampler.num_envs,
+        unroll_length=sampler.unroll_length,
+        gamma=GAMMA,
+    )
+    processes = []
+    for index in range(sampler.num_workers):
+        seed = derive_seed(SEED + index % sampler.num_policy_workers, "worker", index)
+        work = WorkerContext(index, seed, exchange, [queue])
+        processes.append(context.Process(target=run_until_closed, args=(serve, work)))
+        processes[-1].start()
+    threads = []
+    for index in range(sampler.num_policy_workers):
+        actor = setting.make(
+            ActorContext(index, sampler.num_policy_workers, SEED + index, weights, exchange)
+        )
+        assert isinstance(actor, PolicyWorker)
+        threads.append(threading.Thread(target=run_until_closed, args=(actor.serve, queue)))
+        threads[-1].start()
+    try:
+        yield queue
+    finally:
+        queue.close()
+        for thread in threads:
+            thread.join(10)
+        for process in processes:
+            process.join(10)
+            assert process.exitcode == 0
+
+
+def run_until_closed(work: Callable[[Any], None], argument: Any) -> None:
+    with suppress(QueueClosed):
+        work(argument)
+
+
+def digest(data: Any) -> str:
+    found = hashlib.sha256()
+    for path, leaf in leaves(data):
+        found.update(
+            "/".join(path).encode() + leaf.contiguous().view(torch.uint8).numpy().tobytes()
+        )
+    return found.hexdigest()
+
+
+def taken(queue: SharedQueue, num_slots: int) -> list[str]:
+    found = []
+    for _ in range(num_slots):
+        batch = queue.take(0, 60.0)
+        found += [digest(slot.data) for slot in batch.slots]
+        queue.release(batch)
+    return found
+
+
+def inline(setting: Setting, num_slots: int, index: int = 0) -> list[str]:
+    store = LocalWeightStore()
+    store.publish(setting.module.weights(), 0)
+    actor = setting.make(
+        ActorContext(index, setting.sampler.num_policy_workers, SEED + index, store)
+    )
+    assert isinstance(actor, GroupsActor)
+    slot, found = Slot(0, 0, setting.spec.allocate()), []
+    for _ in range(num_slots):
+        actor.produce(slot)
+        found.append(digest(slot.data))
+    actor.close()
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_samples_through_workers_are_those_of_one_process_bit_for_bit(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # of the workers too
+    env, policy, sampler = CASES[case]
+    made = setting(env, policy, replace(sampler, batch_rows=sampler.num_envs))
+    with workers(made, QueueConfig(batch_size=4, max_staleness=0)) as queue:
+        found = taken(queue, 6)
+    groups = made.sampler.total_groups
+    expected = inline(made, 60)
+    # Each group's unrolls come in order and none is left out, however the groups overtake another.
+    seen = {group: [d for d in found if d in expected[group::groups]] for group in range(groups)}
+    assert sum(map(len, seen.values())) == len(found) == len(set(found)) == 24
+    for group, own in seen.items():
+        assert own == expected[group::groups][: len(own)]
+
+
+def test_several_policy_workers_share_the_environment_workers() -> None:
+    env, policy, sampler = CASES["box"]
+    made = setting(env, policy, replace(sampler, batch_rows=3, num_policy_workers=2))
+    with workers(made, QueueConfig(batch_size=4, max_staleness=0)) as queue:
+        found = taken(queue, 5)
+    assert set(found) <= {*inline(made, 40), *inline(made, 40, index=1)}
+    assert len(set(found)) == 20
+
+
+def test_batches_of_all_that_is_ready_give_the_same_actions_up_to_rounding() -> None:
+    env, policy, sampler = CASES["box"]
+    made = setting(env, policy, replace(sampler, num_workers=1))
+    with workers(made, QueueConfig(batch_size=1, max_staleness=0)) as queue:
+        batch = queue.take(0, 60.0)
+        first = {key: value.clone() for key, value in batch.slots[0].data.items()}
+    store = LocalWeightStore()
+    store.publish(made.module.weights(), 0)
+    actor = made.make(ActorContext(0, 1, SEED, store))
+    slot = Slot(0, 0, made.spec.allocate())
+    expected = []
+    for _ in range(2):  # one of its two groups came first
+        actor.produce(slot)  # type: ignore[union-attr]
+        expected.append({key: value.clone() for key, value in slot.data.items()})
+    own = min(expected, key=lambda data: float((data["obs"] - first["obs"]).abs().sum()))
+    assert torch.equal(own["action"], first["action"])
+    torch.testing.assert_close(own["logp"], first["logp"])
+
+
+def test_a_group_without_a_place_waits_and_loses_nothing() -> None:
+    env, policy, sampler = CASES["box"]
+    made = setting(env, policy, replace(sampler, batch_rows=3, num_workers=1))
+    # Two groups, one place: while the learner holds it, both wait with their observations kept.
+    with workers(made, QueueConfig(batch_size=1, max_staleness=0)) as queue:
+        found = []
+        for _ in range(6):
+            batch = queue.take(0, 60.0)
+            time.sleep(0.05)
+            found.append(digest(batch.slots[0].data))
+            queue.release(batch)
+    assert set(found) <= set(inline(made, 12))
+    assert len(set(found)) == 6
+
+
+def test_an_engine_that_hides_first_observations_is_refused() -> None:
+    env = EnvConfig("unirl/Counting-v0", "vector", kwargs={"autoreset_mode": "SameStep"})
+    exchange = SharedExchange(SMALL.layout())
+    spec = setting(EnvConfig("unirl/Counting-v0", "sync"), MLP, SMALL).spec
+    queue = SharedQueue(spec, QueueConfig())
+    with pytest.raises(UniRLError, match="first observations"):
+        serve_environments(
+            WorkerContext(0, 0, exchange, [queue]),
+            env=env, num_envs=2, unroll_length=5, gamma=GAMMA,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"num_workers": 0}, "num_workers"),
+        ({"num_workers": 2, "num_policy_workers": 3}, "policy workers"),
+        ({"num_envs": 8, "batch_rows": 4}, "batch_rows"),
+        ({"batch_wait_ms": -1.0}, "batch_wait_ms"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], what: str) -> None:
+    with pytest.raises(UniRLError, match=what):
+        SamplerConfig(**settings)
