@@ -6,13 +6,20 @@ Its environments come in groups. While a policy worker decides for one group, it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
 
 from unirl.actors.exchange import (
     ACT,
     BEGIN,
     EMPTY,
     HELLO,
+    LOST,
     OBS,
     ROW,
     SEED,
@@ -20,23 +27,39 @@ from unirl.actors.exchange import (
     TURN,
     SharedExchange,
 )
-from unirl.actors.stepping import Rows, SteppedEnvs
+from unirl.actors.stepping import ALL, Rows, Select, SteppedEnvs
 from unirl.core.errors import QueueClosed, UniRLError
 from unirl.core.exchange import WorkerContext
 from unirl.core.queue import LOOK_AGAIN_SECONDS, SlotQueue
 from unirl.core.seeding import derive_seed
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
+from unirl.envs.spaces import action_field
 from unirl.envs.vector import VectorEnv
 
-_OWED = (ACT, BEGIN)
+
+@dataclass
+class _Part:
+    """What one policy decides for in a group."""
+
+    row: int
+    """Where its words lie in the exchange."""
+    number: int
+    queue: SlotQueue
+    actor: int
+    """The policy worker, as its queue counts."""
+    own: Select
+    """Which of the group's rows."""
+    rows: dict[int, Rows] = field(default_factory=dict)
 
 
 @dataclass
 class _Group:
     number: int
     envs: SteppedEnvs
-    rows: dict[int, Rows] = field(default_factory=dict)
+    parts: list[_Part]
+    action: NDArray[Any] | None = None
+    """Where the parts' actions come together; None with a single part."""
 
 
 def serve_environments(
@@ -46,21 +69,29 @@ def serve_environments(
     num_envs: int,
     unroll_length: int,
     gamma: float,
+    rows_of_policy: Sequence[Select] = (ALL,),
+    threads: bool = False,
 ) -> None:
     """The main function of a worker: bind all but `context` with functools.partial.
 
-    num_envs: of each group. Runs until QueueClosed.
+    num_envs: of each group. rows_of_policy: which of these each policy decides for. threads: step
+    the groups side by side. Runs until QueueClosed.
     """
     exchange = context.exchange
     assert isinstance(exchange, SharedExchange)
     groups: list[_Group] = []
     try:
-        for number in exchange.layout.groups_of_worker(context.index):
+        for number in exchange.layout.groups_of(context.index):
             vector_env = _require_next_step(make_vec(env, num_envs), env)
-            groups.append(_Group(number, SteppedEnvs(vector_env, gamma=gamma, env_id=env.id)))
-        worker = _Worker(context.index, exchange, context.queues[0], groups, unroll_length)
+            envs = SteppedEnvs(vector_env, gamma=gamma, env_id=env.id)
+            group = _Group(number, envs, _parts(context, exchange, number, rows_of_policy))
+            groups.append(group)
+            if len(group.parts) > 1:
+                shape, dtype = action_field(vector_env.action_space, num_envs)
+                group.action = torch.empty(shape, dtype=dtype).numpy()
+        worker = _Worker(context, exchange, groups, unroll_length)
         worker.greet(context.seed)
-        worker.run()
+        worker.run_in_threads() if threads else worker.run()
     finally:
         for group in groups:
             group.envs.close()
@@ -78,6 +109,20 @@ def _require_next_step(vector_env: VectorEnv, env: EnvConfig) -> VectorEnv:
     return vector_env
 
 
+def _parts(
+    context: WorkerContext,
+    exchange: SharedExchange,
+    group: int,
+    rows_of_policy: Sequence[Select],
+) -> list[_Part]:
+    actor = context.index % exchange.layout.num_actors
+    numbers = exchange.layout.parts_of_group(group)
+    return [
+        _Part(exchange.row(number), number, queue, actor, own)
+        for number, queue, own in zip(numbers, context.queues, rows_of_policy, strict=True)
+    ]
+
+
 def group_seed(worker_seed: int, group: int) -> int:
     """The seed of a worker's group, counted from 0 within the worker."""
     return derive_seed(worker_seed, "group", group)
@@ -86,15 +131,13 @@ def group_seed(worker_seed: int, group: int) -> int:
 class _Worker:
     def __init__(
         self,
-        index: int,
+        context: WorkerContext,
         exchange: SharedExchange,
-        queue: SlotQueue,
         groups: list[_Group],
         unroll_length: int,
     ) -> None:
-        self._index, self._exchange, self._queue = index, exchange, queue
+        self._index, self._exchange, self._queues = context.index, exchange, context.queues
         self._groups, self._length = groups, unroll_length
-        self._actor = exchange.actors_of(index)[0]
 
     def greet(self, seed: int) -> None:
         """Reset all groups and say so."""
@@ -102,43 +145,79 @@ class _Worker:
         for i, group in enumerate(self._groups):
             own = group_seed(seed, i)
             group.envs.restart(own)
-            row = self._exchange.row(group.number)
-            while words[row + TURN] != EMPTY:  # the policy worker still clears up after another
-                self._sleep()
-            words[row + SEED] = own
-            self._exchange.give_turn(group.number, HELLO)
-            self._queue.ring_actor(self._actor)
+            for part in group.parts:
+                while words[part.row + LOST] or words[part.row + TURN] != EMPTY:
+                    self._sleep()  # a policy worker still clears up
+                words[part.row + SEED] = own
+                self._exchange.give_turn(part.number, HELLO)
+                part.queue.ring_actor(part.actor)
 
     def run(self) -> None:
         """Step whichever group has its actions, in turn, until the queue closes."""
-        exchange, words = self._exchange, self._exchange.words
-        rows = [exchange.row(group.number) for group in self._groups]
         while True:
-            idle = True
-            for group, row in zip(self._groups, rows, strict=True):
-                turn = words[row + TURN]
-                if turn in _OWED:
-                    idle = False
-                    self._step(group, row, turn)
-            if idle:
+            owed = [group for group in self._groups if self._owes(group)]
+            for group in owed:
+                self._step(group)
+            if not owed:
                 self._sleep()
 
-    def _step(self, group: _Group, row: int, turn: int) -> None:
-        started = self._exchange.begin_work(self._index)
+    def run_in_threads(self) -> None:
+        """The same with a thread for each group; raises what a thread raised."""
+        with ThreadPoolExecutor(len(self._groups)) as pool:
+            try:
+                stepping: dict[int, Future[None]] = {}
+                while True:
+                    for group in self._groups:
+                        before = stepping.get(group.number)
+                        if before is not None and before.done():
+                            before.result()
+                            del stepping[group.number]
+                        if group.number not in stepping and self._owes(group):
+                            stepping[group.number] = pool.submit(self._step_and_ring, group)
+                    self._sleep()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _owes(self, group: _Group) -> bool:
+        turns = [self._exchange.words[part.row + TURN] for part in group.parts]
+        return all(turn == ACT for turn in turns) or BEGIN in turns
+
+    def _step_and_ring(self, group: _Group) -> None:
+        try:
+            self._step(group)
+        finally:
+            self._exchange.ring_worker(self._index)  # the main thread looks after what was raised
+
+    def _step(self, group: _Group) -> None:
+        self._exchange.begin_work(self._index, group.number)
         words = self._exchange.words
-        slot = words[row + SLOT]
-        rows = group.rows.get(slot)
+        begin = [part for part in group.parts if words[part.row + TURN] == BEGIN]
+        for part in begin:
+            group.envs.write_first(self._rows(part), part.own)
+        if not begin:
+            rows = [self._rows(part) for part in group.parts]
+            steps = [words[part.row + ROW] for part in group.parts]
+            if group.action is None:
+                action = rows[0].action_array[steps[0]]
+            else:
+                action = group.action
+                for part, own, t in zip(group.parts, rows, steps, strict=True):
+                    action[part.own] = own.action_array[t]
+            owns = [part.own for part in group.parts]
+            group.envs.step_parts(action, list(zip(rows, steps, owns, strict=True)))
+        self._exchange.end_work(self._index, group.number)
+        for part in begin or group.parts:
+            self._exchange.give_turn(part.number, OBS)
+            part.queue.ring_actor(part.actor)
+
+    def _rows(self, part: _Part) -> Rows:
+        slot = self._exchange.words[part.row + SLOT]
+        rows = part.rows.get(slot)
         if rows is None:
-            rows = group.rows[slot] = Rows(self._queue.slot_data(slot), self._length)
-        if turn == BEGIN:
-            group.envs.write_first(rows)
-        else:
-            group.envs.step(rows, words[row + ROW])
-        self._exchange.end_work(self._index, started)
-        self._exchange.give_turn(group.number, OBS)
-        self._queue.ring_actor(self._actor)
+            rows = part.rows[slot] = Rows(part.queue.slot_data(slot), self._length)
+        return rows
 
     def _sleep(self) -> None:
-        if self._queue.closed:
+        if any(queue.closed for queue in self._queues):
             raise QueueClosed
         self._exchange.wait_as_worker(self._index, LOOK_AGAIN_SECONDS)

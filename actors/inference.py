@@ -19,11 +19,9 @@ from unirl.actors.env_worker import group_seed
 from unirl.actors.exchange import (
     ACT,
     BEGIN,
-    EMPTY,
     HELLO,
     LOST,
     OBS,
-    REASON,
     ROW,
     SEED,
     SINCE_US,
@@ -41,7 +39,6 @@ from unirl.core.queue import LOOK_AGAIN_SECONDS, REASONS, SlotQueue
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
-from unirl.core.weights import WeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec, spaces
 from unirl.policy import Policy, PolicyConfig, zero_state
@@ -74,6 +71,15 @@ class SamplerConfig:
     """How long the first ready group waits for others to fill the batch. More: larger batches, more
     latency.
     """
+    group_threads: bool = False
+    """Step the groups of a worker side by side, in threads: for environments that wait or compute
+    without the interpreter's lock, so that a slow group holds up no other.
+    """
+    agent_policies: tuple[int, ...] = ()
+    """Which policy each agent of a multi-agent environment acts with, in the environment's order,
+    counted from 0: (0, 1) for two players that learn apart. Each policy has a queue and a learner
+    of its own. Empty: one policy for all.
+    """
     device: str = "cpu"
     """Where policies act: cpu or cuda."""
 
@@ -99,6 +105,19 @@ class SamplerConfig:
                 "batch_rows >= num_envs must hold: a group is decided for as a whole",
                 f"set sampler.batch_rows to {self.num_envs}, or to 0",
             )
+        agents = self.agent_policies
+        if agents and set(agents) != set(range(max(agents) + 1)):
+            raise UniRLError(
+                f"sampler.agent_policies is {list(agents)}",
+                "every policy from 0 on must have an agent",
+                "count policies from 0 without a gap: [0, 1]",
+            )
+        if agents and self.num_envs % len(agents):
+            raise UniRLError(
+                f"{self.num_envs} rows do not split into environments of {len(agents)} agents",
+                "sampler.num_envs % len(sampler.agent_policies) must be 0: each agent is a row",
+                f"set sampler.num_envs to {-(-self.num_envs // len(agents)) * len(agents)}",
+            )
         if self.batch_wait_ms < 0:
             raise UniRLError(
                 f"sampler.batch_wait_ms is {self.batch_wait_ms}", "it must be >= 0", "set it to 0"
@@ -109,14 +128,24 @@ class SamplerConfig:
         """Groups of all workers: as many slots are being filled at a time."""
         return self.num_workers * self.num_groups
 
+    @property
+    def num_policies(self) -> int:
+        """Policies that learn, each with a queue and a learner."""
+        return max(self.agent_policies, default=0) + 1
+
+    def rows_of(self, policy: int) -> list[int]:
+        """The rows of a group that a policy decides for."""
+        agents = self.agent_policies or (0,)
+        return [row for row in range(self.num_envs) if agents[row % len(agents)] == policy]
+
     def layout(self) -> Layout:
         """Which worker has which groups, and who decides for them."""
-        return Layout(self.num_workers, self.num_groups, self.num_policy_workers)
+        return Layout(self.num_workers, self.num_groups, self.num_policy_workers, self.num_policies)
 
 
 @dataclass
-class _Group:
-    """What a policy worker knows of one group."""
+class _Part:
+    """What a policy worker knows of its part of one group."""
 
     number: int
     row: int
@@ -132,151 +161,158 @@ class _Group:
     """The observation the next unroll begins with, while no place is free for it."""
     parked_us: int = 0
     started_us: int = 0
+    is_ready: bool = False
+    """Row t can be decided."""
     history: dict[int, Rows] = field(default_factory=dict)
 
 
 class PolicyWorker:
-    """See StreamingActor. Fills as many slots at a time as there are groups."""
+    """See StreamingActor. Fills as many slots at a time as there are parts."""
 
     def __init__(
         self,
-        index: int,
+        context: ActorContext,
         policy: Policy,
-        weights: WeightStore,
         exchange: SharedExchange,
         config: SamplerConfig,
     ) -> None:
-        self._index, self._policy, self._weights = index, policy, weights
+        self._index, self._policy, self._weights = context.index, policy, context.weights
         self._exchange, self._config, self._version = exchange, config, -1
+        self._number = context.policy * exchange.layout.num_actors + context.index
+        self._num_rows = len(config.rows_of(context.policy))
         self._device = torch.device(config.device)
-        self._groups = [
-            _Group(
+        self._parts = [
+            _Part(
                 number,
                 exchange.row(number),
                 exchange.layout.worker_of(number),
-                self._policy.initial_state(config.num_envs),
+                self._policy.initial_state(self._num_rows),
                 torch.Generator(device=self._device),
             )
-            for number in exchange.layout.groups_of_actor(index)
+            for number in exchange.layout.parts_of_actor(self._number)
         ]
         self._queue_is_full = False
 
     def serve(self, queue: SlotQueue) -> None:
         """See StreamingActor."""
-        exchange, max_groups = self._exchange, len(self._groups)
+        exchange, max_parts = self._exchange, len(self._parts)
         if self._config.batch_rows:
-            max_groups = self._config.batch_rows // self._config.num_envs
+            max_parts = max(1, self._config.batch_rows // self._num_rows)
         wait_us = self._config.batch_wait_ms * 1e3
         while True:
-            exchange.beat(self._index)
+            exchange.beat(self._number)
             self._queue_is_full = False
-            ready = [group for group in self._groups if self._is_ready(group, queue)]
+            for part in self._parts:
+                self._look_at(part, queue)
+            ready = [part for part in self._parts if part.is_ready]
             if not ready:
                 self._sleep(queue, LOOK_AGAIN_SECONDS)
                 continue
-            if wait_us and len(ready) < min(max_groups, self._num_expected()):
-                oldest = min(exchange.words[group.row + SINCE_US] for group in ready)
+            if wait_us and len(ready) < min(max_parts, self._num_expected()):
+                oldest = min(exchange.words[part.row + SINCE_US] for part in ready)
                 left_us = wait_us - (micros() - oldest)
                 if left_us > 0:
                     self._sleep(queue, left_us / 1e6)
                     continue
-            for start in range(0, len(ready), max_groups):
-                self._decide(ready[start : start + max_groups])
+            for start in range(0, len(ready), max_parts):
+                self._decide(ready[start : start + max_parts])
 
     def close(self) -> None:
         """Nothing to let go of: the environments belong to their workers."""
 
     # -- whose turn it is --------------------------------------------------------------------------
 
-    def _is_ready(self, group: _Group, queue: SlotQueue) -> bool:
-        """Whether the group's next row can be decided; moves it on as far as it goes without."""
-        turn = self._exchange.words[group.row + TURN]
-        if turn == OBS:
-            if group.stash is not None:
-                return self._begin_parked(group, queue)
-            if group.t < 0:  # the answer to BEGIN: row 0 is there
-                group.t = 0
-                return True
-            return self._advance(group, queue)
+    def _look_at(self, part: _Part, queue: SlotQueue) -> None:
+        """Move the part on as far as it goes without a decision."""
+        words = self._exchange.words
+        if words[part.row + LOST]:
+            self._bury(part, queue)
+            return
+        turn = words[part.row + TURN]
         if turn == HELLO:
-            self._welcome(group, queue)
-        elif turn == LOST:
-            self._bury(group, queue)
-        return False
+            self._welcome(part, queue)
+        elif turn == OBS and not part.is_ready:
+            if part.stash is not None:
+                part.is_ready = self._begin_parked(part, queue)
+            elif part.t < 0:  # the answer to BEGIN: row 0 is there
+                part.t, part.is_ready = 0, True
+            else:
+                part.is_ready = self._advance(part, queue)
 
-    def _advance(self, group: _Group, queue: SlotQueue) -> bool:
+    def _advance(self, part: _Part, queue: SlotQueue) -> bool:
         """The environments have answered row t: go on to the next, perhaps in another slot."""
-        rows = group.rows
+        rows = part.rows
         assert rows is not None
-        if group.state and not rows.mask[group.t].all():
-            fillers = torch.from_numpy(~rows.mask[group.t]).to(self._device)
-            group.state = zero_state(group.state, fillers)
-        group.t += 1
-        return group.t < self._config.unroll_length or self._turn_over(group, queue)
+        if part.state and not rows.mask[part.t].all():
+            fillers = torch.from_numpy(~rows.mask[part.t]).to(self._device)
+            part.state = zero_state(part.state, fillers)
+        part.t += 1
+        return part.t < self._config.unroll_length or self._turn_over(part, queue)
 
-    def _turn_over(self, group: _Group, queue: SlotQueue) -> bool:
+    def _turn_over(self, part: _Part, queue: SlotQueue) -> bool:
         """The unroll is complete: commit it and begin the next with its last observation."""
-        finished, rows = group.slot, group.rows
+        finished, rows = part.slot, part.rows
         assert finished is not None and rows is not None
-        finished.work_seconds = (micros() - group.started_us) / 1e6
-        last = rows.obs[group.t]
-        found = self._acquire(group, queue)
+        finished.work_seconds = (micros() - part.started_us) / 1e6
+        last = rows.obs[part.t]
+        found = self._acquire(part, queue)
         if found:
-            assert group.rows is not None
-            _copy(last, group.rows.obs[0])
+            assert part.rows is not None
+            _copy(last, part.rows.obs[0])
         else:
             # Once committed, the slot may be learned and written anew at any moment.
-            group.stash, group.parked_us = tree_map(torch.clone, last), micros()
+            part.stash, part.parked_us = tree_map(torch.clone, last), micros()
         queue.commit(finished)
         return found
 
-    def _begin_parked(self, group: _Group, queue: SlotQueue) -> bool:
-        if not self._acquire(group, queue):
+    def _begin_parked(self, part: _Part, queue: SlotQueue) -> bool:
+        if not self._acquire(part, queue):
             return False
-        assert group.slot is not None and group.rows is not None
-        _copy(group.stash, group.rows.obs[0])
-        group.stash = None
-        group.slot.wait_seconds = (micros() - group.parked_us) / 1e6
+        assert part.slot is not None and part.rows is not None
+        _copy(part.stash, part.rows.obs[0])
+        part.stash = None
+        part.slot.wait_seconds = (micros() - part.parked_us) / 1e6
         return True
 
-    def _acquire(self, group: _Group, queue: SlotQueue) -> bool:
-        """A new slot for the group, if a place is free."""
-        group.slot = group.rows = None
+    def _acquire(self, part: _Part, queue: SlotQueue) -> bool:
+        """A new slot for the part, if a place is free."""
+        part.slot = part.rows = None
         slot = None if self._queue_is_full else queue.try_acquire(self._index)
         if slot is None:
             self._queue_is_full = True
             return False
-        rows = group.history.get(slot.index)
+        rows = part.history.get(slot.index)
         if rows is None:
-            rows = group.history[slot.index] = Rows(slot.data, self._config.unroll_length)
-        group.slot, group.rows, group.t, group.started_us = slot, rows, 0, micros()
+            rows = part.history[slot.index] = Rows(slot.data, self._config.unroll_length)
+        part.slot, part.rows, part.t, part.started_us = slot, rows, 0, micros()
         return True
 
-    def _welcome(self, group: _Group, queue: SlotQueue) -> None:
-        """A worker has reset this group's environments: give it a slot."""
-        if not self._acquire(group, queue):
+    def _welcome(self, part: _Part, queue: SlotQueue) -> None:
+        """A worker has reset this part's environments: give it a slot."""
+        if not self._acquire(part, queue):
             return
-        assert group.slot is not None
+        assert part.slot is not None
         words = self._exchange.words
-        group.generator.manual_seed(derive_seed(words[group.row + SEED], "actions"))
-        group.state = self._policy.initial_state(self._config.num_envs)
-        group.t = -1
-        words[group.row + SLOT] = group.slot.index
-        self._exchange.give_turn(group.number, BEGIN)
-        self._exchange.ring_worker(group.worker)
+        part.generator.manual_seed(derive_seed(words[part.row + SEED], "actions"))
+        part.state = self._policy.initial_state(self._num_rows)
+        part.t = -1
+        words[part.row + SLOT] = part.slot.index
+        self._exchange.give_turn(part.number, BEGIN)
+        self._exchange.ring_worker(part.worker)
 
-    def _bury(self, group: _Group, queue: SlotQueue) -> None:
+    def _bury(self, part: _Part, queue: SlotQueue) -> None:
         """The worker died: what it left unfinished is discarded."""
-        if group.slot is not None:
-            queue.discard(group.slot, REASONS[self._exchange.words[group.row + REASON]])
-        group.slot = group.rows = group.stash = None
-        self._exchange.give_turn(group.number, EMPTY)
-        self._exchange.ring_worker(group.worker)
+        if part.slot is not None:
+            queue.discard(part.slot, REASONS[self._exchange.words[part.row + LOST] - 1])
+        part.slot = part.rows = part.stash = None
+        part.is_ready = False
+        self._exchange.clear(part.number)
+        self._exchange.ring_worker(part.worker)
 
     def _num_expected(self) -> int:
         """Groups that are or will soon be ready."""
         words = self._exchange.words
-        return sum(words[group.row + TURN] in (OBS, ACT) for group in self._groups)
+        return sum(words[part.row + TURN] in (OBS, ACT) for part in self._parts)
 
     def _sleep(self, queue: SlotQueue, seconds: float) -> None:
         if queue.closed:
@@ -285,39 +321,40 @@ class PolicyWorker:
 
     # -- deciding ----------------------------------------------------------------------------------
 
-    def _decide(self, groups: Sequence[_Group]) -> None:
-        """One forward pass over the rows of these groups; each environment worker is rung once."""
+    def _decide(self, parts: Sequence[_Part]) -> None:
+        """One forward pass over the rows of these parts; each environment worker is rung once."""
         started, exchange = micros(), self._exchange
         self._version = self._weights.pull(self._policy, self._version)
-        for group in groups:
-            assert group.slot is not None
-            group.slot.last_version = self._version
-            if group.t == 0:
-                group.slot.first_version = self._version
-                for name, value in group.state.items():
-                    group.slot.data["state"][name].copy_(value)
-        self._act(groups)
+        for part in parts:
+            assert part.slot is not None
+            part.slot.last_version = self._version
+            if part.t == 0:
+                part.slot.first_version = self._version
+                for name, value in part.state.items():
+                    part.slot.data["state"][name].copy_(value)
+        self._act(parts)
         words = exchange.words
-        for group in groups:
-            assert group.slot is not None
-            words[group.row + SLOT] = group.slot.index
-            words[group.row + ROW] = group.t
-            exchange.give_turn(group.number, ACT)
-        for worker in {group.worker for group in groups}:
+        for part in parts:
+            assert part.slot is not None
+            part.is_ready = False
+            words[part.row + SLOT] = part.slot.index
+            words[part.row + ROW] = part.t
+            exchange.give_turn(part.number, ACT)
+        for worker in {part.worker for part in parts}:
             exchange.ring_worker(worker)
-        exchange.count_forward(self._index, started, len(groups) * self._config.num_envs)
+        exchange.count_forward(self._number, started, len(parts) * self._num_rows)
 
-    def _act(self, groups: Sequence[_Group]) -> None:
-        obs = _join([group.rows.obs[group.t] for group in groups if group.rows is not None])
+    def _act(self, parts: Sequence[_Part]) -> None:
+        obs = _join([part.rows.obs[part.t] for part in parts if part.rows is not None])
         if self._device.type != "cpu":
             obs = tree_map(lambda leaf: leaf.to(self._device, non_blocking=True), obs)
-        state = _join([group.state for group in groups])
-        results = self._policy.act_groups(obs, state, [group.generator for group in groups])
-        for group, result in zip(groups, results, strict=True):
-            assert group.rows is not None
-            group.rows.action[group.t].copy_(result.action)
-            group.rows.logp[group.t].copy_(result.logp)
-            group.state = result.state
+        state = _join([part.state for part in parts])
+        results = self._policy.act_groups(obs, state, [part.generator for part in parts])
+        for part, result in zip(parts, results, strict=True):
+            assert part.rows is not None
+            part.rows.action[part.t].copy_(result.action)
+            part.rows.logp[part.t].copy_(result.logp)
+            part.state = result.state
 
 
 class GroupsActor:
@@ -366,13 +403,8 @@ def make_policy_worker(
     assert isinstance(context.exchange, SharedExchange)
     observation_space, action_space = spaces(env)
     module = Policy(observation_space, action_space, policy, seed=context.seed % 2**31)
-    return PolicyWorker(
-        context.index,
-        module.eval().to(sampler.device),
-        context.weights,
-        context.exchange,
-        sampler,
-    )
+    module = module.eval().to(sampler.device)
+    return PolicyWorker(context, module, context.exchange, sampler)
 
 
 def _make_groups(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,11 @@ from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
 from unirl.envs.guard import check_finite
 from unirl.envs.spaces import write_obs
-from unirl.envs.vector import VectorEnv
+from unirl.envs.vector import EnvStep, VectorEnv
+
+Select = slice | NDArray[np.intp]
+"""Which environments: all, or these."""
+ALL = slice(None)
 
 
 class Rows:
@@ -56,18 +60,30 @@ class SteppedEnvs:
         self._lengths = np.zeros(num_envs, np.int32)
         self._carry = np.zeros(num_envs, np.float32)
 
-    def write_first(self, rows: Rows) -> None:
+    def write_first(self, rows: Rows, own: Select = ALL) -> None:
         """Put the observation that the environments stand at into row 0."""
-        write_obs(rows.obs[0], self.obs)
+        write_obs(rows.obs[0], _select(self.obs, own))
 
     def step(self, rows: Rows, t: int) -> None:
         """Take the actions of row t and write all that follows from them, the observation of row
         t + 1 included.
         """
-        if t == 0:
-            rows.carry[:] = self._carry
-        step = self.env.step(rows.action_array[t])
-        write_obs(rows.obs[t + 1], step.obs)
+        self.step_parts(rows.action_array[t], [(rows, t, ALL)])
+
+    def step_parts(self, action: NDArray[Any], parts: Sequence[tuple[Rows, int, Select]]) -> None:
+        """The same with the environments' rows spread over several slots: each part is a slot, its
+        row t, and which environments it holds.
+        """
+        for rows, t, own in parts:
+            if t == 0:
+                rows.carry[:] = self._carry[own]
+        step = self.env.step(action)
+        self._account(step)
+        for rows, t, own in parts:
+            self._write(rows, t, own, step)
+
+    def _account(self, step: EnvStep) -> None:
+        """Running totals of each episode."""
         self.obs = step.obs
         self.acting_obs = None if step.acting_obs is step.obs else step.acting_obs
         self._returns += step.reward
@@ -82,15 +98,18 @@ class SteppedEnvs:
             self.fillers = ~step.mask
             self._returns[self.fillers] = 0.0
             self._lengths[self.fillers] = 0
+
+    def _write(self, rows: Rows, t: int, own: Select, step: EnvStep) -> None:
+        write_obs(rows.obs[t + 1], _select(step.obs, own))
         rows.reward[t], rows.terminated[t], rows.truncated[t] = (
-            step.reward,
-            step.terminated,
-            step.truncated,
+            step.reward[own],
+            step.terminated[own],
+            step.truncated[own],
         )
         rows.mask[t], rows.episode_return[t], rows.episode_length[t] = (
-            step.mask,
-            self._returns,
-            self._lengths,
+            step.mask[own],
+            self._returns[own],
+            self._lengths[own],
         )
         if t == rows.length - 1:
             check_finite(rows.data["obs"], rows.data["reward"], self._env_id)
@@ -98,3 +117,11 @@ class SteppedEnvs:
     def close(self) -> None:
         """Close the environments."""
         self.env.close()
+
+
+def _select(tree: Any, own: Select) -> Any:
+    if own is ALL:
+        return tree
+    if isinstance(tree, Mapping):
+        return {key: _select(child, own) for key, child in tree.items()}
+    return tree[own]

@@ -87,37 +87,73 @@ def _run(
     log.info("plan:\n%s", plan.describe())
     runner = _make_runner(plan, run_dir)
     stack.callback(runner.close)
-    loop = runner.loop
     if checkpoint is not None:
-        state.restore(loop, checkpoint)
+        state.restore(runner.loop, checkpoint)
+        for loop, folder in _others(runner, run_dir):
+            state.restore(loop, load_checkpoint(_of_policy(checkpoint, run_dir, folder)))
     # Not before: a config that does not fit its checkpoint must not replace the one that does.
     if plan.config is not None:
         disk.replace_text(run_dir / "config.toml", to_toml(plan.config, recipe=plan.recipe))
-    resume_step = loop.learner.num_steps if checkpoint is not None else None
-    log_hook = LogHook(
-        _open_sinks(plan, run_dir, resume_step, console, stack), plan.run.log_seconds
-    )
-    start_step = loop.learner.num_steps
-    eval_hook = _make_eval_hook(plan, run_dir, start_step)
-    save_hook = CheckpointHook(
-        run_dir, plan.run.checkpoint_steps, runner.begin_anew, start_step=start_step
-    )
-    stop_hook = StopHook(
-        plan.run.target_return, plan.run.max_seconds, window=plan.run.target_window
-    )
-    hooks: list[Hook | None] = [stop_hook, log_hook, eval_hook, save_hook]
-    with _stop_on_signals(loop):
-        runner.run([hook for hook in hooks if hook is not None])
+    loop, resumed = runner.loop, checkpoint is not None
+    desk = _Desk(plan, loop, run_dir, runner, resumed=resumed, console=console, stack=stack)
+    others = [
+        _Desk(other.plan, other, folder, runner, resumed=resumed, console=False, stack=stack)
+        for other, folder in _others(runner, run_dir)
+    ]
+    with _stop_on_signals(runner):
+        if isinstance(runner, ProcessesRunner):
+            runner.run(desk.hooks, *(other.hooks for other in others))
+        else:
+            runner.run(desk.hooks)
     log.info("ended: %s after %d steps, %.1f s", loop.reason, loop.learner.num_steps, loop.seconds)
     return RunResult(
         loop.learner.num_steps,
         loop.learner.version,
         loop.seconds,
         loop.reason or "",
-        save_hook.path,
-        eval_hook.result if eval_hook is not None else None,
-        log_hook.scalars,
+        desk.save.path,
+        desk.evaluate.result if desk.evaluate is not None else None,
+        desk.log.scalars,
     )
+
+
+class _Desk:
+    """What happens between the updates of one policy: everything it leaves lies in `folder`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        loop: TrainLoop,
+        folder: Path,
+        runner: InlineRunner | ProcessesRunner,
+        *,
+        resumed: bool,
+        console: bool,
+        stack: ExitStack,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        start_step = loop.learner.num_steps
+        resume_step = start_step if resumed else None
+        sinks = _open_sinks(plan, folder, resume_step, console, stack)
+        self.log = LogHook(sinks, plan.run.log_seconds)
+        self.evaluate = _make_eval_hook(plan, folder, start_step)
+        self.save = CheckpointHook(
+            folder, plan.run.checkpoint_steps, runner.begin_anew, start_step=start_step
+        )
+        stop = StopHook(plan.run.target_return, plan.run.max_seconds, window=plan.run.target_window)
+        hooks: list[Hook | None] = [stop, self.log, self.evaluate, self.save]
+        self.hooks = [hook for hook in hooks if hook is not None]
+
+
+def _others(runner: InlineRunner | ProcessesRunner, run_dir: Path) -> list[tuple[TrainLoop, Path]]:
+    """The loops of further policies, each with its folder."""
+    others = enumerate(runner.loops[1:], start=1)
+    return [(loop, run_dir / "policies" / str(policy)) for policy, loop in others]
+
+
+def _of_policy(checkpoint: Checkpoint, run_dir: Path, folder: Path) -> Path:
+    """Where the checkpoint of a further policy lies, beside that of the first."""
+    return checkpoint.path.parent.parent / folder.relative_to(run_dir)
 
 
 def _is_of(checkpoint: Checkpoint, run_dir: Path) -> bool:
@@ -199,8 +235,8 @@ def _threads(plan: Plan) -> Iterator[None]:
 
 
 @contextmanager
-def _stop_on_signals(loop: TrainLoop) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the loop in good order, the second one at once."""
+def _stop_on_signals(runner: InlineRunner | ProcessesRunner) -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends the run in good order, the second one at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -213,7 +249,8 @@ def _stop_on_signals(loop: TrainLoop) -> Iterator[None]:
         num_signals += 1
         if num_signals > 1:
             raise KeyboardInterrupt
-        loop.stop("interrupted")
+        for loop in runner.loops:
+            loop.stop("interrupted")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -81,3 +81,7 @@ class ActorContext:
     weights: WeightStore
     exchange: Exchange | None = None
     """Where environment workers and actors meet; None: the actor owns its environments."""
+    policy: int = 0
+    """Which policy it acts with, where several play in the same environments; `index` counts the
+    actors of this one.
+    """

@@ -38,6 +38,7 @@ class InlineRunner:
         self._actors: list[Actor | None] = [None] * plan.num_actors
         self._num_restarts = [0] * plan.num_actors
         self.loop = TrainLoop(plan, self._queue, self._weights, plan.make_learner_seeded())
+        self.loops = [self.loop]
 
     def run(self, hooks: Sequence[Hook]) -> None:
         """Train until a hook stops the loop. The actors begin from a seed of this version, as after

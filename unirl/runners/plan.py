@@ -138,6 +138,10 @@ class Plan:
     """Processes that step the actors' environments. None: each actor steps its own, as all do in
     the inline runner.
     """
+    other_policies: tuple[Plan, ...] = ()
+    """Further policies that play in the same environments, each with a queue and a learner of its
+    own: of these plans spec, queue, make_actor, make_learner and run count. num_actors is equal.
+    """
     reasons: tuple[str, ...] = REASONS
     """Reasons for which actors may discard slots."""
 
@@ -148,6 +152,12 @@ class Plan:
                 "num_actors >= 1 must hold",
                 "set actor.num_actors to 1",
             )
+        if self.other_policies and self.runner.kind != "processes":
+            raise UniRLError(
+                f"{1 + len(self.other_policies)} policies learn in the {self.runner.kind} runner",
+                "several policies need runner.kind processes",
+                "set runner.kind to processes, or let one policy play all agents",
+            )
         places = self.queue.num_slots
         needed = -(-self.num_actors // (self.queue.max_staleness + 1))
         if self.runner.kind == "processes" and self.num_actors > places:
@@ -157,9 +167,10 @@ class Plan:
                 f"set queue.batch_size to {needed}, or use fewer actors",
             )
 
-    def make_learner_seeded(self) -> Learner:
-        """The learner with the seed that this plan's run seed gives it."""
-        return self.make_learner(LearnerContext(derive_seed(self.run.seed, "learner")))
+    def make_learner_seeded(self, policy: int = 0) -> Learner:
+        """The learner with the seed that this plan's run seed gives to this policy."""
+        path = ("policy", policy) if policy else ()
+        return self.make_learner(LearnerContext(derive_seed(self.run.seed, "learner", *path)))
 
     def describe(self) -> str:
         """The plan in a few lines, for --dry-run and the log."""

@@ -5,6 +5,7 @@ learner trains in this process.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,25 +28,45 @@ _LOOK_SECONDS = 0.5
 """How often the learner, while it waits, looks whether an actor hangs."""
 
 
-class ProcessesRunner:
-    """Starts the actors of a plan as processes, watches over them, and trains."""
+class Lane:
+    """One policy of a run: its queue, its weights, its training loop."""
 
-    def __init__(self, plan: Plan, *, log_dir: Path | None = None) -> None:
-        self._plan = plan
-        self._queue = SharedQueue(
+    def __init__(self, plan: Plan, policy: int) -> None:
+        self.plan, self.policy = plan, policy
+        self.queue = SharedQueue(
             plan.spec, plan.queue, num_actors=plan.num_actors, reasons=plan.reasons
         )
-        learner = plan.make_learner_seeded()
-        self._weights = SharedWeightStore(learner.weights())
-        self.loop = TrainLoop(plan, self._queue, self._weights, learner)
-        self.actors = ActorProcesses(plan, self._queue, self._weights, self.loop, log_dir)
+        learner = plan.make_learner_seeded(policy)
+        self.weights = SharedWeightStore(learner.weights())
+        self.loop = TrainLoop(plan, self.queue, self.weights, learner)
 
-    def run(self, hooks: Sequence[Hook]) -> None:
-        """Train until a hook stops the loop; no actor process is left when it is over."""
+
+class ProcessesRunner:
+    """Starts the actors of a plan as processes, watches over them, and trains.
+
+    With several policies there is a loop for each, in `loops`; `loop` is the first.
+    """
+
+    def __init__(self, plan: Plan, *, log_dir: Path | None = None) -> None:
+        self._lanes = [Lane(each, i) for i, each in enumerate((plan, *plan.other_policies))]
+        self.loops = [lane.loop for lane in self._lanes]
+        self.loop = self.loops[0]
+        self.actors = ActorProcesses(self._lanes, log_dir)
+
+    def run(self, hooks: Sequence[Hook], *others: Sequence[Hook]) -> None:
+        """Train until a hook stops a loop; no actor process is left when it is over.
+
+        others: the hooks of further policies. The first loop to end ends all.
+        """
+        all_hooks = [[self.actors, *hooks], *others, *[()] * (len(self._lanes) - 1 - len(others))]
         try:
-            self._weights.publish(self.loop.learner.weights(), self.loop.learner.version)
+            for lane in self._lanes:
+                lane.weights.publish(lane.loop.learner.weights(), lane.loop.learner.version)
             self.actors.start()
-            self.loop.run([self.actors, *hooks], take=self._take)
+            if len(self._lanes) == 1:
+                self._train(self._lanes[0], all_hooks[0])
+            else:
+                self._train_side_by_side(all_hooks)
         finally:
             self.close()
 
@@ -56,50 +77,82 @@ class ProcessesRunner:
         """End all actor processes; idempotent."""
         self.actors.close()
 
-    def _take(self) -> Batch | None:
+    def _train_side_by_side(self, hooks: Sequence[Sequence[Hook]]) -> None:
+        """Each further loop in a thread of its own, the first in this one."""
+        errors: list[BaseException] = []
+
+        def train(lane: Lane, own: Sequence[Hook]) -> None:
+            try:
+                self._train(lane, own)
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                for loop in self.loops:
+                    loop.stop(f"policy {lane.policy} ended: {lane.loop.reason or 'with an error'}")
+
+        threads = [
+            threading.Thread(target=train, args=pair, name=f"policy-{pair[0].policy}", daemon=True)
+            for pair in list(zip(self._lanes, hooks, strict=True))[1:]
+        ]
+        for thread in threads:
+            thread.start()
+        train(self._lanes[0], hooks[0])
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+
+    def _train(self, lane: Lane, hooks: Sequence[Hook]) -> None:
+        lane.loop.run(hooks, take=partial(self._take, lane))
+
+    def _take(self, lane: Lane) -> Batch | None:
         try:
-            return self._take_from_living()
+            return self._take_from_living(lane)
         except QueueClosed:
             self.actors.raise_error()
             raise
 
-    def _take_from_living(self) -> Batch | None:
+    def _take_from_living(self, lane: Lane) -> Batch | None:
         """The next batch, or None when the loop was stopped meanwhile.
 
         An actor that holds its slot for too long is killed. The queue's deadline counts from the
         last commit or burial.
         """
-        limits, committed, progress = self._plan, -1, time.monotonic()
+        queue, committed, progress = lane.queue, -1, time.monotonic()
         while True:
             try:
-                return self._queue.take(self.loop.learner.version, _LOOK_SECONDS)
+                return queue.take(lane.loop.learner.version, _LOOK_SECONDS)
             except LockHeld as held:
                 log.warning("%s", held)
                 self.actors.kill_pid(held.pid)
             except DeadlineExceeded:
-                if self.loop.reason is not None:
+                if lane.loop.reason is not None:
                     return None
-                total = self._queue.totals()["committed"]
-                if total != committed or self._bury_hung():
+                total = queue.totals()["committed"]
+                if total != committed or self._bury_hung(lane):
                     committed, progress = total, time.monotonic()
-                elif time.monotonic() - progress >= limits.queue.timeout_seconds:
+                elif time.monotonic() - progress >= lane.plan.queue.timeout_seconds:
                     raise DeadlineExceeded(
                         f"the learner waited {time.monotonic() - progress:.0f} s for a slot",
-                        self._queue.waited_for(),
+                        queue.waited_for(),
                         "see the run's logs/, or raise queue.timeout_seconds",
                     ) from None
 
-    def _bury_hung(self) -> bool:
-        """Kill the actor that has held the oldest slot for too long; whether its slot is free."""
-        oldest = self._queue.oldest_running()
-        if oldest is None or oldest[2] < self._plan.runner.hang_seconds:
+    def _bury_hung(self, lane: Lane) -> bool:
+        """Kill the actor that has held the oldest slot for too long; whether its slot is free.
+
+        With environment workers a slot may wait for one of these: they have deadlines of their own.
+        """
+        oldest = lane.queue.oldest_running()
+        hang_seconds = lane.plan.runner.hang_seconds
+        if oldest is None or oldest[2] < hang_seconds or self.actors.exchange is not None:
             return False
         ticket, actor, _ = oldest
-        log.warning("actor %d hangs, killed: %s", actor, self._queue.waited_for())
+        log.warning("actor %d hangs, killed: %s", actor, lane.queue.waited_for())
         self.actors.kill(actor)
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline:  # the watcher buries it: nobody is killed twice
-            oldest = self._queue.oldest_running()
+            oldest = lane.queue.oldest_running()
             if oldest is None or oldest[0] != ticket:
                 return True
             time.sleep(0.01)
@@ -111,20 +164,14 @@ class ActorProcesses:
     the log.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        queue: SharedQueue,
-        weights: SharedWeightStore,
-        loop: TrainLoop,
-        log_dir: Path | None,
-    ) -> None:
-        self._plan, self._queue, self._weights, self._loop = plan, queue, weights, loop
-        helpers = plan.env_workers
-        self._exchange = helpers.make_exchange() if helpers is not None else None
+    def __init__(self, lanes: Sequence[Lane], log_dir: Path | None) -> None:
+        self._lanes, self._plan = lanes, lanes[0].plan
+        plan, helpers = self._plan, self._plan.env_workers
+        self.exchange = helpers.make_exchange() if helpers is not None else None
+        """Where environment workers and actors meet, if there are workers."""
         self._actors = [
             Member("actor", i, partial(self._actor_work, i), plan.runner.actor_threads)
-            for i in range(plan.num_actors)
+            for i in range(len(lanes) * plan.num_actors)
         ]
         self._workers = [
             Member("environment worker", i, partial(self._worker_work, i))
@@ -139,8 +186,8 @@ class ActorProcesses:
             dependants=self._dependants,
             mourn=self._mourn,
             look=self._look,
-            close_all=queue.close,
-            is_closed=lambda: queue.closed,
+            close_all=self._close_queues,
+            is_closed=lambda: any(lane.queue.closed for lane in lanes),
         )
 
     def start(self) -> None:
@@ -188,61 +235,85 @@ class ActorProcesses:
         """Close the queue and end every process: first kindly, then not."""
         self._crew.close()
 
-    def _seed(self, index: int, num_restarts: int) -> int:
+    def _close_queues(self) -> None:
+        for lane in self._lanes:
+            lane.queue.close()
+
+    def _lane(self, actor: int) -> tuple[Lane, int]:
+        """The lane of an actor and its number there: actors are counted through, lane by lane."""
+        policy, index = divmod(actor, self._plan.num_actors)
+        return self._lanes[policy], index
+
+    def _seed(self, actor: int, num_restarts: int) -> int:
         """An actor's seed; the first is what the inline runner would give it."""
         path = ("restart", num_restarts) if num_restarts else ()
-        version = self._loop.learner.version
-        return derive_seed(self._plan.run.seed, "actor", index, "version", version, *path)
+        version = self._lanes[0].loop.learner.version
+        return derive_seed(self._plan.run.seed, "actor", actor, "version", version, *path)
 
-    def _actor_work(self, index: int, num_restarts: int) -> Callable[[], None]:
-        plan = self._plan
+    def _actor_work(self, actor: int, num_restarts: int) -> Callable[[], None]:
+        lane, index = self._lane(actor)
         context = ActorContext(
-            index, plan.num_actors, self._seed(index, num_restarts), self._weights, self._exchange
+            index,
+            lane.plan.num_actors,
+            self._seed(actor, num_restarts),
+            lane.weights,
+            self.exchange,
+            lane.policy,
         )
-        return partial(run_actor, plan.make_actor, context, self._queue)
+        return partial(run_actor, lane.plan.make_actor, context, lane.queue)
 
-    def _worker_work(self, index: int, num_restarts: int) -> Callable[[], None]:
-        assert self._plan.env_workers is not None and self._exchange is not None
-        actor = self._exchange.actors_of(index)[0]
-        restarts = num_restarts + self._actors[actor].num_restarts
-        seed = derive_seed(self._seed(actor, restarts), "worker", index)
-        context = WorkerContext(index, seed, self._exchange, [self._queue])
+    def _worker_work(self, worker: int, num_restarts: int) -> Callable[[], None]:
+        assert self._plan.env_workers is not None and self.exchange is not None
+        actors = self.exchange.actors_of(worker)
+        # It is also started anew with each of its actors.
+        restarts = num_restarts + sum(self._actors[actor].num_restarts for actor in actors)
+        seed = derive_seed(self._seed(actors[0], restarts), "worker", worker)
+        queues = [lane.queue for lane in self._lanes]
+        context = WorkerContext(worker, seed, self.exchange, queues)
         return partial(self._plan.env_workers.serve, context)
 
     def _dependants(self, member: Member) -> list[Member]:
-        if self._exchange is None or member.role != "actor":
+        if self.exchange is None or member.role != "actor":
             return []
-        return [self._workers[index] for index in self._exchange.workers_of(member.index)]
+        return [self._workers[index] for index in self.exchange.workers_of(member.index)]
 
     def _mourn(self, member: Member, dependants: Sequence[Member]) -> str:
         """Give back what the dead held."""
         if member.role != "actor":
-            assert self._exchange is not None
+            assert self.exchange is not None
             reason = "timeout" if member.index in self._late else "actor_died"
             self._late.discard(member.index)
-            self._exchange.worker_died(member.index, reason)
-            for actor in self._exchange.actors_of(member.index):
-                self._queue.ring_actor(actor)
+            self.exchange.worker_died(member.index, reason)
+            self._ring_actors_of(member.index)
             return "its unfinished slots are discarded"
-        for other in dependants:
-            self._late.discard(other.index)
-        if self._exchange is not None:
-            self._exchange.actor_died(member.index)
-        num_lost = self._queue.reclaim(member.index)
+        for worker in dependants:
+            self._late.discard(worker.index)
+        if self.exchange is not None:
+            self.exchange.actor_died(member.index)
+            for worker in dependants:
+                self._ring_actors_of(worker.index)
+        lane, index = self._lane(member.index)
+        num_lost = lane.queue.reclaim(index)
         return f"{num_lost} unfinished slot(s) discarded"
+
+    def _ring_actors_of(self, worker: int) -> None:
+        assert self.exchange is not None
+        for actor in self.exchange.actors_of(worker):
+            lane, index = self._lane(actor)
+            lane.queue.ring_actor(index)
 
     def _look(self) -> None:
         """Kill what hangs: workers that owe a step, actors that do not move."""
-        if self._exchange is None or self._plan.env_workers is None:
+        if self.exchange is None or self._plan.env_workers is None:
             return
         seconds = self._plan.env_workers.step_timeout
-        for index in self._exchange.late_workers(seconds):
+        for index in self.exchange.late_workers(seconds):
             if index not in self._late and self._workers[index].alive:
                 log.warning("environment worker %d owes a step for %g s: killed", index, seconds)
                 self._late.add(index)
                 self._workers[index].kill()
         seconds = self._plan.runner.hang_seconds
-        for index in self._exchange.late_actors(seconds):
+        for index in self.exchange.late_actors(seconds):
             if self._actors[index].alive:
                 log.warning("actor %d has not moved for %g s: killed", index, seconds)
                 self._actors[index].kill()
