@@ -6,11 +6,11 @@ Its environments come in groups. While a policy worker decides for one group, it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
@@ -27,6 +27,7 @@ from unirl.actors.exchange import (
     TURN,
     SharedExchange,
 )
+from unirl.actors.sampler import SamplerConfig
 from unirl.actors.stepping import ALL, Rows, Select, SteppedEnvs
 from unirl.core.errors import QueueClosed, UniRLError
 from unirl.core.exchange import WorkerContext
@@ -63,35 +64,27 @@ class _Group:
 
 
 def serve_environments(
-    context: WorkerContext,
-    *,
-    env: EnvConfig,
-    num_envs: int,
-    unroll_length: int,
-    gamma: float,
-    rows_of_policy: Sequence[Select] = (ALL,),
-    threads: bool = False,
+    context: WorkerContext, *, env: EnvConfig, sampler: SamplerConfig, gamma: float
 ) -> None:
     """The main function of a worker: bind all but `context` with functools.partial.
 
-    num_envs: of each group. rows_of_policy: which of these each policy decides for. threads: step
-    the groups side by side. Runs until QueueClosed.
+    Runs until QueueClosed. Raises UniRLError for an engine that hides first observations.
     """
     exchange = context.exchange
     assert isinstance(exchange, SharedExchange)
     groups: list[_Group] = []
     try:
         for number in exchange.layout.groups_of(context.index):
-            vector_env = _require_next_step(make_vec(env, num_envs), env)
+            vector_env = _require_next_step(make_vec(env, sampler.num_envs), env)
             envs = SteppedEnvs(vector_env, gamma=gamma, env_id=env.id)
-            group = _Group(number, envs, _parts(context, exchange, number, rows_of_policy))
+            group = _Group(number, envs, _parts(context, exchange, number, sampler))
             groups.append(group)
             if len(group.parts) > 1:
-                shape, dtype = action_field(vector_env.action_space, num_envs)
+                shape, dtype = action_field(vector_env.action_space, sampler.num_envs)
                 group.action = torch.empty(shape, dtype=dtype).numpy()
-        worker = _Worker(context, exchange, groups, unroll_length)
+        worker = _Worker(context, exchange, groups, sampler.unroll_length)
         worker.greet(context.seed)
-        worker.run_in_threads() if threads else worker.run()
+        worker.run_in_threads() if sampler.group_threads else worker.run()
     finally:
         for group in groups:
             group.envs.close()
@@ -110,16 +103,15 @@ def _require_next_step(vector_env: VectorEnv, env: EnvConfig) -> VectorEnv:
 
 
 def _parts(
-    context: WorkerContext,
-    exchange: SharedExchange,
-    group: int,
-    rows_of_policy: Sequence[Select],
+    context: WorkerContext, exchange: SharedExchange, group: int, sampler: SamplerConfig
 ) -> list[_Part]:
     actor = context.index % exchange.layout.num_actors
     numbers = exchange.layout.parts_of_group(group)
+    if len(numbers) == 1:
+        return [_Part(exchange.row(numbers[0]), numbers[0], context.queues[0], actor, ALL)]
     return [
-        _Part(exchange.row(number), number, queue, actor, own)
-        for number, queue, own in zip(numbers, context.queues, rows_of_policy, strict=True)
+        _Part(exchange.row(number), number, queue, actor, np.array(sampler.rows_of(policy)))
+        for policy, (number, queue) in enumerate(zip(numbers, context.queues, strict=True))
     ]
 
 

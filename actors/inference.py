@@ -27,14 +27,14 @@ from unirl.actors.exchange import (
     SINCE_US,
     SLOT,
     TURN,
-    Layout,
     SharedExchange,
     micros,
 )
+from unirl.actors.sampler import SamplerConfig
 from unirl.actors.stepping import Rows
 from unirl.actors.vector import VectorActor
 from unirl.core.actor import ActorContext
-from unirl.core.errors import QueueClosed, UniRLError
+from unirl.core.errors import QueueClosed
 from unirl.core.queue import LOOK_AGAIN_SECONDS, REASONS, SlotQueue
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
@@ -43,104 +43,6 @@ from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec, spaces
 from unirl.policy import Policy, PolicyConfig, zero_state
 from unirl.policy.recurrent import State
-
-
-@dataclass(frozen=True)
-class SamplerConfig:
-    """How many environments there are, who steps them and who decides for them."""
-
-    num_workers: int = 2
-    """Environment workers: processes that step environments and hold no policy. More than cores
-    only helps where environments wait.
-    """
-    num_groups: int = 2
-    """Groups of each worker: one steps while another waits for its actions. 1: worker and policy
-    take turns; more than 2 helps where one group is much slower than the others.
-    """
-    num_envs: int = 16
-    """Environments of each group, in one slot together. More: cheaper steps, larger slots."""
-    unroll_length: int = 32
-    """Steps per environment in one slot. More: longer credit assignment, fewer updates."""
-    num_policy_workers: int = 1
-    """Processes that hold a policy copy and decide. More helps only where one cannot keep up."""
-    batch_rows: int = 0
-    """Environments of one forward pass at most. 0: all that are ready. With num_envs every group is
-    decided for on its own, and samples are bit for bit those of the inline runner.
-    """
-    batch_wait_ms: float = 0.0
-    """How long the first ready group waits for others to fill the batch. More: larger batches, more
-    latency.
-    """
-    group_threads: bool = False
-    """Step the groups of a worker side by side, in threads: for environments that wait or compute
-    without the interpreter's lock, so that a slow group holds up no other.
-    """
-    agent_policies: tuple[int, ...] = ()
-    """Which policy each agent of a multi-agent environment acts with, in the environment's order,
-    counted from 0: (0, 1) for two players that learn apart. Each policy has a queue and a learner
-    of its own. Empty: one policy for all.
-    """
-    device: str = "cpu"
-    """Where policies act: cpu or cuda."""
-
-    def __post_init__(self) -> None:
-        for name in (
-            "num_workers", "num_groups", "num_envs", "unroll_length", "num_policy_workers",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise UniRLError(
-                    f"sampler.{name} is {getattr(self, name)}",
-                    f"sampler.{name} >= 1 must hold",
-                    "set it to 1 or more",
-                )
-        if self.num_policy_workers > self.num_workers:
-            raise UniRLError(
-                f"{self.num_policy_workers} policy workers share {self.num_workers} workers",
-                "sampler.num_policy_workers <= sampler.num_workers must hold",
-                f"set sampler.num_policy_workers to {self.num_workers}, or use more workers",
-            )
-        if self.batch_rows and self.batch_rows < self.num_envs:
-            raise UniRLError(
-                f"sampler.batch_rows is {self.batch_rows} and sampler.num_envs {self.num_envs}",
-                "batch_rows >= num_envs must hold: a group is decided for as a whole",
-                f"set sampler.batch_rows to {self.num_envs}, or to 0",
-            )
-        agents = self.agent_policies
-        if agents and set(agents) != set(range(max(agents) + 1)):
-            raise UniRLError(
-                f"sampler.agent_policies is {list(agents)}",
-                "every policy from 0 on must have an agent",
-                "count policies from 0 without a gap: [0, 1]",
-            )
-        if agents and self.num_envs % len(agents):
-            raise UniRLError(
-                f"{self.num_envs} rows do not split into environments of {len(agents)} agents",
-                "sampler.num_envs % len(sampler.agent_policies) must be 0: each agent is a row",
-                f"set sampler.num_envs to {-(-self.num_envs // len(agents)) * len(agents)}",
-            )
-        if self.batch_wait_ms < 0:
-            raise UniRLError(
-                f"sampler.batch_wait_ms is {self.batch_wait_ms}", "it must be >= 0", "set it to 0"
-            )
-
-    @property
-    def total_groups(self) -> int:
-        """Groups of all workers: as many slots are being filled at a time."""
-        return self.num_workers * self.num_groups
-
-    @property
-    def num_policies(self) -> int:
-        """Policies that learn, each with a queue and a learner."""
-        return max(self.agent_policies, default=0) + 1
-
-    def rows_of(self, policy: int) -> list[int]:
-        """The rows of a group that a policy decides for."""
-        agents = self.agent_policies or (0,)
-        return [row for row in range(self.num_envs) if agents[row % len(agents)] == policy]
-
-    def layout(self) -> Layout:
-        """Which worker has which groups, and who decides for them."""
-        return Layout(self.num_workers, self.num_groups, self.num_policy_workers, self.num_policies)
 
 
 @dataclass

@@ -20,9 +20,9 @@ from unirl.actors.exchange import SharedExchange
 from unirl.actors.inference import (
     GroupsActor,
     PolicyWorker,
-    SamplerConfig,
     make_policy_worker,
 )
+from unirl.actors.sampler import SamplerConfig
 from unirl.actors.vector import unroll_spec
 from unirl.core.actor import ActorContext
 from unirl.core.errors import QueueClosed, UniRLError
@@ -73,7 +73,7 @@ class Setting:
 
 def setting(env: EnvConfig, policy: PolicyConfig, sampler: SamplerConfig) -> Setting:
     module = Policy(*spaces(env), policy, seed=5)
-    spec = unroll_spec(*spaces(env), sampler, module.initial_state(1))
+    spec = unroll_spec(*spaces(env), sampler.shape(0), module.initial_state(1))
     return Setting(env, policy, sampler, module, spec)
 
 
@@ -86,13 +86,7 @@ def workers(setting: Setting, queue_config: QueueConfig) -> Iterator[SharedQueue
     weights.publish(setting.module.weights(), 0)
     exchange = SharedExchange(sampler.layout())
     context = process_context(4)
-    serve = partial(
-        serve_environments,
-        env=setting.env,
-        num_envs=sampler.num_envs,
-        unroll_length=sampler.unroll_length,
-        gamma=GAMMA,
-    )
+    serve = partial(serve_environments, env=setting.env, sampler=sampler, gamma=GAMMA)
     processes = []
     for index in range(sampler.num_workers):
         seed = derive_seed(SEED + index % sampler.num_policy_workers, "worker", index)
@@ -225,7 +219,9 @@ def test_an_engine_that_hides_first_observations_is_refused() -> None:
     with pytest.raises(UniRLError, match="first observations"):
         serve_environments(
             WorkerContext(0, 0, exchange, [queue]),
-            env=env, num_envs=2, unroll_length=5, gamma=GAMMA,
+            env=env,
+            sampler=SMALL,
+            gamma=GAMMA,
         )  # fmt: skip
 
 
