@@ -14,7 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unirl.actors.exchange import (
+from unirl.actors.sampler import SamplerConfig
+from unirl.actors.stepping import ALL, Rows, Select, SteppedEnvs
+from unirl.core.env_workers import WorkerContext
+from unirl.core.errors import QueueClosed, UniRLError
+from unirl.core.exchange import (
     ACT,
     BEGIN,
     EMPTY,
@@ -25,12 +29,8 @@ from unirl.actors.exchange import (
     SEED,
     SLOT,
     TURN,
-    SharedExchange,
+    Exchange,
 )
-from unirl.actors.sampler import SamplerConfig
-from unirl.actors.stepping import ALL, Rows, Select, SteppedEnvs
-from unirl.core.errors import QueueClosed, UniRLError
-from unirl.core.exchange import WorkerContext
 from unirl.core.queue import LOOK_AGAIN_SECONDS, SlotQueue
 from unirl.core.seeding import derive_seed
 from unirl.envs.config import EnvConfig
@@ -71,7 +71,7 @@ def serve_environments(
     Runs until QueueClosed. Raises UniRLError for an engine that hides first observations.
     """
     exchange = context.exchange
-    assert isinstance(exchange, SharedExchange)
+    assert isinstance(exchange, Exchange)
     groups: list[_Group] = []
     try:
         for number in exchange.layout.groups_of(context.index):
@@ -103,7 +103,7 @@ def _require_next_step(vector_env: VectorEnv, env: EnvConfig) -> VectorEnv:
 
 
 def _parts(
-    context: WorkerContext, exchange: SharedExchange, group: int, sampler: SamplerConfig
+    context: WorkerContext, exchange: Exchange, group: int, sampler: SamplerConfig
 ) -> list[_Part]:
     actor = context.index % exchange.layout.num_actors
     numbers = exchange.layout.parts_of_group(group)
@@ -124,7 +124,7 @@ class _Worker:
     def __init__(
         self,
         context: WorkerContext,
-        exchange: SharedExchange,
+        exchange: Exchange,
         groups: list[_Group],
         unroll_length: int,
     ) -> None:

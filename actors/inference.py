@@ -16,7 +16,12 @@ from typing import Any
 import torch
 
 from unirl.actors.env_worker import group_seed
-from unirl.actors.exchange import (
+from unirl.actors.sampler import SamplerConfig
+from unirl.actors.stepping import Rows
+from unirl.actors.vector import VectorActor
+from unirl.core.actor import ActorContext
+from unirl.core.errors import QueueClosed
+from unirl.core.exchange import (
     ACT,
     BEGIN,
     HELLO,
@@ -27,14 +32,9 @@ from unirl.actors.exchange import (
     SINCE_US,
     SLOT,
     TURN,
-    SharedExchange,
+    Exchange,
     micros,
 )
-from unirl.actors.sampler import SamplerConfig
-from unirl.actors.stepping import Rows
-from unirl.actors.vector import VectorActor
-from unirl.core.actor import ActorContext
-from unirl.core.errors import QueueClosed
 from unirl.core.queue import LOOK_AGAIN_SECONDS, REASONS, SlotQueue
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
@@ -75,7 +75,7 @@ class PolicyWorker:
         self,
         context: ActorContext,
         policy: Policy,
-        exchange: SharedExchange,
+        exchange: Exchange,
         config: SamplerConfig,
     ) -> None:
         self._index, self._policy, self._weights = context.index, policy, context.weights
@@ -302,7 +302,7 @@ def make_policy_worker(
     """
     if context.exchange is None:
         return _make_groups(context, env, policy, sampler, gamma)
-    assert isinstance(context.exchange, SharedExchange)
+    assert isinstance(context.exchange, Exchange)
     observation_space, action_space = spaces(env)
     module = Policy(observation_space, action_space, policy, seed=context.seed % 2**31)
     module = module.eval().to(sampler.device)

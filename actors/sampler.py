@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unirl.actors.exchange import Layout
 from unirl.actors.vector import ActorConfig
 from unirl.core.errors import UniRLError
+from unirl.core.exchange import Layout
 from unirl.core.queue import QueueConfig
 
 

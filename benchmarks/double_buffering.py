@@ -1,7 +1,7 @@
 """What double-buffered sampling is worth where environments wait, and what a slow one costs others.
 
-Environments whose step sleeps 5 ms and computes nothing: 64 of them in 2 workers, and a policy whose
-forward pass takes as long as stepping one of the groups of double buffering (16 environments).
+Environments whose step sleeps 5 ms and computes nothing: 64 of them in 2 workers, and a policy
+whose forward pass takes as long as stepping one of the groups of double buffering (16 of them).
 
     python benchmarks/double_buffering.py
 """
@@ -19,9 +19,9 @@ from typing import Any
 import measure
 
 import unirl
-from unirl.actors.exchange import SharedExchange
 from unirl.actors.inference import PolicyWorker, SamplerConfig
 from unirl.core.actor import ActorContext
+from unirl.core.exchange import Exchange
 from unirl.envs.make import spaces
 from unirl.policy import Policy
 from unirl.recipes.appo import Config
@@ -42,7 +42,7 @@ class SlowPolicyWorker(PolicyWorker):
 
 def make_slow_policy_worker(context: ActorContext, *, config: Config) -> PolicyWorker:
     """The factory of a plan."""
-    assert isinstance(context.exchange, SharedExchange)
+    assert isinstance(context.exchange, Exchange)
     policy = Policy(*spaces(config.env), config.policy, seed=0).eval()
     return SlowPolicyWorker(
         context.index, policy, context.weights, context.exchange, config.sampler
@@ -81,7 +81,7 @@ def sample(
 
     def watch() -> None:
         exchange = runner.actors.exchange
-        assert isinstance(exchange, SharedExchange)
+        assert isinstance(exchange, Exchange)
         groups = range(shape.total_groups)
         while not all(exchange.group_totals(group)[1] > 5 for group in groups):
             time.sleep(0.1)

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from unirl.actors.env_worker import serve_environments
-from unirl.actors.exchange import SharedExchange
 from unirl.actors.inference import (
     GroupsActor,
     PolicyWorker,
@@ -25,8 +24,8 @@ from unirl.actors.inference import (
 from unirl.actors.sampler import SamplerConfig
 from unirl.actors.vector import unroll_spec
 from unirl.core.actor import ActorContext
+from unirl.core.env_workers import WorkerContext
 from unirl.core.errors import QueueClosed, UniRLError
-from unirl.core.exchange import WorkerContext
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import SampleSpec, Slot
 from unirl.core.seeding import derive_seed
@@ -36,7 +35,7 @@ from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
 from unirl.policy import Policy, PolicyConfig
 from unirl.runners.fork_server import process_context
-from unirl.transports.shared import SharedQueue, SharedWeightStore
+from unirl.transports.shared import SharedExchange, SharedQueue, SharedWeightStore
 
 GAMMA, SEED = 0.9, 11
 MLP = PolicyConfig(hidden=(16,))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from unirl.core.actor import Actor, ActorContext, StreamingActor
+from unirl.core.env_workers import EnvWorkers
 from unirl.core.errors import UniRLError
 from unirl.core.evaluator import Evaluator
-from unirl.core.exchange import EnvWorkers
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.queue import REASONS, QueueConfig
 from unirl.core.sample import SampleSpec

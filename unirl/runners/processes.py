@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from unirl.core.actor import ActorContext
+from unirl.core.env_workers import WorkerContext
 from unirl.core.errors import DeadlineExceeded, LockHeld, QueueClosed
-from unirl.core.exchange import WorkerContext
 from unirl.core.sample import Batch
 from unirl.core.seeding import derive_seed
 from unirl.runners.crew import END_SECONDS, Crew, Member
@@ -264,7 +264,7 @@ class ActorProcesses:
 
     def _worker_work(self, worker: int, num_restarts: int) -> Callable[[], None]:
         assert self._plan.env_workers is not None and self.exchange is not None
-        actors = self.exchange.actors_of(worker)
+        actors = self.exchange.layout.actors_of(worker)
         # It is also started anew with each of its actors.
         restarts = num_restarts + sum(self._actors[actor].num_restarts for actor in actors)
         seed = derive_seed(self._seed(actors[0], restarts), "worker", worker)
@@ -275,7 +275,7 @@ class ActorProcesses:
     def _dependants(self, member: Member) -> list[Member]:
         if self.exchange is None or member.role != "actor":
             return []
-        return [self._workers[index] for index in self.exchange.workers_of(member.index)]
+        return [self._workers[index] for index in self.exchange.layout.workers_of(member.index)]
 
     def _mourn(self, member: Member, dependants: Sequence[Member]) -> str:
         """Give back what the dead held."""
@@ -298,7 +298,7 @@ class ActorProcesses:
 
     def _ring_actors_of(self, worker: int) -> None:
         assert self.exchange is not None
-        for actor in self.exchange.actors_of(worker):
+        for actor in self.exchange.layout.actors_of(worker):
             lane, index = self._lane(actor)
             lane.queue.ring_actor(index)
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from unirl.core.errors import DeadlineExceeded, LockHeld, UniRLError
+from unirl.core.exchange import Exchange, Layout, exchange_words
 from unirl.core.queue import REASONS, QueueConfig, SlotQueue, table_words
 from unirl.core.sample import SampleSpec
 from unirl.core.tree import unflatten
@@ -245,6 +246,25 @@ class SharedQueue(SlotQueue):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._parts = state
         self._assemble()
+
+
+class SharedExchange(Exchange):
+    """The exchange between processes."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._block = SharedBlock(8 * exchange_words(layout), "unirl-exchange")
+        self._assemble(layout, [Bell() for _ in range(layout.num_workers)])
+        self.open()
+
+    def _assemble(self, layout: Layout, bells: Sequence[Bell]) -> None:
+        super().__init__(layout, memoryview(self._block.buffer).cast("q"), bells)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"layout": self.layout, "block": self._block, "bells": self._bells}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._block = state["block"]
+        self._assemble(state["layout"], state["bells"])
 
 
 class SharedWeightStore:

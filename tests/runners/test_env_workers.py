@@ -1,0 +1,177 @@
+"""Environment workers and policy workers under the processes runner: whoever dies or hangs is
+replaced, its samples are discarded with a reason, and all others go on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import unirl
+from unirl.core.errors import UniRLError
+from unirl.core.exchange import Exchange
+from unirl.runners.loop import TrainLoop
+from unirl.runners.processes import ProcessesRunner
+
+SMALL: dict[str, Any] = {
+    "env.id": "CartPole-v1",
+    "env.engine": "sync",
+    "policy.hidden": (16,),
+    "sampler.num_workers": 2,
+    "sampler.num_groups": 2,
+    "sampler.num_envs": 4,
+    "sampler.unroll_length": 8,
+    "queue.batch_size": 2,
+    "queue.max_staleness": 3,
+    "learner.minibatches": 2,
+    "learner.epochs": 1,
+    "run.total_steps": 10_000_000,
+}
+
+
+class Every:
+    """A hook that acts after each of some updates, until the last, which ends the run."""
+
+    def __init__(self, **actions: Any) -> None:
+        self.actions = {int(name[1:]): action for name, action in actions.items()}
+
+    def after_update(self, loop: TrainLoop) -> None:
+        action = self.actions.pop(loop.learner.version, None)
+        if action is not None:
+            action()
+        if not self.actions:
+            loop.stop("test")
+
+    def at_end(self, loop: TrainLoop) -> None:
+        pass
+
+
+def make(**settings: Any) -> ProcessesRunner:
+    return ProcessesRunner(unirl.make_plan("appo", **{**SMALL, **settings}))
+
+
+def balance(runner: ProcessesRunner) -> int:
+    """Samples that are neither learned, nor discarded with a reason, nor under way: must be 0."""
+    queue = runner.loop.queue
+    out = sum(number for state, number in queue.counts().items() if state != "free")
+    totals = queue.totals()
+    return totals["started"] - totals["learned"] - sum(queue.discarded().values()) - out
+
+
+def pid_of(runner: ProcessesRunner, role: str, index: int) -> int:
+    pids = runner.actors.worker_pids() if role == "environment worker" else runner.actors.pids()
+    pid = pids[index]
+    assert pid is not None
+    return pid
+
+
+@pytest.mark.parametrize("role", ["environment worker", "policy worker"])
+def test_a_killed_process_is_replaced_and_every_sample_accounted_for(role: str) -> None:
+    runner = make()
+    seen: list[int] = []
+
+    def kill() -> None:
+        seen.append(pid_of(runner, role, 0))
+        os.kill(seen[0], signal.SIGKILL)
+
+    def look() -> None:
+        deadline = time.monotonic() + 10
+        while pid_of(runner, role, 0) == seen[0]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        exchange = runner.actors.exchange
+        assert isinstance(exchange, Exchange)
+        before = [exchange.group_totals(group)[1] for group in range(4)]
+        while any(exchange.group_totals(g)[1] <= before[g] + 20 for g in range(4)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    runner.run([Every(_30=kill, _40=look, _80=lambda: None)])
+    assert runner.actors.num_restarts == 1
+    assert runner.loop.queue.discarded()["actor_died"] <= 4
+    assert balance(runner) == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in seen)
+
+
+def test_a_worker_that_owes_a_step_for_too_long_is_replaced_and_the_others_go_on() -> None:
+    runner = make(**{"env.step_timeout": 0.5})
+    started = 0.0
+
+    def stop() -> None:
+        nonlocal started
+        started = time.monotonic()
+        os.kill(pid_of(runner, "environment worker", 1), signal.SIGSTOP)
+
+    def wait() -> None:
+        deadline = time.monotonic() + 20
+        while not runner.loop.queue.discarded()["timeout"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    # Between the two the learner lives on what the other worker produces.
+    runner.run([Every(_30=stop, _60=wait, _90=lambda: None)])
+    assert 1 <= runner.loop.queue.discarded()["timeout"] <= 2
+    assert runner.actors.num_restarts == 1
+    assert balance(runner) == 0
+
+
+def test_a_stopped_policy_worker_is_replaced() -> None:
+    runner = make(**{"runner.hang_seconds": 0.5})
+    runner.run(
+        [
+            Every(
+                _30=lambda: os.kill(pid_of(runner, "policy worker", 0), signal.SIGSTOP),
+                _60=lambda: None,
+            )
+        ]
+    )
+    assert runner.actors.num_restarts == 1
+    assert balance(runner) == 0
+
+
+def test_an_environment_that_always_fails_ends_the_run_and_names_its_worker(
+    tmp_path: Path,
+) -> None:
+    plan = unirl.make_plan(
+        "appo",
+        **{
+            **SMALL,
+            "env.id": "unirl/Fault-v0",
+            "env.kwargs": {"raise_at": 100},
+            "runner.max_restarts": 1,
+        },
+    )
+    with pytest.raises(UniRLError) as error:
+        unirl.run(plan, tmp_path, console=False)
+    assert "RuntimeError in toy.py" in error.value.what
+    assert error.value.what.startswith("environment worker")
+    assert "restarted 1 of 1 times" in error.value.rule
+    logs = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+    assert logs.count("RuntimeError: fault at step 100") >= 2
+
+
+def test_a_broken_observation_ends_the_run_at_once(tmp_path: Path) -> None:
+    plan = unirl.make_plan(
+        "appo", **{**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": {"nan_at": 20}}
+    )
+    with pytest.raises(UniRLError, match=r"(?i)nan") as error:
+        unirl.run(plan, tmp_path, console=False)
+    assert "unirl/Fault-v0" in str(error.value)
+
+
+def test_more_groups_than_places_are_refused() -> None:
+    with pytest.raises(UniRLError, match="4 groups of environments share 2 places"):
+        make(**{"queue.max_staleness": 0})
+
+
+def test_the_same_recipe_runs_in_one_process(tmp_path: Path) -> None:
+    plan = unirl.make_plan("appo", **{**SMALL, "runner.kind": "inline", "run.total_steps": 2_000})
+    first = unirl.run(plan, tmp_path / "a", console=False)
+    again = unirl.run(plan, tmp_path / "b", console=False)
+    assert first.num_steps == again.num_steps >= 2_000
+    assert first.scalars["losses/policy"] == again.scalars["losses/policy"]
