@@ -25,7 +25,7 @@ from unirl.core.weights import Weights
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.guard import check_finite
-from unirl.envs.make import make_vec
+from unirl.envs.make import agents_of, make_vec
 from unirl.envs.spaces import action_writer, obs_reader
 from unirl.envs.vector import VectorEnv
 from unirl.policy import Policy, PolicyConfig, zero_state
@@ -71,7 +71,9 @@ class PolicyEvaluator:
                 "20 or 100 are usual",
             )
         self.close()
-        self._env = make_vec(self._config, min(self._num_envs, num_episodes))
+        agents = len(agents_of(self._config)) or 1  # each a row: whole environments only
+        num_rows = max(agents, min(self._num_envs, num_episodes) // agents * agents)
+        self._env = make_vec(self._config, num_rows)
         try:
             return self._evaluate(self._env, weights, num_episodes, deterministic)
         except EnvCrashed as error:  # nobody starts an evaluation again
@@ -115,6 +117,7 @@ class PolicyEvaluator:
         left[: num_episodes % num_envs] += 1
         result = EvalResult([], [])
         returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+        since_end = 0
         while left.any():
             step = env.step(player.act(obs))
             _check(step.obs, step.reward, self._config.id)
@@ -125,11 +128,14 @@ class PolicyEvaluator:
                 result.returns.append(float(returns[index]))
                 result.lengths.append(int(lengths[index]))
                 left[index] -= 1
+                since_end = 0
+            since_end += 1
             filler = ~step.mask
             if filler.any():
                 returns[filler], lengths[filler] = 0.0, 0
                 player.reset_rows(filler)
-            if (lengths > MAX_STEPS).any():
+            # Also where an agent never comes to play: its rows are fillers for ever.
+            if since_end > MAX_STEPS:
                 raise UniRLError(
                     f'env "{self._config.id}" does not end its episode',
                     f"an episode must end within {MAX_STEPS} steps to be evaluated",

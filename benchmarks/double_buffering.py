@@ -19,7 +19,8 @@ from typing import Any
 import measure
 
 import unirl
-from unirl.actors.inference import PolicyWorker, SamplerConfig
+from unirl.actors.inference import PolicyWorker
+from unirl.actors.sampler import SamplerConfig
 from unirl.core.actor import ActorContext
 from unirl.core.exchange import Exchange
 from unirl.envs.make import spaces
@@ -44,9 +45,7 @@ def make_slow_policy_worker(context: ActorContext, *, config: Config) -> PolicyW
     """The factory of a plan."""
     assert isinstance(context.exchange, Exchange)
     policy = Policy(*spaces(config.env), config.policy, seed=0).eval()
-    return SlowPolicyWorker(
-        context.index, policy, context.weights, context.exchange, config.sampler
-    )
+    return SlowPolicyWorker(context, policy, context.exchange, config.sampler)
 
 
 def sample(
@@ -95,7 +94,7 @@ def sample(
         found["busy"] = sum(work) / wall / NUM_WORKERS
         runner.loop.stop("measured")
 
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     runner.run([])
     thread.join()

@@ -152,7 +152,9 @@ def main() -> None:
     tickets: list[int] = []
     runner = make_runner(tickets)
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    thread = threading.Thread(target=storm, args=(runner, flags.seconds, flags.seed, found))
+    thread = threading.Thread(
+        target=storm, args=(runner, flags.seconds, flags.seed, found), daemon=True
+    )
     thread.start()
     runner.run([])
     thread.join()

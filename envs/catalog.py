@@ -13,7 +13,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from unirl.core.errors import UniRLError
 from unirl.envs import ale
-from unirl.envs.config import EnvConfig
+from unirl.envs.config import MULTI_AGENT, EnvConfig
 from unirl.envs.toy import register_toys
 
 # Module names as they stand in entry points and import errors -> the extra of this package that
@@ -24,6 +24,7 @@ EXTRAS = {
     "mujoco": "mujoco",
     "envpool": "envpool",
     "box2d": "box2d",
+    "pettingzoo": "multiagent",
 }
 
 
@@ -32,6 +33,12 @@ def find_spec(config: EnvConfig) -> EnvSpec:
     install."""
     import_registering_module(config)
     register_toys()
+    if config.is_multi_agent:
+        raise UniRLError(
+            f'env "{config.id}" has several agents',
+            "an environment of Gymnasium, with one agent, is needed here",
+            "choose another env.id",
+        )
     if config.is_atari:
         try:
             ale.register()
@@ -44,8 +51,8 @@ def find_spec(config: EnvConfig) -> EnvSpec:
 
 
 def known_env_ids() -> list[str]:
-    """All ids that `make_vec` finds in this process, sorted: Gymnasium's, the toys, and Atari's
-    where installed."""
+    """All ids of environments with one agent that `make_vec` finds in this process, sorted:
+    Gymnasium's, the toys, and Atari's where installed."""
     register_toys()
     with contextlib.suppress(ImportError):  # Atari is an extra; without it the list is shorter
         ale.register()
@@ -57,8 +64,8 @@ def unknown_id(env_id: str, known: Iterable[str]) -> UniRLError:
     known = list(known)
     # Case and a missing namespace are what people get wrong most: compare without them, answer with
     # the real id.
-    folded = {name.lower().removeprefix("ale/"): name for name in reversed(known)}
-    close = difflib.get_close_matches(env_id.lower().removeprefix("ale/"), folded, n=3, cutoff=0.6)
+    folded = {_fold(name): name for name in reversed(known)}
+    close = difflib.get_close_matches(_fold(env_id), folded, n=3, cutoff=0.6)
     names = [f'"{folded[name]}"' for name in close]
     hint = f"Did you mean {' or '.join(names)}?" if names else "No known id is similar."
     return UniRLError(f'env "{env_id}" is unknown', hint, "(unirl list envs)")
@@ -67,6 +74,8 @@ def unknown_id(env_id: str, known: Iterable[str]) -> UniRLError:
 def missing_package(config: EnvConfig, error: ImportError) -> UniRLError:
     """The error for an environment whose package is not installed, naming the extra that installs
     it."""
+    if config.is_multi_agent:
+        return _missing_for_agents(config, error)
     if not isinstance(error, ModuleNotFoundError):  # installed, and still not importable
         return UniRLError(
             f'env "{config.id}" cannot be imported', str(error), "use a newer version of the id"
@@ -111,3 +120,31 @@ def import_registering_module(config: EnvConfig) -> None:
             f"import_module must be importable where the actors run: {error}",
             "correct what it imports",
         ) from error
+
+
+def _missing_for_agents(config: EnvConfig, error: ImportError) -> UniRLError:
+    """PettingZoo has extras of its own, one for each of its families of games."""
+    if not isinstance(error, ModuleNotFoundError):  # a family that became a package of its own
+        return UniRLError(
+            f'env "{config.id}" cannot be imported',
+            str(error),
+            "install what the message names; other packages' ids are pettingzoo/<module>:<factory>",
+        )
+    module = (error.name or "").partition(".")[0]
+    if module == "pettingzoo":
+        remedy = f"pip install 'unirl[{EXTRAS[module]}]'"
+        rule = f'it comes with the extra "{EXTRAS[module]}" ({error})'
+    elif ":" in config.id or config.import_module:  # what it lacks may be anything
+        remedy = f"pip install {module}" if module else "install what the message names"
+        rule = str(error)
+    else:
+        remedy = f"pip install 'pettingzoo[{config.id.split('/')[1]}]'"
+        rule = f"PettingZoo's games need packages of their own ({error})"
+    return UniRLError(f'env "{config.id}" needs a package that is not installed', rule, remedy)
+
+
+def _fold(env_id: str) -> str:
+    """An id as suggestions compare it; of PettingZoo's long ids only the game's name."""
+    if env_id.startswith(MULTI_AGENT):
+        env_id = env_id.rpartition("/")[2]
+    return env_id.lower().removeprefix("ale/")

@@ -9,6 +9,8 @@ from typing import Any, Literal, get_args
 from unirl.core.errors import UniRLError
 
 EngineName = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
+MULTI_AGENT = "pettingzoo/"
+"""How the ids of environments with several agents begin."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +20,17 @@ class EnvConfig:
     id: str = "CartPole-v1"
     """Gymnasium id ("CartPole-v1", "ALE/Pong-v5"). With engine "envpool" it is looked up in
     EnvPool's list; Atari games are written "ALE/Pong-v5" there too, though EnvPool itself lists
-    them as "Pong-v5"."""
+    them as "Pong-v5".
+
+    Environments with several agents begin with "pettingzoo/", and each agent is a row: num_envs
+    counts rows and is a multiple of the number of agents. "pettingzoo/classic/rps_v2" is the
+    parallel_env of module pettingzoo.classic.rps_v2, "pettingzoo/unirl/Duel" a game of UniRL, and
+    "pettingzoo/my_package.games:make_tag" whatever make_tag(**env.kwargs) of module
+    my_package.games returns, if it has PettingZoo's parallel API.
+    """
     engine: EngineName = "auto"
     """What steps the environments. auto: ale for ALE/*, else the env's own vector class where it
-    registers one, else sync.
+    registers one, else sync. Environments with several agents know auto and sync, which are one.
 
     vector: the env's own vector class, fastest where it exists. sync: one after the other in this
     process. async: one process per environment, pays off only where a step costs far more than
@@ -69,6 +78,12 @@ class EnvConfig:
             raise UniRLError(
                 "the environment has no id", 'id must be a name, found ""', "set env.id"
             )
+        if self.is_multi_agent and self.engine not in ("auto", "sync"):
+            raise UniRLError(
+                f'engine {self.engine} cannot run env "{self.id}"',
+                "environments with several agents are stepped one after the other: auto or sync",
+                'use engine="auto"; environment workers step them in several processes',
+            )
         if self.import_module.startswith("."):
             raise UniRLError(
                 f'import_module "{self.import_module}" is relative',
@@ -110,3 +125,8 @@ class EnvConfig:
     def is_atari(self) -> bool:
         """True for "ALE/*", the ids that the Atari-only fields apply to, whatever the engine."""
         return self.id.startswith("ALE/")
+
+    @property
+    def is_multi_agent(self) -> bool:
+        """True for "pettingzoo/*": each agent is a row."""
+        return self.id.startswith(MULTI_AGENT)

@@ -152,7 +152,7 @@ class GymEngine:
                 f'env "{self._id}" is stuck: no answer from environment {late}',
                 f"a step must take at most {self._step_timeout:g} s,"
                 f" waited {time.monotonic() - started:.1f} s",
-                "raise env.deadline-seconds, or find what the environment waits for",
+                "raise env.step-timeout, or find what the environment waits for",
             ) from None
         except (EOFError, ConnectionError) as error:
             self._stuck = True

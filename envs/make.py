@@ -3,6 +3,8 @@ readable errors."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -11,7 +13,7 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 
 from unirl.core.errors import UniRLError
-from unirl.envs import catalog
+from unirl.envs import catalog, pettingzoo
 from unirl.envs.ale import AleEngine
 from unirl.envs.config import EnvConfig
 from unirl.envs.envpool import EnvPoolEngine, known_ids
@@ -32,6 +34,9 @@ def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
             "num_envs must be at least 1",
             "set num_envs",
         )
+    if config.is_multi_agent:
+        with _explained(config):
+            return pettingzoo.ParallelEnvs(config, _find_factory(config), num_envs)
     engine = _make_engine(config, num_envs)
     try:
         obs_fields(engine.observation_space, num_envs, config.id)
@@ -43,8 +48,13 @@ def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
 
 
 def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
-    """Observation and action space of one environment; builds one with the configured engine and
-    closes it."""
+    """Observation and action space of one environment, or of one agent; builds an environment with
+    the configured engine and closes it."""
+    if config.is_multi_agent:
+        cast = _cast_of(config)
+        obs_fields(cast.observation_space, 1, config.id)
+        action_field(cast.action_space, 1, config.id)
+        return cast.observation_space, cast.action_space
     env = make_vec(_without_processes(config), 1)
     try:
         return env.observation_space, env.action_space
@@ -52,13 +62,33 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
         env.close()
 
 
+def agents_of(config: EnvConfig) -> tuple[str, ...]:
+    """Who the rows of one environment belong to, in order; () where there is one agent only.
+
+    num_envs of `make_vec` is a multiple of their number. Builds one environment and closes it.
+    """
+    if not config.is_multi_agent:
+        return ()
+    return tuple(str(agent) for agent in _cast_of(config).agents)
+
+
 def known_env_ids() -> list[str]:
     """All ids that can be made here without EnvPool, sorted."""
-    return catalog.known_env_ids()
+    return sorted([*catalog.known_env_ids(), *pettingzoo.known_ids()])
+
+
+def _cast_of(config: EnvConfig) -> pettingzoo.Cast:
+    with _explained(config):
+        return pettingzoo.cast_of(config, _find_factory(config))
+
+
+def _find_factory(config: EnvConfig) -> pettingzoo.Factory:
+    catalog.import_registering_module(config)
+    return pettingzoo.find_factory(config)
 
 
 def _make_engine(config: EnvConfig, num_envs: int) -> Engine:
-    try:
+    with _explained(config):
         if config.engine == "envpool":
             catalog.import_registering_module(config)
             known = known_ids()
@@ -82,6 +112,13 @@ def _make_engine(config: EnvConfig, num_envs: int) -> Engine:
                 f'use engine="{"ale" if config.is_atari else "sync"}"',
             )
         return GymEngine(config, spec, num_envs, name)
+
+
+@contextmanager
+def _explained(config: EnvConfig) -> Iterator[None]:
+    """Turns what goes wrong while environments are made into errors a person can act on."""
+    try:
+        yield
     except ImportError as error:
         raise catalog.missing_package(config, error) from error
     except gymnasium.error.DependencyNotInstalled as error:

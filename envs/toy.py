@@ -4,6 +4,7 @@ breaks on demand."""
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -156,6 +157,82 @@ class CountingVector(GymVectorEnv[Obs, NDArray[np.int64], Obs]):
 
     def _obs(self) -> Obs:
         return np.stack([self._episode, self._steps], axis=1).astype(np.float32)
+
+
+class CountingAgents:
+    """Counting with several agents, who come and go as told: every row can be predicted by hand.
+
+    Episode e goes by lifetimes[e % len(lifetimes)], a number for each agent: n terminates after n
+    steps, -n is truncated after n, 0 is not there at all. Observation [agent, episode number, step
+    number], reward the step number. silent: at its end an agent only disappears from `agents`, and
+    nothing more is said of it. With stagger, an odd seed begins with episode 1. Has PettingZoo's
+    parallel API.
+    """
+
+    metadata: dict[str, Any] = {"name": "CountingAgents", "render_modes": []}  # noqa: RUF012
+
+    def __init__(
+        self,
+        lifetimes: Sequence[Sequence[int]] = ((2, 4, -3), (-1, 0, 2)),
+        silent: bool = False,
+        stagger: bool = False,
+    ) -> None:
+        self.possible_agents = [f"counter_{i}" for i in range(len(lifetimes[0]))]
+        self.agents: list[str] = []
+        self._lifetimes, self._silent, self._stagger = lifetimes, silent, stagger
+        self._spaces = Box(0.0, np.inf, (3,), np.float32), Discrete(2)
+        self._episode, self._step = -1, 0
+
+    def observation_space(self, agent: str) -> Box:
+        """Of any agent."""
+        return self._spaces[0]
+
+    def action_space(self, agent: str) -> Discrete:
+        """Of any agent."""
+        return self._spaces[1]
+
+    def reset(
+        self, seed: int | None = None, options: Info | None = None
+    ) -> tuple[dict[str, Obs], dict[str, Info]]:
+        """A seed starts counting anew; without one the next episode begins."""
+        first = seed % 2 if seed is not None and self._stagger else 0
+        self._episode, self._step = (self._episode + 1, 0) if seed is None else (first, 0)
+        self.agents = [agent for agent in self.possible_agents if self._lifetime(agent)]
+        return self._obs(self.agents), {agent: {} for agent in self.agents}
+
+    def step(
+        self, actions: dict[str, Any]
+    ) -> tuple[dict[str, Obs], dict[str, float], dict[str, bool], dict[str, bool], dict[str, Info]]:
+        """Count; exactly those who are there must act."""
+        assert sorted(actions) == sorted(self.agents), (actions, self.agents)
+        self._step += 1
+        told = self.agents
+        self.agents = [agent for agent in told if self._step < abs(self._lifetime(agent))]
+        if self._silent:
+            told = self.agents
+        ended = {agent: agent not in self.agents for agent in told}
+        return (
+            self._obs(told),
+            {agent: float(self._step) for agent in told},
+            {agent: ended[agent] and self._lifetime(agent) > 0 for agent in told},
+            {agent: ended[agent] and self._lifetime(agent) < 0 for agent in told},
+            {agent: {} for agent in told},
+        )
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _lifetime(self, agent: str) -> int:
+        lifetimes = self._lifetimes[self._episode % len(self._lifetimes)]
+        return lifetimes[self.possible_agents.index(agent)]
+
+    def _obs(self, agents: Sequence[str]) -> dict[str, Obs]:
+        return {
+            agent: np.array(
+                [self.possible_agents.index(agent), self._episode, self._step], np.float32
+            )
+            for agent in agents
+        }
 
 
 class Fault(gymnasium.Env[Obs, np.int64]):

@@ -25,6 +25,7 @@ HOMES = {
     "imageio_ffmpeg": ("video.py",),
     "matplotlib": ("plots.py",),
     "mujoco": ("mujoco.py",),
+    "pettingzoo": ("pettingzoo.py",),
     "pygame": (),
     "ray": ("ray.py",),
     "transformers": ("hf_engine.py",),

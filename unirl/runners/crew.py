@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -64,7 +64,8 @@ class Crew:
     dependants: who cannot go on without a dead member; they are killed with it. mourn: called when
     a dead member and its dependants are gone for good and before others take their places; returns
     a few words on what was lost. look: called several times a second, to kill what hangs.
-    close_all: makes every member end by itself; is_closed: it was called, by whomever.
+    close_all: makes every member end by itself; is_closed: it was called, by whomever. modules:
+    what members import.
     """
 
     def __init__(
@@ -78,12 +79,13 @@ class Crew:
         look: Callable[[], None],
         close_all: Callable[[], None],
         is_closed: Callable[[], bool],
+        modules: Iterable[str] = (),
     ) -> None:
         self.members = members
         self._max_restarts, self._log_dir = max_restarts, log_dir
         self._dependants, self._mourn, self._look = dependants, mourn, look
         self._close_all, self._is_closed = close_all, is_closed
-        self._context = process_context(len(members))
+        self._context = process_context(len(members), modules)
         self._lifeline = Lifeline()
         self._error: UniRLError | None = None
         self._closing = threading.Event()

@@ -10,22 +10,29 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 
 _PRELOAD = "unirl.runners.preload"
 # One message to the server carries at most 253 file descriptors (Linux's SCM_MAX_FD), and an actor
 # needs one for each bell, and some more.
-_MAX_ACTORS = 200
+_MAX_PROCESSES = 200
 
 
-def process_context(num_actors: int) -> ForkServerContext | SpawnContext:
-    """What to make actor processes with; the server is started by the first one."""
-    if num_actors > _MAX_ACTORS:
+def process_context(
+    num_processes: int, modules: Iterable[str] = ()
+) -> ForkServerContext | SpawnContext:
+    """What to make processes with; the server is started by the first call.
+
+    modules: what these processes import; of them only UniRL's own are loaded beforehand, since a
+    user's may start threads, which do not survive a fork.
+    """
+    if num_processes > _MAX_PROCESSES:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([_PRELOAD])
+    own = [name for name in modules if name.startswith("unirl.")]
+    context.set_forkserver_preload([*own, _PRELOAD])
     with interrupts_blocked():
         forkserver.ensure_running()
     return context

@@ -188,6 +188,10 @@ class ActorProcesses:
             look=self._look,
             close_all=self._close_queues,
             is_closed=lambda: any(lane.queue.closed for lane in lanes),
+            modules=[
+                getattr(factory, "func", factory).__module__
+                for factory in (plan.make_actor, *([helpers.serve] if helpers else []))
+            ],
         )
 
     def start(self) -> None:
