@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import pytest
 
 import unirl
 from unirl.core.errors import UniRLError
-from unirl.core.exchange import Exchange
 from unirl.runners.loop import TrainLoop
 from unirl.runners.processes import ProcessesRunner
 
@@ -70,32 +70,51 @@ def pid_of(runner: ProcessesRunner, role: str, index: int) -> int:
     return pid
 
 
+class Script:
+    """A hook that goes through steps, each tried after every update until it returns True."""
+
+    def __init__(self, *steps: Callable[[], bool]) -> None:
+        self.steps, self.deadline = list(steps), time.monotonic() + 30
+
+    def after_update(self, loop: TrainLoop) -> None:
+        assert time.monotonic() < self.deadline, f"{len(self.steps)} steps of the script are left"
+        if loop.learner.version > 20 and self.steps[0]():
+            self.steps.pop(0)
+        if not self.steps:
+            loop.stop("test")
+
+    def at_end(self, loop: TrainLoop) -> None:
+        pass
+
+
 @pytest.mark.parametrize("role", ["environment worker", "policy worker"])
 def test_a_killed_process_is_replaced_and_every_sample_accounted_for(role: str) -> None:
     runner = make()
-    seen: list[int] = []
+    exchange = runner.actors.exchange
+    assert exchange is not None
+    dead: list[int] = []
+    before: list[int] = []
 
-    def kill() -> None:
-        seen.append(pid_of(runner, role, 0))
-        os.kill(seen[0], signal.SIGKILL)
+    def steps() -> list[int]:
+        return [exchange.group_totals(group)[1] for group in range(4)]
 
-    def look() -> None:
-        deadline = time.monotonic() + 10
-        while pid_of(runner, role, 0) == seen[0]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        exchange = runner.actors.exchange
-        assert isinstance(exchange, Exchange)
-        before = [exchange.group_totals(group)[1] for group in range(4)]
-        while any(exchange.group_totals(g)[1] <= before[g] + 20 for g in range(4)):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    def kill() -> bool:
+        dead.append(pid_of(runner, role, 0))
+        os.kill(dead[0], signal.SIGKILL)
+        return True
 
-    runner.run([Every(_30=kill, _40=look, _80=lambda: None)])
+    def replaced() -> bool:
+        before[:] = steps()
+        return pid_of(runner, role, 0) != dead[0]
+
+    def all_groups_step() -> bool:
+        return all(now > old + 20 for now, old in zip(steps(), before, strict=True))
+
+    runner.run([Script(kill, replaced, all_groups_step)])
     assert runner.actors.num_restarts == 1
     assert runner.loop.queue.discarded()["actor_died"] <= 4
     assert balance(runner) == 0
-    assert not any(Path(f"/proc/{pid}").exists() for pid in seen)
+    assert not Path(f"/proc/{dead[0]}").exists()
 
 
 def test_a_worker_that_owes_a_step_for_too_long_is_replaced_and_the_others_go_on() -> None:
