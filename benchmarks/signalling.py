@@ -131,9 +131,7 @@ def main() -> None:
     for loaded in (False, True):
         if loaded:
             context = multiprocessing.get_context("fork")
-            load = [
-                context.Process(target=compute, daemon=True) for _ in os.sched_getaffinity(0)
-            ]
+            load = [context.Process(target=compute, daemon=True) for _ in os.sched_getaffinity(0)]
             for process in load:
                 process.start()
         for name, make in SIGNALS.items():

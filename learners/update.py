@@ -16,6 +16,8 @@ from unirl.core.errors import UniRLError
 from unirl.core.tree import Tree
 
 _ADAM_BETAS = (0.9, 0.999)
+_ADAPTIVE_FACTOR = 1.5
+_ADAPTIVE_BOUNDS = (1e-5, 1e-2)
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,12 @@ class OptimizerConfig:
     """adam, or rmsprop as in IMPALA and A3C."""
     lr: float = 6e-4
     """Step size. More: faster, until it diverges."""
-    lr_schedule: Literal["constant", "linear"] = "constant"
-    """linear: falls to zero at run.total_steps."""
+    lr_schedule: Literal["constant", "linear", "adaptive"] = "constant"
+    """linear: falls to zero at run.total_steps. adaptive: after each batch, divided by 1.5 where
+    the policy moved more than 2 target_kl, times 1.5 where less than half of it; 1e-5 to 1e-2.
+    """
+    target_kl: float = 0.01
+    """adaptive: how far one batch should move the policy, in nats. More: larger steps."""
     max_grad_norm: float = 0.5
     """Gradients are scaled down to this norm. Less: steadier, slower."""
     epsilon: float = 1e-5
@@ -44,6 +50,12 @@ class OptimizerConfig:
                 f"max_grad_norm {self.max_grad_norm}",
                 "all three must be > 0",
                 "start from lr 6e-4, max_grad_norm 0.5, epsilon 1e-5",
+            )
+        if not self.target_kl > 0:
+            raise UniRLError(
+                f"learner.optimizer.target_kl is {self.target_kl}",
+                "it must be > 0",
+                "0.01 is usual",
             )
         if not 0 <= self.decay < 1 or not 0 <= self.momentum < 1:
             raise UniRLError(
@@ -62,6 +74,8 @@ class Update:
 
     def __init__(self, module: nn.Module, config: OptimizerConfig, *, total_steps: int) -> None:
         self._module, self._config, self._total_steps = module, config, total_steps
+        self.adaptive_lr = config.lr
+        """The step size that `adapt` has come to."""
         self._parameters = dict(module.named_parameters())
         self._masters: dict[str, Tensor] = {
             name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
@@ -78,7 +92,20 @@ class Update:
         """The step size after `num_steps` samples."""
         if self._config.lr_schedule == "constant":
             return self._config.lr
+        if self._config.lr_schedule == "adaptive":
+            return self.adaptive_lr
         return self._config.lr * max(0.0, 1.0 - num_steps / self._total_steps)
+
+    def adapt(self, kl: float) -> None:
+        """Correct the adaptive step size by how far a batch moved the policy, in nats.
+
+        The rule of rsl_rl (arXiv 2109.11978), once per batch instead of once per minibatch.
+        """
+        low, high = _ADAPTIVE_BOUNDS
+        if kl > 2 * self._config.target_kl:
+            self.adaptive_lr = max(low, self.adaptive_lr / _ADAPTIVE_FACTOR)
+        elif kl < self._config.target_kl / 2:
+            self.adaptive_lr = min(high, self.adaptive_lr * _ADAPTIVE_FACTOR)
 
     def apply(self, num_steps: int) -> Tensor:
         """Step with the gradients that lie in the module and clear them; returns their norm before

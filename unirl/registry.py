@@ -9,7 +9,13 @@ from types import MappingProxyType, ModuleType
 
 from unirl.core.errors import UniRLError
 
-RECIPES: Mapping[str, str] = MappingProxyType({"impala": "unirl.recipes.impala"})
+RECIPES: Mapping[str, str] = MappingProxyType(
+    {
+        "impala": "unirl.recipes.impala",
+        "appo": "unirl.recipes.appo",
+        "ppo": "unirl.recipes.ppo",
+    }
+)
 """Recipes by their name on the command line: modules with `Config` and `plan(config)`."""
 
 

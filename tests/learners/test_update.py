@@ -68,6 +68,19 @@ def test_the_linear_schedule_ends_at_zero() -> None:
     assert [update.lr(steps) for steps in (0, 50, 100, 200)] == [1.0, 0.5, 0.0, 0.0]
 
 
+def test_the_adaptive_schedule_moves_by_steps_of_a_half_and_keeps_still_near_its_target() -> None:
+    _, update = make(torch.float32, lr=1e-3, schedule="adaptive")  # target_kl 0.01
+    for kl, want in ((0.019, 1e-3), (0.006, 1e-3), (0.021, 1e-3 / 1.5), (0.004, 1e-3)):
+        update.adapt(kl)
+        assert update.lr(50) == pytest.approx(want)
+    update.adapt(float("nan"))
+    assert update.lr(50) == pytest.approx(1e-3)
+    for kl, bound in ((1.0, 1e-5), (0.0, 1e-2)):
+        for _ in range(30):
+            update.adapt(kl)
+        assert update.lr(50) == bound
+
+
 def test_gradients_are_clipped_to_their_norm() -> None:
     module = nn.Linear(4, 3, bias=False)
     update = Update(module, OptimizerConfig(name="rmsprop", max_grad_norm=0.5), total_steps=1)
@@ -113,6 +126,12 @@ def test_rmsprop_is_tensorflows_with_epsilon_under_the_root(momentum: float) -> 
         assert module.weight.item() == pytest.approx(weight, abs=1e-6)
 
 
+def test_a_target_kl_of_nothing_is_refused_in_three_parts() -> None:
+    with pytest.raises(UniRLError, match="target_kl is 0") as error:
+        OptimizerConfig(lr_schedule="adaptive", target_kl=0.0)
+    assert len(error.value.parts) == 3
+
+
 def test_a_parameter_without_a_gradient_stays() -> None:
     module, update = make(torch.float32)
     bias = module.bias.detach().clone()
@@ -125,7 +144,8 @@ def test_a_parameter_without_a_gradient_stays() -> None:
 def test_updating_does_not_import_the_compiler() -> None:
     code = (
         "import sys, torch; from unirl.learners.update import OptimizerConfig, Update\n"
-        "module = torch.nn.Linear(2, 2); update = Update(module, OptimizerConfig(), total_steps=1)\n"
+        "module = torch.nn.Linear(2, 2)\n"
+        "update = Update(module, OptimizerConfig(), total_steps=1)\n"
         "module(torch.ones(1, 2)).sum().backward(); update.apply(0)\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )

@@ -6,14 +6,31 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from unirl.vtrace import Loss, entropy_loss, policy_gradient_loss, value_loss
+from unirl.vtrace import (
+    Loss,
+    clipped_policy_loss,
+    clipped_value_loss,
+    entropy_loss,
+    kl_estimate,
+    policy_gradient_loss,
+    value_loss,
+)
+from unirl.vtrace.reference import slow_clipped_policy_loss, slow_clipped_value_loss
 
 losses: dict[str, Callable[[Tensor, Tensor, Tensor], Loss]] = {
     "policy": policy_gradient_loss,
     "value": value_loss,
     "entropy": lambda entropy, _, mask: entropy_loss(entropy, mask),
+    "clipped policy": lambda new_logp, other, mask: clipped_policy_loss(
+        new_logp, 0.7 * other, other, mask, clip=0.2
+    ),
+    "clipped value": lambda value, other, mask: clipped_value_loss(
+        value, other, 1.5 * other, mask, clip=0.2
+    ),
 }
 every_loss = pytest.mark.parametrize("loss", losses.values(), ids=losses.keys())
 
@@ -103,6 +120,8 @@ def test_targets_and_advantages_receive_no_gradient() -> None:
     other.requires_grad_()
     total = value_loss(prediction, other, mask).mean()
     total = total + policy_gradient_loss(prediction, other, mask).mean()
+    total = total + clipped_policy_loss(prediction, other, other, mask, clip=0.2).mean()
+    total = total + clipped_value_loss(prediction, other, other, mask, clip=0.2).mean()
     got = torch.autograd.grad(total, [prediction, other], allow_unused=True)
     assert got[0] is not None and got[1] is None
 
@@ -128,3 +147,79 @@ def test_shapes_that_would_broadcast_are_refused(
     prediction, other, mask = batch()
     with pytest.raises(ValueError, match=r"\(6, 8, 1\).*\(6, 8\).*Squeeze"):
         loss(prediction[..., None], other, mask)
+
+
+@given(
+    seed=st.integers(0, 2**31), clip=st.sampled_from([0.05, 0.2, 1.0]), scale=st.floats(0.0, 3.0)
+)
+def test_clipped_losses_equal_their_slow_twins(seed: int, clip: float, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    new, moved, other = torch.randn(3, 5, 3, generator=generator, dtype=torch.float64)
+    old, mask = new + scale * moved, torch.rand(5, 3, generator=generator) > 0.3
+    for fast, slow in (
+        (clipped_policy_loss, slow_clipped_policy_loss),
+        (clipped_value_loss, slow_clipped_value_loss),
+    ):
+        got, want = fast(new, old, other, mask, clip=clip), slow(new, old, other, mask, clip=clip)
+        assert got.numerator.item() == pytest.approx(want[0], rel=1e-12, abs=1e-12)
+        assert got.denominator.item() == want[1]
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "moves"),
+    [
+        (0.3, 1.0, False),
+        (0.3, -1.0, True),
+        (-0.3, -1.0, False),
+        (-0.3, 1.0, True),
+        (0.1, 1.0, True),
+    ],
+)
+def test_a_ratio_outside_the_clip_has_a_gradient_only_back_towards_it(
+    log_ratio: float, advantage: float, moves: bool
+) -> None:
+    new_logp = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
+    one = torch.ones(1, dtype=torch.float64)
+    loss = clipped_policy_loss(new_logp, 0 * one, advantage * one, one, clip=0.2)
+    slope = gradient(loss.mean(), new_logp).item()
+    want = -advantage * torch.tensor(log_ratio, dtype=torch.float64).exp().item() if moves else 0.0
+    assert slope == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("value", "target", "moves"),
+    [(1.5, 3.0, False), (1.5, 1.0, True), (0.5, -3.0, False), (1.1, 3.0, True), (1.5, -3.0, True)],
+)
+def test_a_value_that_moved_by_more_than_the_clip_has_a_gradient_only_back(
+    value: float, target: float, moves: bool
+) -> None:
+    new, one = torch.tensor([value], requires_grad=True), torch.ones(1)
+    loss = clipped_value_loss(new, one, target * one, one, clip=0.2).mean()
+    assert gradient(loss, new).item() == pytest.approx(value - target if moves else 0.0)
+
+
+def test_where_the_policies_agree_the_clipped_gradient_is_the_policy_gradient() -> None:
+    new_logp, advantage, mask = batch()
+    want = gradient(policy_gradient_loss(new_logp, advantage, mask).mean(), new_logp)
+    loss = clipped_policy_loss(new_logp, new_logp.detach(), advantage, mask, clip=0.2)
+    torch.testing.assert_close(gradient(loss.mean(), new_logp), want)
+
+
+def test_a_ratio_too_large_for_floats_stays_finite() -> None:
+    new_logp = torch.full((2, 1), 1000.0, requires_grad=True)
+    zero, advantage = torch.zeros(2, 1), torch.tensor([[1.0], [-1.0]])
+    loss = clipped_policy_loss(new_logp, zero, advantage, torch.ones(2, 1), clip=0.2).mean()
+    assert loss.isfinite() and gradient(loss, new_logp).isfinite().all()
+    assert kl_estimate(new_logp, zero, torch.ones(2, 1)).mean().isfinite()
+
+
+def test_the_kl_estimate_has_the_mean_of_the_divergence_and_ignores_masked_rows() -> None:
+    generator = torch.Generator().manual_seed(0)
+    old, new = torch.randn(2, 5, generator=generator).mul(0.5).log_softmax(-1)
+    want = (old.exp() * (old - new)).sum()
+    action = torch.multinomial(old.exp(), 200_000, replacement=True, generator=generator)
+    mask = torch.arange(200_000) % 3 != 0
+    new_logp = torch.where(mask, new[action], torch.nan).requires_grad_()
+    estimate = kl_estimate(new_logp, old[action], mask)
+    assert estimate.mean().item() == pytest.approx(want.item(), rel=0.02)
+    assert not estimate.numerator.requires_grad and estimate.denominator == mask.sum()

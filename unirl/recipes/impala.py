@@ -8,16 +8,17 @@ Espeholt et al., arXiv 1802.01561.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 
 from unirl.actors.evaluate import PolicyEvaluator
-from unirl.actors.vector import ActorConfig, make_vector_actor, unroll_spec
+from unirl.actors.vector import ActorConfig, make_vector_actor
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
-from unirl.envs.make import spaces
-from unirl.learners.impala import ImpalaLearnerConfig, check_minibatches, make_impala_learner
-from unirl.policy import Policy, PolicyConfig
+from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
+from unirl.learners.unroll import check_minibatches, make_unroll_learner
+from unirl.policy import PolicyConfig
+from unirl.recipes.probe import probe
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 
 
@@ -37,13 +38,11 @@ class Config:
 def plan(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
     check_minibatches(config.actor.num_envs * config.queue.batch_size, config.learner.minibatches)
-    observation_space, action_space = spaces(config.env)
-    state = Policy(observation_space, action_space, config.policy, seed=0).initial_state(1)
-    spec = unroll_spec(observation_space, action_space, config.actor, state)
+    found = probe(config.env, config.policy, config.actor)
     return Plan(
         recipe="impala",
         config=config,
-        spec=spec,
+        spec=found.spec,
         queue=config.queue,
         num_actors=config.actor.num_actors,
         make_actor=partial(
@@ -54,10 +53,11 @@ def plan(config: Config) -> Plan:
             gamma=config.learner.gamma,
         ),
         make_learner=partial(
-            make_impala_learner,
-            spaces=(observation_space, action_space),
+            make_unroll_learner,
+            objective=ImpalaObjective,
+            spaces=found.spaces,
             policy=config.policy,
-            spec=spec,
+            spec=found.spec,
             learner=config.learner,
             batch_size=config.queue.batch_size,
             total_steps=config.run.total_steps,
@@ -66,12 +66,5 @@ def plan(config: Config) -> Plan:
         runner=config.runner,
         run=config.run,
         make_evaluator=partial(PolicyEvaluator, config.env, config.policy),
-        fingerprint={
-            "env": config.env.id,
-            "observation_space": str(observation_space),
-            "action_space": str(action_space),
-            "policy": {
-                k: list(v) if isinstance(v, tuple) else v for k, v in asdict(config.policy).items()
-            },
-        },
+        fingerprint=found.fingerprint,
     )

@@ -1,0 +1,160 @@
+"""The PPO objective (arXiv 1707.06347, eq. 9), decoupled (arXiv 2110.00641): the policy that
+ratios are clipped around is the one that the update begins with, not the one that acted.
+
+On-policy both are the same, and this is PPO with GAE. Where samples lag, V-trace weights correct
+for it, and the clip still bounds one update.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unirl.core.metrics import Metrics
+from unirl.learners.unroll import (
+    Losses,
+    Rows,
+    UnrollLearnerConfig,
+    check_positive,
+    select,
+)
+from unirl.learners.update import OptimizerConfig
+from unirl.policy import Policy
+from unirl.vtrace import (
+    clipped_policy_loss,
+    clipped_value_loss,
+    entropy_loss,
+    kl_estimate,
+    value_loss,
+    vtrace_gae,
+    whiten,
+)
+
+
+@dataclass(frozen=True)
+class PpoLearnerConfig(UnrollLearnerConfig):
+    """Several clipped passes over each batch, against targets that are computed once."""
+
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(lr=2.5e-4, lr_schedule="linear")
+    )
+    lambda_: float = 0.95
+    """Of GAE and of V-trace's traces. Less: less variance, more bias. 0.95 is usual."""
+    normalize_reward: bool = True
+    """Divide rewards by the running standard deviation of the discounted return: losses and the
+    clipped gradient then have one scale in every environment.
+    """
+    epochs: int = 4
+    """Passes over each batch. More: fewer samples, more compute; the clip bounds how far they lead.
+    """
+    minibatches: int = 4
+    """Parts a batch is split into along its environments. More: more and noisier updates per batch.
+    """
+    policy_clip: float = 0.2
+    """How far the ratio of new policy to old may leave 1 and still gain. More: larger steps."""
+    value_clip: float | None = None
+    """How far one update may move a value; none: as far as it likes. In units of the scaled reward.
+    """
+    normalize_advantage: bool = True
+    """Centre and scale advantages over the whole batch. False: the step size has to fit the scale
+    of the rewards.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("policy_clip", self.policy_clip, "0.1 to 0.3 is usual")
+        check_positive("value_clip", self.value_clip, "0.2 is usual; leave it out for no limit")
+
+
+class PpoObjective:
+    """See Objective: proximal policy, targets and advantages are held fixed over a batch."""
+
+    def __init__(self, policy: Policy, config: PpoLearnerConfig) -> None:
+        self._policy, self._config = policy, config
+
+    def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
+        """See Objective: targets and advantages by the policy that this update begins with."""
+        config, mask = self._config, rows["mask"]
+        prox_logp, value = self._proximal(rows)
+        log_rho = prox_logp - rows["logp"]
+        target, advantage = vtrace_gae(
+            log_rho,
+            rows["discount"],
+            rows["reward"],
+            value,
+            mask=mask,
+            rho_clip=config.rho_clip,
+            c_clip=config.c_clip,
+            lambda_=config.lambda_,
+        )
+        if config.normalize_advantage:
+            advantage = whiten(advantage, log_rho, mask, rho_clip=config.rho_clip)
+        metrics.ratio("losses/behaviour_kl", *kl_estimate(prox_logp, rows["logp"], mask))
+        unexplained, variance = (_scatter(x, mask) for x in (target - value[:-1], target))
+        metrics.ratio("losses/explained_variance", variance - unexplained, variance)
+        return {
+            **{name: rows[name] for name in ("obs", "state", "reset", "action", "mask")},
+            "prox_logp": prox_logp,
+            "prox_value": value[:-1],
+            "target": target,
+            "advantage": advantage,
+        }
+
+    def _proximal(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [T, B] and values [T+1, B] of the policy as it is.
+
+        In parts of a minibatch's size: this pass needs no more memory than those that follow.
+        """
+        num_envs = rows["mask"].shape[1]
+        logps, values = [], []
+        with torch.no_grad():
+            for envs in torch.arange(num_envs).chunk(self._config.minibatches):
+                whole = len(envs) == num_envs
+                part = rows if whole else select(rows, envs.to(rows["mask"].device))
+                unroll = self._policy.unroll(part["obs"], part["state"], part["reset"])
+                logps.append(unroll.distribution[:-1].log_prob(part["action"]))
+                values.append(unroll.value)
+        return torch.cat(logps, 1), torch.cat(values, 1)
+
+    def losses(self, rows: Rows, metrics: Metrics) -> Losses:
+        """See Objective. The divergence is from the proximal policy."""
+        config, mask, prox_logp = self._config, rows["mask"], rows["prox_logp"]
+        unroll = self._policy.unroll(rows["obs"], rows["state"], rows["reset"])
+        distribution, value = unroll.distribution[:-1], unroll.value[:-1]
+        new_logp = distribution.log_prob(rows["action"])
+        policy = clipped_policy_loss(
+            new_logp, prox_logp, rows["advantage"], mask, clip=config.policy_clip
+        )
+        outside = ((new_logp.detach() - prox_logp).exp() - 1).abs() > config.policy_clip
+        metrics.ratio("losses/clip_fraction", (outside & mask).sum(), policy.denominator)
+        return Losses(
+            policy,
+            value_loss(value, rows["target"], mask)
+            if config.value_clip is None
+            else clipped_value_loss(
+                value, rows["prox_value"], rows["target"], mask, clip=config.value_clip
+            ),
+            entropy_loss(distribution.entropy(), mask),
+            kl_estimate(new_logp, prox_logp, mask),
+        )
+
+    def settings(self) -> Mapping[str, Any]:
+        """See Objective."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See Objective: nothing outlives a batch."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See Objective."""
+
+
+def _scatter(x: Tensor, mask: Tensor) -> Tensor:
+    """Sum of squared distances from the mean over the rows of mask, a scalar."""
+    mean = torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
+    return torch.where(mask, x - mean, 0.0).square().sum()

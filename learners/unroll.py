@@ -1,0 +1,370 @@
+"""What every learner over unrolls does, whatever its objective: read batches, divide them, step the
+optimiser, count, save. Rows are time-major as in docs/overview.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from unirl.core.errors import UniRLError
+from unirl.core.learner import LearnerContext, LearnerState
+from unirl.core.metrics import Metrics
+from unirl.core.sample import Batch, SampleSpec, collate
+from unirl.core.seeding import derive_seed
+from unirl.core.tree import tree_map
+from unirl.core.weights import Weights
+from unirl.learners.episodes import EpisodeWindow
+from unirl.learners.update import OptimizerConfig, Update
+from unirl.policy import Policy, PolicyConfig
+from unirl.policy.normalize import ReturnNorm
+from unirl.vtrace import Loss
+
+Rows: TypeAlias = Mapping[str, Any]
+"""A batch or some of its environments: obs [T+1, B, ...], reset [T+1, B] (rows whose recurrent
+state begins anew), state [B, ...] before row 0, everything else [T, B, ...]. From `UnrollLearner`:
+action, logp, mask, reward (scaled and clipped), discount (gamma, 0 where terminated)."""
+
+
+@dataclass(frozen=True)
+class UnrollLearnerConfig:
+    """What all learners over unrolls can be told: the loss, and how often each batch is used."""
+
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    gamma: float = 0.99
+    """Discount per step. More: farther sight, noisier targets."""
+    lambda_: float = 1.0
+    """Shrinks V-trace's traces. Less: less variance, more bias. 1 is the paper's."""
+    rho_clip: float = 1.0
+    """Bound on the importance ratio of one step: decides which policy's value is learned."""
+    c_clip: float = 1.0
+    """Bound on the ratios that carry corrections back in time."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus. More: explores longer."""
+    entropy_schedule: Literal["constant", "linear"] = "constant"
+    """linear: falls to zero at run.total_steps."""
+    reward_clip: float | None = None
+    """Rewards are clamped to +- this before learning (1 for Atari, as in Nature DQN); logged
+    returns stay raw.
+    """
+    normalize_reward: bool = False
+    """Divide rewards by the running standard deviation of the discounted return."""
+    epochs: int = 1
+    """Passes over each batch. More: fewer samples, more compute."""
+    minibatches: int = 1
+    """Parts a batch is split into along its environments. More: more and noisier updates per batch.
+    """
+    stop_kl: float | None = None
+    """No further pass over a batch once a pass found the policy this far (in nats,
+    losses/approx_kl) from where it began. Less: steadier, fewer steps.
+    """
+    device: str = "cpu"
+    """Where the learner computes: cpu or cuda."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1 or not 0 <= self.lambda_ <= 1:
+            raise UniRLError(
+                f"learner.gamma is {self.gamma} and learner.lambda_ {self.lambda_}",
+                "both must lie in [0, 1]",
+                "0.99 and 1 are usual",
+            )
+        for name in ("rho_clip", "c_clip", "value_coef", "entropy_coef"):
+            if not getattr(self, name) >= 0:
+                raise UniRLError(
+                    f"learner.{name} is {getattr(self, name)}",
+                    f"learner.{name} >= 0 must hold",
+                    "set it to 0 or more",
+                )
+        check_positive("reward_clip", self.reward_clip, "1 is usual for Atari")
+        check_positive("stop_kl", self.stop_kl, "0.02 is usual; leave it out for no limit")
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise UniRLError(
+                f"learner.device {self.device!r} is unknown", "known: cpu, cuda, cuda:N", "try cpu"
+            )
+        for name in ("epochs", "minibatches"):
+            if getattr(self, name) < 1:
+                raise UniRLError(
+                    f"learner.{name} is {getattr(self, name)}",
+                    f"learner.{name} >= 1 must hold",
+                    "set it to 1 or more",
+                )
+        if self.optimizer.lr_schedule == "adaptive" and self.epochs * self.minibatches == 1:
+            raise UniRLError(
+                "learner.optimizer.lr_schedule is adaptive and a batch gives one step",
+                "how far the policy moved is seen from the second step on: "
+                "learner.epochs * learner.minibatches >= 2 must hold, it is 1",
+                "set learner.epochs to 2 or more, or lr_schedule to linear",
+            )
+
+
+def check_positive(name: str, setting: float | None, remedy: str) -> None:
+    """Raise UniRLError unless the learner's optional setting is None or > 0."""
+    if setting is not None and not setting > 0:
+        raise UniRLError(f"learner.{name} is {setting}", "it must be > 0", remedy)
+
+
+def check_minibatches(num_envs: int, minibatches: int) -> None:
+    """Raise UniRLError unless a batch of so many environments splits evenly."""
+    if num_envs % minibatches:
+        nearest = min(
+            (d for d in range(1, num_envs + 1) if num_envs % d == 0),
+            key=lambda divisor: abs(divisor - minibatches),
+        )
+        raise UniRLError(
+            f"batch of {num_envs} environments does not split into {minibatches} minibatches",
+            f"(actor.num_envs * queue.batch_size) % learner.minibatches must be 0, "
+            f"it is {num_envs % minibatches}",
+            f"try learner.minibatches {nearest}",
+        )
+
+
+class Losses(NamedTuple):
+    """What an objective finds in rows; the first three are minimised, weighted by the config."""
+
+    policy: Loss
+    value: Loss
+    entropy: Loss
+    divergence: Loss
+    """Estimated KL from the policy that the batch is held against; without gradient."""
+
+
+class Objective(Protocol):
+    """What an algorithm wants of a batch."""
+
+    def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
+        """Once per batch, before the first step on it: the rows that `losses` gets, divided."""
+
+    def losses(self, rows: Rows, metrics: Metrics) -> Losses:
+        """Once per minibatch of what `prepare` returned."""
+
+    def settings(self) -> Mapping[str, Any]:
+        """Settings that decide what `state_dict` consists of, by their keys."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """A tree of tensors; empty when nothing is kept from batch to batch."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put a saved state back."""
+
+
+class UnrollLearner:
+    """See Learner. total_steps: what schedules end at. num_recent: episodes that the training
+    return is the mean of. policy: on config.device.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        objective: Objective,
+        spec: SampleSpec,
+        config: UnrollLearnerConfig,
+        *,
+        batch_size: int,
+        total_steps: int,
+        seed: int,
+        num_recent: int = 100,
+    ) -> None:
+        check_minibatches(spec.fields["logp"].shape[1] * batch_size, config.minibatches)
+        self._device = torch.device(config.device)
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise UniRLError(
+                f"learner.device is {config.device!r}",
+                "this machine has no usable CUDA device",
+                "set learner.device to cpu",
+            )
+        self.version, self.num_steps = 0, 0
+        self._policy, self._objective = policy.to(self._device), objective
+        self._spec, self._config = spec, config
+        self._update = Update(self._policy, config.optimizer, total_steps=total_steps)
+        self._total_steps = total_steps
+        self._staging = spec.allocate(batch_size) if batch_size > 1 else None
+        self._return_norm = ReturnNorm().to(self._device) if config.normalize_reward else None
+        self._episodes = EpisodeWindow(num_recent)
+        self._generator = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
+
+    @property
+    def recent_returns(self) -> tuple[float, ...]:
+        """Raw returns of the most recent training episodes."""
+        return tuple(self._episodes.returns)
+
+    def step(self, batch: Batch) -> Metrics:
+        """One update from one batch: up to epochs * minibatches optimiser steps."""
+        metrics = Metrics()
+        data = collate(batch, self._spec, self._staging)
+        num_rows = int(data["mask"].sum())
+        self._episodes.read(data, metrics)
+        if self._device.type != "cpu":
+            data = tree_map(
+                lambda leaf: leaf.to(self._device, non_blocking=True), data
+            )  # host -> device, once per batch
+        self._learn(self._objective.prepare(self._rows(data), metrics), metrics)
+        self._policy.update_normalizer(data["obs"], data["mask"])
+        self.num_steps += num_rows
+        self.version += 1
+        metrics.last("losses/learning_rate", self._update.lr(self.num_steps))
+        return metrics
+
+    def _rows(self, data: Mapping[str, Any]) -> Rows:
+        return {
+            **{name: data[name] for name in ("obs", "action", "logp", "mask")},
+            "state": data.get("state", {}),
+            "reward": self._reward(data),
+            "discount": self._config.gamma * (~data["terminated"]).float(),
+            # A state begins anew after a filler row: also that of the bootstrap row.
+            "reset": torch.cat((torch.zeros_like(data["mask"][:1]), ~data["mask"])),
+        }
+
+    def _reward(self, data: Mapping[str, Any]) -> Tensor:
+        reward: Tensor = data["reward"]
+        if self._return_norm is not None:
+            done = data["terminated"] | data["truncated"]
+            self._return_norm.update(reward, done, data["mask"], data["carry"], self._config.gamma)
+            reward = self._return_norm.scale(reward)
+        if self._config.reward_clip is not None:
+            reward = reward.clamp(-self._config.reward_clip, self._config.reward_clip)
+        return reward
+
+    def _learn(self, rows: Rows, metrics: Metrics) -> None:
+        config, divergence, num_epochs = self._config, None, 0
+        while num_epochs < config.epochs:
+            divergence = None
+            for part in self._minibatches(rows):
+                found = self._step(part, metrics)
+                divergence = found if divergence is None else divergence + found
+            num_epochs += 1
+            if self._went_far(divergence):
+                break
+        if config.stop_kl is not None:
+            metrics.mean("losses/epochs", num_epochs)
+        if config.optimizer.lr_schedule == "adaptive" and divergence is not None:
+            self._update.adapt(float(divergence.mean()))
+
+    def _went_far(self, divergence: Loss | None) -> bool:
+        limit = self._config.stop_kl
+        return limit is not None and divergence is not None and float(divergence.mean()) > limit
+
+    def _minibatches(self, rows: Rows) -> Iterator[Rows]:
+        """Parts of the batch along its environments, in a new random order each time; the batch
+        itself if undivided.
+        """
+        num_parts = self._config.minibatches
+        if num_parts == 1:
+            yield rows
+            return
+        order = torch.randperm(rows["mask"].shape[1], generator=self._generator).to(self._device)
+        for envs in order.chunk(num_parts):
+            yield select(rows, envs)
+
+    def _step(self, rows: Rows, metrics: Metrics) -> Loss:
+        """One step of the optimiser; returns how far the policy was before it."""
+        losses = self._objective.losses(rows, metrics)
+        torch.autograd.backward(
+            losses.policy.mean()
+            + self._config.value_coef * losses.value.mean()
+            + self._entropy_coef() * losses.entropy.mean()
+        )
+        norm = self._update.apply(self.num_steps)
+        metrics.ratio("losses/policy", *losses.policy)
+        metrics.ratio("losses/value", *losses.value)
+        metrics.ratio("losses/entropy", -losses.entropy.numerator, losses.entropy.denominator)
+        metrics.ratio("losses/approx_kl", *losses.divergence)
+        metrics.mean("losses/grad_norm", norm)
+        return losses.divergence
+
+    def _entropy_coef(self) -> float:
+        if self._config.entropy_schedule == "constant":
+            return self._config.entropy_coef
+        return self._config.entropy_coef * max(0.0, 1 - self.num_steps / self._total_steps)
+
+    def weights(self) -> Weights:
+        """See Learner: the policy in its compute dtype, with its statistics."""
+        return self._policy.weights()
+
+    def state_dict(self) -> LearnerState:
+        """See Learner."""
+        optimizer: dict[str, Any] = {
+            "update": self._update.optimizer_state(),
+            "generator": self._generator.get_state(),
+        }
+        if self._return_norm is not None:
+            optimizer["return_norm"] = self._return_norm.state_dict()
+        objective = self._objective.state_dict()
+        if objective:
+            optimizer["objective"] = objective
+        counters = {
+            "episodes": self._episodes.state_dict(),
+            "settings": self._settings(),
+            "adaptive_lr": self._update.adaptive_lr,
+        }
+        return LearnerState(self._update.model_state(), optimizer, counters)
+
+    def _settings(self) -> dict[str, Any]:
+        """Settings that decide what a saved state consists of."""
+        return {
+            "learner.optimizer.name": self._config.optimizer.name,
+            "learner.normalize_reward": self._config.normalize_reward,
+            **self._objective.settings(),
+        }
+
+    def load_state_dict(self, state: LearnerState) -> None:
+        """See Learner."""
+        for name, wanted in self._settings().items():
+            found = state.counters["settings"].get(name)
+            if found != wanted:
+                raise UniRLError(
+                    f"the checkpoint was made with {name} = {found}",
+                    f"this run has {name} = {wanted}, which needs another saved state",
+                    "resume without changing it",
+                )
+        optimizer: Any = state.optimizer
+        model: Any = state.model
+        self._update.load(model, optimizer["update"])
+        self._update.adaptive_lr = state.counters["adaptive_lr"]
+        self._generator.set_state(optimizer["generator"])
+        if self._return_norm is not None:
+            self._return_norm.load_state_dict(optimizer["return_norm"])
+        self._objective.load_state_dict(optimizer.get("objective", {}))
+        self._episodes.load_state_dict(state.counters["episodes"])
+
+
+def select(rows: Rows, envs: Tensor) -> Rows:
+    """These environments of the rows, as fresh memory."""
+    return {
+        name: tree_map(lambda leaf, axis=int(name != "state"): leaf.index_select(axis, envs), tree)
+        for name, tree in rows.items()
+    }
+
+
+def make_unroll_learner(
+    context: LearnerContext,
+    *,
+    objective: Callable[[Policy, Any], Objective],
+    spaces: tuple[Any, Any],
+    policy: PolicyConfig,
+    spec: SampleSpec,
+    learner: UnrollLearnerConfig,
+    batch_size: int,
+    total_steps: int,
+    num_recent: int,
+) -> UnrollLearner:
+    """The factory of a plan: bind all but `context` with functools.partial. objective: from the
+    policy and `learner`.
+    """
+    module = Policy(*spaces, policy, seed=context.seed % 2**31)
+    return UnrollLearner(
+        module,
+        objective(module, learner),
+        spec,
+        learner,
+        batch_size=batch_size,
+        total_steps=total_steps,
+        seed=context.seed,
+        num_recent=num_recent,
+    )

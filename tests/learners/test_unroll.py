@@ -1,0 +1,264 @@
+"""What holds for every learner over unrolls, whatever its objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from unirl.core.errors import UniRLError
+from unirl.core.sample import Batch, Slot
+from unirl.core.tree import flatten, tree_map
+from unirl.learners.impala import ImpalaLearnerConfig
+from unirl.learners.ppo import PpoLearnerConfig
+from unirl.learners.unroll import UnrollLearner, select
+from unirl.learners.update import OptimizerConfig
+
+every_objective = pytest.mark.parametrize("objective", ["impala", "ppo"])
+ONE_STEP = {"epochs": 1, "minibatches": 1}
+
+
+def everything(learner: UnrollLearner) -> dict[str, torch.Tensor]:
+    """A copy of all that a checkpoint holds in tensors."""
+    state = learner.state_dict()
+    found = flatten({"model": state.model, "optimizer": state.optimizer})
+    return {name: tensor.clone() for name, tensor in found.items()}
+
+
+def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert not [name for name in a if not torch.equal(a[name], b[name])]
+
+
+@every_objective
+def test_steps_count_environment_steps_without_fillers(
+    make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
+) -> None:
+    learner, _, spec = make(objective)
+    slot = random_slot(spec, 1)
+    assert not slot.data["mask"].all()
+    learner.step(Batch([slot], 0))
+    assert (learner.version, learner.num_steps) == (1, int(slot.data["mask"].sum()))
+
+
+@every_objective
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_two_slots_give_the_gradient_of_one_batch_of_both(
+    make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str, core: str
+) -> None:
+    learner, policy, spec = make(objective, batch_size=2, core=core, **ONE_STEP)
+    slots = [random_slot(spec, 1), random_slot(spec, 2)]
+    learner.step(Batch(slots, 0))
+    other, twin, _ = make(objective, batch_size=2, core=core, **ONE_STEP)
+    other.step(Batch(list(reversed(slots)), 0))
+    for a, b in zip(policy.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@every_objective
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_what_a_filler_row_holds_changes_nothing(
+    make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str, core: str
+) -> None:
+    results = []
+    for junk in (0.0, 1e6):
+        learner, _, spec = make(
+            objective, core=core, epochs=2, minibatches=2, normalize_advantage=True
+        )
+        slot = random_slot(spec, 1)
+        filler = ~slot.data["mask"]
+        assert filler.any()
+        slot.data["reward"][filler] = junk
+        slot.data["logp"][filler] = -junk / 1e5
+        learner.step(Batch([slot], 0))
+        results.append(everything(learner))
+    assert_equal(*results)
+
+
+@every_objective
+def test_epochs_and_minibatches_learn_more_from_a_batch(
+    make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
+) -> None:
+    learner, policy, spec = make(objective, batch_size=2, epochs=3, minibatches=4)
+    before = [parameter.detach().clone() for parameter in policy.parameters()]
+    learner.step(Batch([random_slot(spec, 1), random_slot(spec, 2)], 0))
+    assert learner.version == 1
+    assert any(not torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
+    optimizer: Any = learner.state_dict().optimizer
+    assert {int(item["step"]) for item in optimizer["update"].values()} == {3 * 4}
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "minibatches": {"epochs": 2, "minibatches": 2},
+    "all normalisers": {
+        "normalize_obs": True,
+        "normalize_reward": True,
+        "normalize_advantage": True,
+    },
+    "lstm, adaptive step size": {
+        "core": "lstm",
+        "epochs": 2,
+        "minibatches": 4,
+        "optimizer": {"lr_schedule": "adaptive", "target_kl": 1e-4},
+    },
+    "rmsprop and schedules": {
+        "entropy_schedule": "linear",
+        "optimizer": {"name": "rmsprop", "momentum": 0.5, "lr_schedule": "linear"},
+    },
+}
+
+
+@every_objective
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_saved_learner_continues_bit_for_bit(
+    make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str, variant: str
+) -> None:
+    whole, _, spec = make(objective, **VARIANTS[variant])
+    batches = [Batch([random_slot(spec, seed)], seed) for seed in range(8)]
+    for batch in batches[:4]:
+        whole.step(batch)
+    saved = whole.state_dict()
+    saved.model, saved.optimizer = (
+        tree_map(torch.clone, tree) for tree in (saved.model, saved.optimizer)
+    )
+    version, num_steps = whole.version, whole.num_steps
+    for batch in batches[4:]:
+        last = whole.step(batch)
+    resumed, _, _ = make(objective, **VARIANTS[variant])
+    resumed.load_state_dict(saved)
+    resumed.version, resumed.num_steps = version, num_steps  # the runner's own part
+    for batch in batches[4:]:
+        again = resumed.step(batch)
+    assert_equal(everything(whole), everything(resumed))
+    assert last.flush() == again.flush()
+
+
+@every_objective
+@pytest.mark.parametrize(
+    ("target_kl", "direction"), [(1e-12, -1), (1e12, 1)], ids=["too far", "not far enough"]
+)
+def test_an_adaptive_step_size_follows_the_divergence_within_its_bounds(
+    make: Callable[..., Any],
+    random_slot: Callable[..., Slot],
+    objective: str,
+    target_kl: float,
+    direction: int,
+) -> None:
+    optimizer = {"lr": 1e-3, "lr_schedule": "adaptive", "target_kl": target_kl}
+    learner, _, spec = make(objective, epochs=2, minibatches=2, optimizer=optimizer)
+    rates = [
+        learner.step(Batch([random_slot(spec, seed)], 0)).flush()["losses/learning_rate"]
+        for seed in range(15)
+    ]
+    assert rates[0] == pytest.approx(1e-3 * 1.5**direction)
+    assert rates[1] == pytest.approx(1e-3 * 1.5 ** (2 * direction))
+    assert rates[-1] == (1e-2 if direction > 0 else 1e-5)
+
+
+@every_objective
+def test_passes_over_a_batch_end_when_the_policy_went_far(
+    make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
+) -> None:
+    for limit, num_epochs in ((1e-9, 2), (1e9, 5)):
+        learner, _, spec = make(
+            objective, minibatches=1, epochs=5, stop_kl=limit, optimizer={"lr": 1e-2}
+        )
+        slot = random_slot(spec, 1)
+        unroll = learner._policy.unroll(slot.data["obs"], {}, None)
+        slot.data["logp"].copy_(unroll.distribution[:-1].log_prob(slot.data["action"]).detach())
+        # The first pass begins where the policy is: nothing is seen before the second.
+        assert learner.step(Batch([slot], 0)).flush()["losses/epochs"] == num_epochs
+
+
+@every_objective
+def test_a_batch_that_does_not_split_is_refused_with_the_nearest_that_does(
+    make: Callable[..., Any], objective: str
+) -> None:
+    with pytest.raises(UniRLError, match="8 environments does not split into 3") as error:
+        make(objective, batch_size=2, minibatches=3)
+    assert "minibatches 4" in error.value.remedy or "minibatches 2" in error.value.remedy
+
+
+@pytest.mark.parametrize("config", [ImpalaLearnerConfig, PpoLearnerConfig])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"gamma": 1.5},
+        {"lambda_": -0.1},
+        {"epochs": 0},
+        {"minibatches": 0},
+        {"rho_clip": -1.0},
+        {"c_clip": float("nan")},
+        {"reward_clip": -1.0},
+        {"stop_kl": 0.0},
+        {"device": "foo"},
+        {"entropy_coef": -1.0},
+    ],
+    ids=str,
+)
+def test_settings_that_break_a_rule_are_refused_in_three_parts(
+    config: type[Any], wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(UniRLError) as error:
+        config(**wrong)
+    assert len(error.value.parts) == 3
+    for name, value in wrong.items():
+        assert f"learner.{name}" in str(error.value) and str(value) in str(error.value)
+
+
+@pytest.mark.parametrize("config", [ImpalaLearnerConfig, PpoLearnerConfig])
+def test_an_adaptive_step_size_needs_two_steps_on_a_batch(config: type[Any]) -> None:
+    optimizer = OptimizerConfig(lr_schedule="adaptive")
+    with pytest.raises(UniRLError, match=r"learner.epochs \* learner.minibatches >= 2") as error:
+        config(optimizer=optimizer, epochs=1, minibatches=1)
+    assert len(error.value.parts) == 3
+    config(optimizer=optimizer, epochs=2, minibatches=1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_cuda_that_is_asked_for_and_absent_is_an_error(make: Callable[..., Any]) -> None:
+    with pytest.raises(UniRLError, match="CUDA"):
+        make("ppo", device="cuda")
+
+
+def test_selected_environments_are_those_asked_for_in_every_tensor() -> None:
+    rows = {
+        "obs": {"a": torch.arange(12).view(3, 4), "b": torch.rand(3, 4, 2)},
+        "mask": torch.rand(2, 4) > 0.5,
+        "state": {"h": torch.rand(4, 5)},
+    }
+    envs = torch.tensor([3, 1])
+    part = select(rows, envs)
+    assert torch.equal(part["obs"]["a"], torch.tensor([[3, 1], [7, 5], [11, 9]]))
+    assert torch.equal(part["obs"]["b"], rows["obs"]["b"][:, envs])  # type: ignore[index]
+    assert torch.equal(part["mask"], rows["mask"][:, envs])  # type: ignore[index]
+    assert torch.equal(part["state"]["h"], rows["state"]["h"][envs])  # type: ignore[index]
+
+
+@pytest.mark.gpu
+@every_objective
+@pytest.mark.parametrize("name", ["adam", "rmsprop"])
+def test_the_learner_on_cuda_does_what_it_does_on_the_cpu_and_resumes(
+    make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str, name: str
+) -> None:
+    settings: dict[str, Any] = {
+        "core": "lstm",
+        "normalize_obs": True,
+        "normalize_reward": True,
+        "normalize_advantage": True,
+        "minibatches": 2,
+        "epochs": 2,
+        "optimizer": {"name": name, "lr": 1e-3, "max_grad_norm": 0.5},
+    }
+    cpu, _, spec = make(objective, **settings)
+    cuda, _, _ = make(objective, device="cuda", **settings)
+    for step in range(3):
+        for learner in (cpu, cuda):
+            learner.step(Batch([random_slot(spec, step)], step)).flush()
+    there = cuda.weights()
+    for key, value in cpu.weights().items():
+        torch.testing.assert_close(value, there[key].cpu(), rtol=1e-3, atol=1e-4)
+    cpu.load_state_dict(cuda.state_dict())  # a checkpoint of a GPU continues on a CPU
+    cpu.step(Batch([random_slot(spec, 9)], 3))

@@ -1,0 +1,93 @@
+"""Asynchronous PPO: environment workers step, policy workers decide for whatever is ready, and the
+learner corrects for their lag with V-trace while the clip bounds each update.
+
+    environment workers <-> policy workers -> slots of T x B -> queue -> PPO learner with V-trace
+              ^----- actions -----'                                           |
+                            '------------------ weights ---------------------'
+
+Petrenko et al., arXiv 2006.11751; clipped around the newest policy as in arXiv 2110.00641.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from unirl.actors.env_worker import serve_environments
+from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.inference import make_policy_worker
+from unirl.actors.sampler import SamplerConfig, check_places
+from unirl.core.env_workers import EnvWorkers
+from unirl.core.queue import QueueConfig
+from unirl.envs.config import EnvConfig
+from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
+from unirl.learners.unroll import check_minibatches, make_unroll_learner
+from unirl.policy import PolicyConfig
+from unirl.recipes.probe import probe
+from unirl.runners.plan import Plan, RunConfig, RunnerConfig
+from unirl.transports.shared import SharedExchange
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that can be set for an asynchronous PPO run."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    learner: PpoLearnerConfig = field(
+        default_factory=lambda: PpoLearnerConfig(epochs=2, minibatches=4)
+    )
+    queue: QueueConfig = field(
+        default_factory=lambda: QueueConfig(batch_size=2, max_staleness=3, window=None)
+    )
+    runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(kind="processes"))
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def plan(config: Config) -> Plan:
+    """Probe the environment's spaces and bind the pieces; nothing is started."""
+    check_places(config.sampler, config.queue)
+    first, *others = [_plan_policy(config, i) for i in range(config.sampler.num_policies)]
+    return replace(first, other_policies=tuple(others))
+
+
+def _plan_policy(config: Config, policy: int) -> Plan:
+    """What one policy needs; that of the first also has what all share."""
+    sampler, gamma = config.sampler, config.learner.gamma
+    shape = sampler.shape(policy)
+    check_minibatches(shape.num_envs * config.queue.batch_size, config.learner.minibatches)
+    found = probe(config.env, config.policy, shape)
+    several = sampler.num_policies > 1
+    return Plan(
+        recipe="appo",
+        config=config,
+        spec=found.spec,
+        queue=config.queue,
+        num_actors=sampler.num_policy_workers,
+        make_actor=partial(
+            make_policy_worker, env=config.env, policy=config.policy, sampler=sampler, gamma=gamma
+        ),
+        make_learner=partial(
+            make_unroll_learner,
+            objective=PpoObjective,
+            spaces=found.spaces,
+            policy=config.policy,
+            spec=found.spec,
+            learner=config.learner,
+            batch_size=config.queue.batch_size,
+            total_steps=config.run.total_steps,
+            num_recent=config.run.target_window,
+        ),
+        runner=config.runner,
+        run=config.run,
+        # An evaluation plays every agent with one policy.
+        make_evaluator=None if several else partial(PolicyEvaluator, config.env, config.policy),
+        fingerprint={**found.fingerprint, **({"policy_index": policy} if several else {})},
+        env_workers=EnvWorkers(
+            sampler.num_workers,
+            partial(SharedExchange, sampler.layout()),
+            partial(serve_environments, env=config.env, sampler=sampler, gamma=gamma),
+            config.env.step_timeout,
+        ),
+    )

@@ -1,0 +1,72 @@
+"""PPO: actors unroll the policy and wait, the learner makes several clipped passes, and they go on
+with the new weights.
+
+    vector actors -> slots of T x B -> queue (max_staleness 0) -> PPO learner -> weights -> actors
+
+Schulman et al., arXiv 1707.06347.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.vector import ActorConfig, make_vector_actor
+from unirl.core.queue import QueueConfig
+from unirl.envs.config import EnvConfig
+from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
+from unirl.learners.unroll import check_minibatches, make_unroll_learner
+from unirl.policy import PolicyConfig
+from unirl.recipes.probe import probe
+from unirl.runners.plan import Plan, RunConfig, RunnerConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that can be set for a PPO run."""
+
+    env: EnvConfig = field(default_factory=EnvConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    actor: ActorConfig = field(
+        default_factory=lambda: ActorConfig(num_actors=1, num_envs=8, unroll_length=128)
+    )
+    learner: PpoLearnerConfig = field(default_factory=PpoLearnerConfig)
+    queue: QueueConfig = field(default_factory=lambda: QueueConfig(max_staleness=0))
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+def plan(config: Config) -> Plan:
+    """Probe the environment's spaces and bind the pieces; nothing is started."""
+    check_minibatches(config.actor.num_envs * config.queue.batch_size, config.learner.minibatches)
+    found = probe(config.env, config.policy, config.actor)
+    return Plan(
+        recipe="ppo",
+        config=config,
+        spec=found.spec,
+        queue=config.queue,
+        num_actors=config.actor.num_actors,
+        make_actor=partial(
+            make_vector_actor,
+            env=config.env,
+            policy=config.policy,
+            actor=config.actor,
+            gamma=config.learner.gamma,
+        ),
+        make_learner=partial(
+            make_unroll_learner,
+            objective=PpoObjective,
+            spaces=found.spaces,
+            policy=config.policy,
+            spec=found.spec,
+            learner=config.learner,
+            batch_size=config.queue.batch_size,
+            total_steps=config.run.total_steps,
+            num_recent=config.run.target_window,
+        ),
+        runner=config.runner,
+        run=config.run,
+        make_evaluator=partial(PolicyEvaluator, config.env, config.policy),
+        fingerprint=found.fingerprint,
+    )

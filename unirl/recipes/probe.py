@@ -1,0 +1,42 @@
+"""What a recipe has to know of an environment and a policy before it can declare its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gymnasium import Space
+
+from unirl.actors.vector import ActorConfig, unroll_spec
+from unirl.core.sample import SampleSpec
+from unirl.envs.config import EnvConfig
+from unirl.envs.make import spaces
+from unirl.policy import Policy, PolicyConfig
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Spaces of the environment, content of an unroll, and what a checkpoint must agree on."""
+
+    spaces: tuple[Space[Any], Space[Any]]
+    spec: SampleSpec
+    fingerprint: Mapping[str, Any]
+
+
+def probe(env: EnvConfig, policy: PolicyConfig, actor: ActorConfig) -> Probe:
+    """Make one environment and one policy, ask them, and let them go."""
+    observation_space, action_space = spaces(env)
+    state = Policy(observation_space, action_space, policy, seed=0).initial_state(1)
+    return Probe(
+        spaces=(observation_space, action_space),
+        spec=unroll_spec(observation_space, action_space, actor, state),
+        fingerprint={
+            "env": env.id,
+            "observation_space": str(observation_space),
+            "action_space": str(action_space),
+            "policy": {
+                k: list(v) if isinstance(v, tuple) else v for k, v in asdict(policy).items()
+            },
+        },
+    )

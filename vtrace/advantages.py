@@ -1,0 +1,77 @@
+"""Advantages for clipped objectives: GAE corrected for the lag of the samples, and its whitening.
+
+V-trace: arXiv 1802.01561, section 4.1. GAE: arXiv 1506.02438, eq. 16. The weight in front of a
+clipped objective: arXiv 2110.00641 (decoupled objectives). Notation as in targets.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from unirl.vtrace.targets import VTrace, vtrace_targets
+
+
+def vtrace_gae(
+    log_rho: Tensor,
+    discount: Tensor,
+    reward: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    rho_clip: float = 1.0,
+    c_clip: float = 1.0,
+    lambda_: float = 0.95,
+) -> VTrace:
+    """V-trace targets, and advantages that are GAE(lambda) where the sample is on-policy.
+
+    Shapes, masks, clips and errors as `vtrace_targets`; so is the target v. Its advantage looks one
+    step ahead and trusts v there; this one trusts it by lambda, as GAE does:
+
+        A_t = rho_t (r_t + g_t ((1 - lambda) V_{t+1} + lambda v_{t+1}) - V_t)
+
+    With ratios of 1, v_{t+1} - V_{t+1} is GAE of the next row, so A_t is delta_t + g_t lambda
+    A_{t+1}. At lambda 1 it is V-trace's own advantage. No gradient flows out.
+    """
+    target = vtrace_targets(
+        log_rho,
+        discount,
+        reward,
+        value,
+        mask=mask,
+        rho_clip=rho_clip,
+        c_clip=c_clip,
+        lambda_=lambda_,
+    ).target
+    with torch.no_grad():
+        ahead = value[1:].clone()
+        ahead[:-1].lerp_(target[1:], lambda_)
+        advantage = torch.addcmul(reward, discount, ahead).sub_(value[:-1])
+        advantage.mul_(_weight(log_rho, rho_clip))
+        if mask is not None:
+            advantage.masked_fill_(mask == 0, 0.0)
+        return VTrace(target, advantage)
+
+
+def whiten(advantage: Tensor, log_rho: Tensor, mask: Tensor, *, rho_clip: float = 1.0) -> Tensor:
+    """Advantages rho * A with A centred and the product scaled to unit size over the rows of mask.
+
+    All [T, B], with 0 in the advantage's masked rows. On-policy this is (A - mean) / std. A is
+    centred before its weight: a row that the policy has left (rho near 0) must keep no advantage,
+    while a shift of the product would give it one and push the policy further away. No gradient
+    flows out.
+    """
+    with torch.no_grad():
+        rows = mask != 0
+        rho = torch.where(rows, _weight(log_rho, rho_clip), 0.0)
+        centred = advantage - rho * (advantage.sum() / rho.sum().clamp(min=1e-8))
+        size = (centred.square().sum() / rows.sum().clamp(min=1)).sqrt()
+        return centred / size.clamp(min=1e-8)
+
+
+def _weight(log_rho: Tensor, rho_clip: float) -> Tensor:
+    """The clipped ratio; clamped before exp as in `vtrace_targets`, where a clip is too late."""
+    largest = 0.5 * math.log(torch.finfo(log_rho.dtype).max)
+    return log_rho.clamp(max=largest).exp_().clamp_(max=rho_clip)
