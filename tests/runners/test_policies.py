@@ -107,5 +107,9 @@ def test_several_policies_need_processes_and_whole_environments() -> None:
         unirl.make_plan("appo", **{**DUEL, "runner.kind": "inline"})
     with pytest.raises(UniRLError, match="do not split into environments of 2 agents"):
         unirl.make_plan("appo", **{**DUEL, "sampler.num_envs": 33})
+    with pytest.raises(UniRLError, match="has 2: left, right"):
+        unirl.make_plan("appo", **{**DUEL, "sampler.agent_policies": (0, 1, 2, 0)})
+    with pytest.raises(UniRLError, match="rows do not split into environments of 2 agents"):
+        unirl.make_plan("impala", **{"env.id": DUEL["env.id"], "actor.num_envs": 3})
     with pytest.raises(UniRLError, match="without a gap"):
         unirl.make_plan("appo", **{**DUEL, "sampler.agent_policies": (0, 2)})

@@ -23,7 +23,7 @@ from unirl.envs.config import EnvConfig
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.unroll import check_minibatches, make_unroll_learner
 from unirl.policy import PolicyConfig
-from unirl.recipes.probe import probe
+from unirl.recipes.probe import check_agents, probe
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 from unirl.transports.shared import SharedExchange
 
@@ -47,8 +47,10 @@ class Config:
 
 def plan(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
-    check_places(config.sampler, config.queue)
-    first, *others = [_plan_policy(config, i) for i in range(config.sampler.num_policies)]
+    sampler = config.sampler
+    check_places(sampler, config.queue)
+    check_agents(config.env, sampler.num_envs, sampler.agent_policies)
+    first, *others = [_plan_policy(config, i) for i in range(sampler.num_policies)]
     return replace(first, other_policies=tuple(others))
 
 

@@ -18,7 +18,7 @@ from unirl.envs.config import EnvConfig
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.unroll import check_minibatches, make_unroll_learner
 from unirl.policy import PolicyConfig
-from unirl.recipes.probe import probe
+from unirl.recipes.probe import check_agents, probe
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 
 
@@ -40,6 +40,7 @@ class Config:
 def plan(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
     check_minibatches(config.actor.num_envs * config.queue.batch_size, config.learner.minibatches)
+    check_agents(config.env, config.actor.num_envs)
     found = probe(config.env, config.policy, config.actor)
     return Plan(
         recipe="ppo",

@@ -9,9 +9,10 @@ from typing import Any
 from gymnasium import Space
 
 from unirl.actors.vector import ActorConfig, unroll_spec
+from unirl.core.errors import UniRLError
 from unirl.core.sample import SampleSpec
 from unirl.envs.config import EnvConfig
-from unirl.envs.make import spaces
+from unirl.envs.make import agents_of, spaces
 from unirl.policy import Policy, PolicyConfig
 
 
@@ -40,3 +41,25 @@ def probe(env: EnvConfig, policy: PolicyConfig, actor: ActorConfig) -> Probe:
             },
         },
     )
+
+
+def check_agents(env: EnvConfig, num_envs: int, agent_policies: tuple[int, ...] = ()) -> None:
+    """Raise UniRLError unless the rows are those of whole environments, and every agent of a
+    multi-agent environment has a policy. agent_policies: () where one plays all.
+    """
+    agents = agents_of(env)
+    if agent_policies and len(agent_policies) != len(agents):
+        raise UniRLError(
+            f'{len(agent_policies)} agents have a policy, and env "{env.id}" has '
+            f"{len(agents) or 'one'}" + (f": {', '.join(agents)}" if agents else ""),
+            "sampler.agent_policies names one policy for each agent, in this order",
+            f"set sampler.agent_policies to {list(range(len(agents)))}, say"
+            if agents
+            else "leave sampler.agent_policies out",
+        )
+    if agents and num_envs % len(agents):
+        raise UniRLError(
+            f"{num_envs} rows do not split into environments of {len(agents)} agents",
+            f"num_envs % {len(agents)} must be 0: each agent is a row",
+            f"set num_envs to {-(-num_envs // len(agents)) * len(agents)}",
+        )
