@@ -16,71 +16,14 @@ import os
 import shlex
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import measure
+from train_unirl import RATE, ROOT, Row, Window, train_unirl
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-RATE = "env_steps_per_second"
-FAR = str(10**12)
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Window:
-    """What is counted of a training: `seconds`, from `warm_up_seconds` after the first update."""
-
-    seconds: float
-    warm_up_seconds: float
-
-    @property
-    def timeout_seconds(self) -> float:
-        """When a command that should be done counts as stuck: start-up and shut-down take time."""
-        return self.seconds + self.warm_up_seconds + 240.0
-
-
-def unirl(env: str, config: Path, extra: list[str], window: Window) -> Row:
-    """Train through the command line in a temporary folder; the rate is in metrics.jsonl."""
-    with tempfile.TemporaryDirectory(prefix="unirl-throughput-") as folder:
-        command = [sys.executable, "-m", "unirl", "train", "impala", f"@{config}"]
-        command += ["--runs-dir", folder, "--name", "run", "--no-console"]
-        command += ["--run.max-seconds", str(window.warm_up_seconds + window.seconds + 10)]
-        command += ["--run.total-steps", FAR, "--run.log-seconds", "0.5"]
-        command += ["--run.checkpoint-steps", FAR, "--run.eval-steps", "0"]
-        command += ["--run.target-return", "none", *extra]
-        result = measure.run(command, timeout_seconds=window.timeout_seconds, cwd=ROOT)
-        path = Path(folder, "run", "metrics.jsonl")
-        if result.returncode != 0 or not path.exists():
-            raise SystemExit(
-                f"{shlex.join(command)} exited with {result.returncode}:\n{result.stderr[-2000:]}"
-            )
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-    learned = [row for row in rows if row["step"] > 0]
-    begin = learned[0]["seconds"] + window.warm_up_seconds
-    counted = [row for row in learned if begin <= row["seconds"] <= begin + window.seconds + 1]
-    if len(counted) < 2:
-        raise SystemExit(
-            f"UniRL logged {len(counted)} rows in {window.seconds} s; give --seconds more"
-        )
-    steps = counted[-1]["step"] - counted[0]["step"]
-    seconds = counted[-1]["seconds"] - counted[0]["seconds"]
-    # The end of the process is the end of the training, give or take the last checkpoint.
-    end = result.wall_seconds - (rows[-1]["seconds"] - counted[-1]["seconds"])
-    return {
-        "system": "UniRL",
-        "env": env,
-        RATE: round(steps / seconds, 1),
-        "peak_memory_mb": round(result.peak_memory_mb, 1),
-        "cores_used": round(result.cores_used(end - seconds, end), 2),
-        "seconds": round(seconds, 2),
-        "steps": steps,
-    }
 
 
 def naive(env: str, dtype: str, window: Window) -> Row:
@@ -107,7 +50,9 @@ def _script(command: list[str], window: Window) -> Row:
 
 def systems(env: str, config: Path, extra: list[str]) -> dict[str, Callable[[Window], Row]]:
     """What is compared on this environment, by the name it bears in the table."""
-    ours = partial(unirl, env, config, extra)
+    # One pass over the data for everyone, whatever the config needs to learn well.
+    once = ["--learner.epochs", "1", "--learner.minibatches", "1"]
+    ours = partial(train_unirl, env, ["impala", f"@{config}", *once, *extra])
     if env == "pong":
         return {
             "UniRL": ours,

@@ -1,6 +1,5 @@
 """Sample Factory 2.1.1 (arXiv 2006.11751) at its fastest on two cores, in a .venv of its own.
 
-Any Python 3.11 may start it: the first call makes `.venv` beside this file from requirements.txt.
 One env step is one agent decision that the learner consumed once: Sample Factory's counter, with
 its multiplication by the frame skip switched off.
 
@@ -9,24 +8,15 @@ its multiplication by the frame skip switched off.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-VENV = HERE / ".venv"
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import measure  # noqa: E402  (benchmarks/ is a folder of scripts, not a package)
+from peer import Clock, Peer, Settings  # noqa: E402
 
-COMMON = {
+COMMON: Settings = {
     "device": "cpu",
     "async_rl": True,
     "serial_mode": False,
@@ -48,8 +38,9 @@ COMMON = {
     "experiment_summaries_interval": 60,
 }
 # vector: a worker holds its num_envs in one "envpool", or as many "gym" environments one by one.
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, Settings] = {
     "pong": {
+        **COMMON,
         "vector": "envpool",
         "num_envs": 16,
         "batch_size": 1024,
@@ -62,6 +53,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "exploration_loss_coeff": 0.01,
     },
     "cartpole": {
+        **COMMON,
         "vector": "gym",
         "num_envs": 128,
         "batch_size": 8192,
@@ -70,143 +62,103 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-3,
         "exploration_loss_coeff": 0.01,
     },
+    "halfcheetah": {
+        **COMMON,
+        "vector": "envpool",
+        "num_envs": 64,
+        "batch_size": 8192,
+        "encoder_mlp_layers": [64, 64],
+        "nonlinearity": "tanh",
+        "learning_rate": 3e-4,
+        "exploration_loss_coeff": 0.0,
+        # As in its own MuJoCo examples, and as the others train it here.
+        "adaptive_stddev": False,
+        "normalize_input": True,
+        "normalize_returns": True,
+    },
 }
-IDS = {"pong": ("Pong-v5", None), "cartpole": ("CartPole-v1", "CartPole-v1")}
+CANDIDATES: dict[str, list[Settings]] = {
+    "pong": [{"num_envs": 32}, {"batch_size": 2048}],
+    "cartpole": [{"num_envs": 64}, {"num_envs": 256}, {"rollout": 16}],
+    "halfcheetah": [{"num_envs": 32}, {"num_envs": 128}, {"batch_size": 4096}],
+}
+# By vector; UniRL's engine "envpool" takes the same ids.
+IDS = {
+    "pong": {"envpool": "Pong-v5"},
+    "cartpole": {"envpool": "CartPole-v1", "gym": "CartPole-v1"},
+    "halfcheetah": {"envpool": "HalfCheetah-v5"},
+}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--env", choices=PRESETS, default="pong")
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument(
-        "--warm-up-seconds", type=float, default=10.0, help="counted from the first update"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one line of JSON and nothing else"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override the preset"
-    )
-    parser.add_argument("--inside", help=argparse.SUPPRESS)
-    flags = parser.parse_args()
-    if flags.inside:
-        train(flags, Path(flags.inside))
-        return
-    install()
-    measure.exit_on_terminate()
-    folder = Path(tempfile.mkdtemp(prefix="sample-factory-"))
-    try:
-        command = [str(VENV / "bin" / "python"), __file__, *sys.argv[1:], "--inside", str(folder)]
-        timeout_seconds = flags.seconds + flags.warm_up_seconds + 120
-        result = measure.run(command, timeout_seconds=timeout_seconds)
-        row = {**result.row, "peak_memory_mb": round(result.peak_memory_mb, 1)}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    print(
-        json.dumps(row)
-        if flags.json
-        else "\n".join(f"{key}: {value}" for key, value in row.items())
-    )
-
-
-def install() -> None:
-    """Make the environment once; a mark written last says that it is whole."""
-    wanted = (HERE / "requirements.txt").read_text()
-    mark = VENV / "requirements.installed"
-    if mark.exists() and mark.read_text() == wanted:
-        return
-    print(f"installing Sample Factory into {VENV} (some minutes, once)", file=sys.stderr)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=True)
-    pip = [
-        str(VENV / "bin" / "python"),
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "-r",
-        str(HERE / "requirements.txt"),
-    ]
-    subprocess.run(pip, check=True, stdout=sys.stderr)
-    mark.write_text(wanted)
-
-
-def train(flags: argparse.Namespace, folder: Path) -> None:
-    """Inside .venv: train for the time asked and print the row; the caller adds the peak memory."""
+def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
+    """See Peer."""
     from sample_factory.algo.runners.runner import AlgoObserver
     from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
     from sample_factory.envs.env_utils import register_env
     from sample_factory.train import make_runner
 
-    settings = {**COMMON, **PRESETS[flags.env], **dict(text.split("=", 1) for text in flags.set)}
-    vector, num_envs = settings.pop("vector"), int(settings.pop("num_envs"))
-    settings["num_envs_per_worker"] = 1 if vector == "envpool" else num_envs
+    rest = dict(settings)
+    vector, num_envs = rest.pop("vector"), rest.pop("num_envs")
+    if vector not in IDS[env]:
+        raise SystemExit(f"{env} runs on {', '.join(IDS[env])} here, not on {vector}")
+    rest["num_envs_per_worker"] = 1 if vector == "envpool" else num_envs
     if vector == "envpool":
-        settings["env_agents"] = num_envs
-    arguments = [f"--env={flags.env}", "--experiment=run", f"--train_dir={folder}"]
-    for key, value in settings.items():
+        rest["env_agents"] = num_envs
+    arguments = [f"--env={env}", "--experiment=run", f"--train_dir={folder}"]
+    for key, value in rest.items():
         values = value if isinstance(value, list) else [value]
         arguments += [f"--{key}", *map(str, values)]
-    register_env(flags.env, make_envpool if vector == "envpool" else make_gym)
+    register_env(env, make_envpool if vector == "envpool" else make_gym)
     parser, _ = parse_sf_args(arguments)
     parser.add_argument("--env_agents", type=int, default=1)
     cfg = parse_full_cfg(parser, arguments)
 
-    class Clock(AlgoObserver):
-        """Reads the learner's counter after an update, at the end of the warm-up and at the end."""
-
-        first_update = 0.0
-
-        def __init__(self) -> None:
-            self.marks: list[tuple[float, int, float]] = []
+    class Stop(AlgoObserver):
+        """Reads the learner's counter after an update."""
 
         def on_training_step(self, runner: Any, _: int) -> None:
-            now = time.monotonic()
-            self.first_update = self.first_update or now
-            if now - self.first_update < flags.warm_up_seconds:
-                return
-            done = bool(self.marks) and now - self.marks[0][0] >= flags.seconds
-            if not self.marks or done:
-                cpu_seconds = measure.tree_cpu_seconds(os.getpid())
-                self.marks.append((now, runner.total_env_steps_since_resume or 0, cpu_seconds))
-            if done:
+            if clock.done(runner.total_env_steps_since_resume or 0):
                 runner.cfg.train_for_env_steps = -1  # the runner looks at it right after this call
 
     cfg, runner = make_runner(cfg)
-    clock = Clock()
-    runner.register_observer(clock)
+    runner.register_observer(Stop())
     if runner.init() != 0:
         raise SystemExit("Sample Factory refused its configuration")
     runner.run()
-    (start, start_steps, start_cpu), (end, end_steps, end_cpu), *_ = clock.marks
-    seconds, steps = end - start, end_steps - start_steps
-    row = {
-        "system": f"Sample Factory 2.1.1 ({vector})",
-        "env": flags.env,
-        "env_steps_per_second": round(steps / seconds, 1),
-        "cores_used": round((end_cpu - start_cpu) / seconds, 2),
-        "seconds": round(seconds, 2),
-        "steps": steps,
-    }
-    print(json.dumps(row), flush=True)
+    return (
+        f"asynchronous PPO, {settings['num_workers']} workers of {num_envs} envs ({vector}), "
+        f"rollouts of {settings['rollout']}, batches of {settings['batch_size']}, "
+        f"{settings['num_epochs']} epoch, fp32"
+    )
 
 
 def make_gym(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
     """One Gymnasium environment; a worker holds several and steps them one after another."""
     import gymnasium
 
-    return gymnasium.make(IDS[name][1] or name, render_mode=render_mode)
+    return gymnasium.make(IDS[name]["gym"], render_mode=render_mode)
 
 
 def make_envpool(name: str, cfg: Any, env_config: Any, render_mode: str | None = None) -> Any:
     """All environments of one worker in one EnvPool with a single thread."""
     import envpool
+    import gymnasium
+    import numpy as np
     from sf_examples.envpool.envpool_wrappers import EnvPoolResetFixWrapper
 
     options: dict[str, Any] = {"seed": env_config.env_id if env_config is not None else 0}
     if name == "pong":
-        options |= {"reward_clip": True, "frame_skip": cfg.env_frameskip}
+        options |= {
+            "reward_clip": True,
+            "frame_skip": cfg.env_frameskip,
+            "repeat_action_probability": 0.25,  # sticky, as everywhere here
+        }
     env = envpool.make(
-        IDS[name][0], env_type="gymnasium", num_envs=cfg.env_agents, num_threads=1, **options
+        IDS[name]["envpool"],
+        env_type="gymnasium",
+        num_envs=cfg.env_agents,
+        num_threads=1,
+        **options,
     )
 
     class Pool(EnvPoolResetFixWrapper):  # type: ignore[misc]
@@ -217,8 +169,37 @@ def make_envpool(name: str, cfg: Any, env_config: Any, render_mode: str | None =
         def close(self) -> None:
             """EnvPool's close asks this older Gymnasium for attributes that EnvPool never sets."""
 
-    return Pool(env)
+    class Float32(Pool):
+        """EnvPool's MuJoCo speaks float64, Sample Factory's networks float32."""
 
+        def __init__(self, env: Any) -> None:
+            super().__init__(env)
+            shape = env.observation_space.shape
+            self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, shape, np.float32)
+            low, high = env.action_space.low, env.action_space.high
+            self.action_space = gymnasium.spaces.Box(
+                low.astype(np.float32), high.astype(np.float32), dtype=np.float32
+            )
+
+        def reset(self, **options: Any) -> Any:
+            obs, info = super().reset(**options)
+            return obs.astype(np.float32), info
+
+        def step(self, actions: Any) -> Any:
+            obs, *rest = super().step(np.asarray(actions, self.env.action_space.dtype))
+            return obs.astype(np.float32), *rest
+
+    return Float32(env) if name == "halfcheetah" else Pool(env)
+
+
+PEER = Peer(
+    script=Path(__file__).resolve(),
+    name="Sample Factory 2.1.1 APPO",
+    presets=PRESETS,
+    passes="num_epochs",
+    train=train,
+    candidates=CANDIDATES,
+)
 
 if __name__ == "__main__":
-    main()
+    PEER.main(__doc__ or "")
