@@ -1,8 +1,7 @@
 """Run a command as a process tree of its own, weigh the whole tree, and keep the results file.
 
-Memory is PSS (`/proc/<pid>/smaps_rollup`), so a page that several processes share is counted once;
-CPU time is that of every process of the tree, reaped children included. Linux and the standard
-library only.
+How a tree is weighed: unirl/bench/usage.py. Linux and the standard library only: the environments
+of peers have nothing of UniRL installed.
 """
 
 from __future__ import annotations
@@ -19,12 +18,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+ROOT = Path(__file__).resolve().parents[1]
+# The clone this file lies in, whatever is installed; off the path again at once, as it has folders
+# that other packages would be mistaken for.
+sys.path.insert(0, str(ROOT))
+from unirl.bench import usage  # noqa: E402
+
+sys.path.remove(str(ROOT))
+
 GRACE_SECONDS = 3.0
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 
@@ -83,9 +89,7 @@ class Run:
         )
 
 
-def tree_cpu_seconds(root: int) -> float:
-    """CPU seconds used so far by `root` and its descendants, with the children they have reaped."""
-    return _cpu_seconds(_tree(root))
+tree_cpu_seconds = usage.tree_cpu_seconds
 
 
 def exit_on_terminate() -> None:
@@ -114,15 +118,15 @@ def run(
             cwd=cwd,
             start_new_session=True,
         )
-        seen: dict[int, _Process] = {}
+        seen: dict[int, usage.ProcessInfo] = {}
         try:
             while process.poll() is None:
-                tree = _tree(process.pid)
+                tree = usage.tree(process.pid)
                 seen |= tree
                 now = time.monotonic() - start
                 if tree:
-                    memory_mb = sum(map(_pss_bytes, tree)) / 1e6
-                    result.samples.append(Sample(now, _cpu_seconds(tree), memory_mb))
+                    memory_mb = usage.memory_mb(tree)
+                    result.samples.append(Sample(now, usage.cpu_seconds(tree), memory_mb))
                 if now > timeout_seconds:
                     result.timed_out = True
                     break
@@ -152,13 +156,12 @@ def machine() -> str:
     """The processor, the cores this process may use, memory and software, in one line."""
     models = [
         line.split(":", 1)[1].strip()
-        for line in _lines("/proc/cpuinfo")
+        for line in usage.lines("/proc/cpuinfo")
         if line.startswith("model name")
     ]
-    memory_kb = next(
-        (int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0
-    )
-    cores = len(os.sched_getaffinity(0))
+    memory = usage.lines("/proc/meminfo")
+    memory_kb = next((int(line.split()[1]) for line in memory if line.startswith("MemTotal")), 0)
+    cores = usage.usable_cores()
     model = models[0] if models else platform.machine()
     python = platform.python_version()
     return f"{model}, {cores} cores, {memory_kb / 2**20:.0f} GiB, Linux, Python {python}"
@@ -190,91 +193,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-@dataclass(frozen=True)
-class _Process:
-    state: str
-    parent: int
-    session: int
-    start_ticks: int
-    """With the id, names a process for good: an id alone may be given to another one later."""
-    cpu_seconds: float
-
-
-def _tree(root: int) -> dict[int, _Process]:
-    # Descendants by parent, and all of the session: an orphan is adopted by init, but stays in it.
-    processes = dict(_processes())
-    members = {pid for pid, one in processes.items() if pid == root or one.session == root}
-    grown = True
-    while grown:
-        children = {pid for pid, one in processes.items() if one.parent in members} - members
-        members |= children
-        grown = bool(children)
-    return {pid: processes[pid] for pid in members}
-
-
-def _processes() -> Iterator[tuple[int, _Process]]:
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                # The name stands in parentheses and may hold spaces: count fields after the last.
-                fields = Path(entry.path, "stat").read_text().rsplit(")", 1)[1].split()
-                ticks = sum(map(int, fields[11:15]))
-                yield (
-                    int(entry.name),
-                    _Process(
-                        state=fields[0],
-                        parent=int(fields[1]),
-                        session=int(fields[3]),
-                        start_ticks=int(fields[19]),
-                        cpu_seconds=ticks / TICKS_PER_SECOND,
-                    ),
-                )
-
-
-def _cpu_seconds(tree: Mapping[int, _Process]) -> float:
-    return sum(one.cpu_seconds for one in tree.values())
-
-
-def _pss_bytes(pid: int) -> int:
-    for line in _lines(f"/proc/{pid}/smaps_rollup"):
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text().splitlines()
-    except OSError:  # the process ended between the listing and the reading
-        return []
-
-
-def _kill(process: subprocess.Popen[bytes], seen: Mapping[int, _Process]) -> None:
+def _kill(process: subprocess.Popen[bytes], seen: Mapping[int, usage.ProcessInfo]) -> None:
     # Helpers (torch's shared-memory manager, multiprocessing's resource tracker) unlink what the
     # others left once these are gone: they are given time, and killed only then.
-    seen = {**seen, **_tree(process.pid)}
+    seen = {**seen, **usage.tree(process.pid)}
     if process.poll() is None:
-        _signal_alive({pid: one for pid, one in seen.items() if one.session == process.pid})
+        usage.kill({pid: one for pid, one in seen.items() if one.session == process.pid})
     process.wait()
     deadline = time.monotonic() + GRACE_SECONDS
-    while (left := _alive(seen)) and time.monotonic() < deadline:
+    while usage.alive(seen) and time.monotonic() < deadline:
         time.sleep(0.05)
-    _signal_alive(left)
-
-
-def _alive(seen: Mapping[int, _Process]) -> dict[int, _Process]:
-    now = dict(_processes())
-    return {
-        pid: one
-        for pid, one in seen.items()
-        if pid in now and now[pid].start_ticks == one.start_ticks and now[pid].state != "Z"
-    }
-
-
-def _signal_alive(seen: Mapping[int, _Process]) -> None:
-    for pid in _alive(seen):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    usage.kill(seen)
 
 
 def _text(stream: Any) -> str:

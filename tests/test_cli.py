@@ -61,7 +61,17 @@ def run_python(*words: str, **settings: str) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["--help"], ["list", "recipes"], ["list", "configs"], ["bench"]]
+    "words",
+    [
+        [],
+        ["--help"],
+        ["list", "recipes"],
+        ["list", "configs"],
+        ["bench"],
+        ["bench", "scripts"],
+        ["bench", "--help"],
+        ["tune", "--help"],
+    ],
 )
 def test_answers_that_need_no_torch_do_not_wait_for_it(words: list[str]) -> None:
     code = (
@@ -120,8 +130,11 @@ def test_engines_are_listed_as_the_config_knows_them(capsys: pytest.CaptureFixtu
 def test_benchmark_suites_are_listed_one_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["atari", "mujoco", "classic", *["scripts"] * 2]
+    assert all(len(line.split()) > 2 for line in lines)
+    assert cli.main(["bench", "scripts"]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["queue", "classic"]
-    assert all(len(line.split()) > 1 for line in lines)
 
 
 def test_every_shipped_config_resolves_and_says_what_it_is_for(
@@ -428,8 +441,23 @@ def test_plot_and_card_write_their_files(trained: Path) -> None:
         (["plot"], ["no run"]),
         (["card", "nothing"], ["does not exist"]),
         (["list", "env"], ["envs"]),
-        (["bench", "quue"], ['"quue"', "queue, classic", 'did you mean "queue"?']),
-        (["bench", "all"], ["queue, classic", "unirl bench"]),
+        (["bench", "clasic"], ['"clasic"', "atari, mujoco, classic", 'did you mean "classic"?']),
+        (["bench", "all"], ["atari, mujoco, classic, scripts, impala", "unirl bench"]),
+        (["bench", "queue"], ['"queue"', "unirl bench scripts queue"]),
+        (["bench", "pong"], ['"pong"', "unirl bench @pong"]),
+        (["bench", "scripts", "quue"], ['"quue"', "queue, classic", 'did you mean "queue"?']),
+        (["bench", "@cartpole", "--seconds", "0"], ["--seconds is 0", "--seconds > 0"]),
+        (["bench", "@cartpole", "--second", "3"], ["--second", "--seconds"]),
+        (["bench", "@cartpole", "appo"], ["another recipe", 'recipe = "impala"', "leave appo out"]),
+        (["bench", "--json"], ["no recipe was given", "unirl bench @pong"]),
+        (["bench", "classic", "--env.id", "CratPole-v1"], ["CratPole-v1", "CartPole-v1"]),
+        (["tune"], ["no recipe was given", "unirl tune @pong"]),
+        (
+            ["tune", "@cartpole", "--out", "no/such.toml"],
+            ['"no/such.toml"', "a folder that exists"],
+        ),
+        (["tune", "@cartpole", "--out", "tuned"], ['"tuned"', "--out tuned.toml"]),
+        (["tune", "@cartpole", "--learner.minibatches", "7"], ["7 minibatches"]),
     ],
 )
 def test_bad_input_is_refused_in_three_parts(

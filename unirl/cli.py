@@ -1,4 +1,4 @@
-"""The `unirl` command: train, resume, eval, play, plot, card, list, bench; source: none.
+"""The `unirl` command: train, resume, eval, play, plot, card, list, bench, tune; source: none.
 
 Nothing heavy is imported until a command needs it: `unirl --help` and `unirl list` answer at once.
 """
@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from unirl import config as configs
 from unirl import registry
-from unirl.commands.bench import bench
+from unirl.commands.bench import BenchOptions, bench
 from unirl.commands.command import Command
 from unirl.commands.inspect import (
     EvalOptions,
@@ -31,6 +31,7 @@ from unirl.commands.listing import list_things
 from unirl.commands.resume import ResumeOptions, resume
 from unirl.commands.session import Crash
 from unirl.commands.train import TrainOptions, recipe_and_files, train
+from unirl.commands.tune import TuneOptions, tune
 from unirl.core import disk
 from unirl.core.errors import UniRLError
 
@@ -52,7 +53,16 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "envs|recipes|engines|configs [FILTER]", "Show what there is.", list_things
         ),
         "bench": Command(
-            "[queue|classic [--flag ...]]", "Run benchmarks (in a clone), or list them.", bench
+            "atari|mujoco|classic|RECIPE|@CONFIG|scripts [--key value ...]",
+            "Measure each stage of a plan and say which one limits it.",
+            bench,
+            BenchOptions,
+        ),
+        "tune": Command(
+            "RECIPE|@CONFIG ... [--key value ...]",
+            "Try shapes of a plan and write the fastest as TOML.",
+            tune,
+            TuneOptions,
         ),
     }
 )

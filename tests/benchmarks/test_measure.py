@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -72,6 +73,21 @@ def test_a_run_past_its_time_is_killed_with_all_its_descendants(measure: ModuleT
         _ = result.row
     time.sleep(0.1)
     assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and mark in _command_line(pid)]
+
+
+def test_it_needs_the_standard_library_alone() -> None:
+    # The environments of peers have nothing of UniRL, nor what it is built on.
+    folder = Path(__file__).resolve().parents[2] / "benchmarks"
+    code = (
+        f"import sys; sys.path.insert(0, {str(folder)!r}); import measure, os\n"
+        "assert measure.tree_cpu_seconds(os.getpid()) > 0\n"
+        "import importlib.util\n"
+        "assert importlib.util.find_spec('numpy') is None\n"
+        "assert importlib.util.find_spec('envs') is None, 'the clone is off the path again'"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_last_json_object_on_standard_output_is_the_row(measure: ModuleType) -> None:

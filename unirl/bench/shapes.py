@@ -1,0 +1,171 @@
+"""Shapes of a plan: how its work is spread over processes, groups, slots and threads. A search
+turns one knob after the other, from the fastest shape so far.
+
+Unless asked otherwise, every shape has as many samples per update as the first: queue.batch_size
+slots of num_envs environments. Unrolls keep their length and the queue its max_staleness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from unirl.actors.sampler import SamplerConfig
+from unirl.actors.vector import ActorConfig
+from unirl.bench.parts import section
+from unirl.core.errors import UniRLError
+
+Shape: TypeAlias = Mapping[str, Any]
+"""Values by dotted key, the same keys in every shape of a plan."""
+Knob: TypeAlias = Callable[[Shape], Iterator[Shape]]
+"""From a shape to those that differ from it in one respect."""
+
+_MOST_GROUPS = 4
+_GAIN = 1.03
+"""Less is within what two measurements of the same differ by."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of one shape."""
+
+    shape: Shape
+    rate: float | None
+    """Environment steps per second; None: it cannot be run."""
+    reason: str = ""
+    """Why not."""
+
+
+def start_of(config: Any, num_cores: int) -> Shape:
+    """The shape that a config has. Raises UniRLError for one that has no sampler and no actor."""
+    name, kind = _production(config)
+    keys = {
+        SamplerConfig: ("num_workers", "num_groups", "num_envs", "num_policy_workers"),
+        ActorConfig: ("num_actors", "num_envs"),
+    }[kind]
+    part, runner = getattr(config, name), config.runner
+    shape = {f"{name}.{key}": getattr(part, key) for key in keys}
+    shape["queue.batch_size"] = config.queue.batch_size
+    if kind is ActorConfig:
+        shape["runner.kind"] = runner.kind
+    # What 0 stands for, so that no shape is tried twice.
+    usual = 1 if runner.kind == "processes" else num_cores
+    shape["runner.learner_threads"] = runner.learner_threads or usual
+    return shape
+
+
+def knobs_of(config: Any, num_cores: int, *, free_batch: bool = False) -> list[Knob]:
+    """What can be turned: no more processes or threads of a kind than cores.
+
+    free_batch: samples per update may change.
+    """
+    name, kind = _production(config)
+    counts = [2**i for i in range(num_cores.bit_length()) if 2**i < num_cores] + [num_cores]
+
+    def knob(key: str, values: Sequence[int]) -> Knob:
+        return lambda shape: ({**shape, key: value} for value in values)
+
+    envs = _envs_knob(f"{name}.num_envs", free_batch)
+    threads = knob("runner.learner_threads", counts)
+    if kind is SamplerConfig:
+        knobs = [
+            knob(f"{name}.num_workers", counts),
+            knob(f"{name}.num_groups", [n for n in (1, 2, 4) if n <= _MOST_GROUPS]),
+            envs,
+            knob(f"{name}.num_policy_workers", counts),
+            threads,
+        ]
+    else:
+        places = config.queue.max_staleness + 1
+        knobs = [_processes_knob(name, counts, places), envs, threads]
+    return [*knobs, _batch_knob] if free_batch else knobs
+
+
+def search(
+    start: Shape, knobs: Sequence[Knob], attempt: Callable[[Shape], Tried]
+) -> tuple[list[Tried], Tried]:
+    """Everything that was tried, the start first, and the fastest.
+
+    The start stays the fastest unless another gains more than what two measurements differ by.
+    Raises UniRLError when the start cannot be run.
+    """
+    tried = [attempt(start)]
+    best = tried[0]
+    if best.rate is None:
+        raise UniRLError(
+            "the shape to start from cannot be run",
+            best.reason,
+            "mend the config; unirl train --dry-run shows it",
+        )
+    for knob in knobs:
+        while True:
+            seen = [one.shape for one in tried]
+            fresh = [shape for shape in knob(best.shape) if shape not in seen]
+            if not fresh:
+                break
+            found = [attempt(shape) for shape in fresh]
+            tried += found
+            fastest = max(found, key=lambda one: one.rate or 0.0)
+            if (fastest.rate or 0.0) < _GAIN * (best.rate or 0.0):
+                break
+            best = fastest
+    return tried, best
+
+
+def _production(config: Any) -> tuple[str, type[SamplerConfig] | type[ActorConfig]]:
+    """The section of the config that says who steps the environments, and its class."""
+    sampler, actor = section(config, SamplerConfig), section(config, ActorConfig)
+    queue_and_runner = hasattr(config, "queue") and hasattr(config, "runner")
+    if sampler is not None and queue_and_runner:
+        return sampler[0], SamplerConfig
+    if actor is not None and queue_and_runner:
+        return actor[0], ActorConfig
+    raise UniRLError(
+        "this recipe has no shape that could be tuned",
+        "its config must have the sections queue and runner, and a SamplerConfig or an ActorConfig",
+        "see unirl/recipes/appo.py and impala.py",
+    )
+
+
+def _envs_knob(key: str, free_batch: bool) -> Knob:
+    """Twice and half the environments of a slot, with half and twice the slots of a batch."""
+
+    def turn(shape: Shape) -> Iterator[Shape]:
+        num_envs, batch_size = shape[key], shape["queue.batch_size"]
+        if free_batch:
+            yield {**shape, key: 2 * num_envs}
+        elif batch_size % 2 == 0:
+            yield {**shape, key: 2 * num_envs, "queue.batch_size": batch_size // 2}
+        if num_envs % 2 == 0:
+            more = batch_size if free_batch else 2 * batch_size
+            yield {**shape, key: num_envs // 2, "queue.batch_size": more}
+
+    return turn
+
+
+def _processes_knob(name: str, counts: Sequence[int], places: int) -> Knob:
+    """One process for all, or a process for each of so many actors. places: slots of the queue per
+    slot of a batch.
+    """
+    actors, envs = f"{name}.num_actors", f"{name}.num_envs"
+
+    def turn(shape: Shape) -> Iterator[Shape]:
+        yield {**shape, "runner.kind": "inline", actors: 1}
+        for count in counts:
+            apart = {**shape, "runner.kind": "processes", actors: count}
+            rows = shape[envs] * shape["queue.batch_size"]
+            if count > places * shape["queue.batch_size"] and rows % count == 0:
+                # Too few slots for so many actors: smaller ones.
+                apart |= {envs: rows // count, "queue.batch_size": count}
+            yield apart
+
+    return turn
+
+
+def _batch_knob(shape: Shape) -> Iterator[Shape]:
+    """Twice and half the slots of a batch."""
+    batch_size = shape["queue.batch_size"]
+    yield {**shape, "queue.batch_size": 2 * batch_size}
+    if batch_size % 2 == 0:
+        yield {**shape, "queue.batch_size": batch_size // 2}
