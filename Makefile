@@ -41,8 +41,8 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/lint-imports
 
 bench: $(VENV)/dev.stamp
-	$(BIN)/unirl bench queue
-	$(BIN)/unirl bench classic
+	$(BIN)/unirl bench scripts queue
+	$(BIN)/unirl bench scripts classic
 
 # Environments, runs and everything that can be made again; runs/ is yours and stays.
 clean:

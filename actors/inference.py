@@ -110,7 +110,7 @@ class PolicyWorker:
             if not ready:
                 self._sleep(queue, LOOK_AGAIN_SECONDS)
                 continue
-            if wait_us and len(ready) < min(max_parts, self._num_expected()):
+            if wait_us and len(ready) < max_parts and self._others_step(ready):
                 oldest = min(exchange.words[part.row + SINCE_US] for part in ready)
                 left_us = wait_us - (micros() - oldest)
                 if left_us > 0:
@@ -211,10 +211,12 @@ class PolicyWorker:
         self._exchange.clear(part.number)
         self._exchange.ring_worker(part.worker)
 
-    def _num_expected(self) -> int:
-        """Groups that are or will soon be ready."""
-        words = self._exchange.words
-        return sum(words[part.row + TURN] in (OBS, ACT) for part in self._parts)
+    def _others_step(self, ready: Sequence[_Part]) -> bool:
+        """Whether a worker that has no group in `ready` is stepping one."""
+        words, have = self._exchange.words, {part.worker for part in ready}
+        return any(
+            part.worker not in have and words[part.row + TURN] == ACT for part in self._parts
+        )
 
     def _sleep(self, queue: SlotQueue, seconds: float) -> None:
         if queue.closed:

@@ -35,8 +35,9 @@ class SamplerConfig:
     decided for on its own, and samples are bit for bit those of the inline runner.
     """
     batch_wait_ms: float = 0.0
-    """How long the first ready group waits for others to fill the batch. More: larger batches, more
-    latency.
+    """How long the first ready group waits for one of every other worker; about the time that
+    stepping a group takes brings workers into step, and then nobody waits. More: larger batches,
+    more latency where steps take unequally long.
     """
     group_threads: bool = False
     """Step the groups of a worker side by side, in threads: for environments that wait or compute

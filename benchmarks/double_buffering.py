@@ -108,7 +108,7 @@ def main() -> None:
     flags = parser.parse_args()
     run = partial(sample, seconds=flags.seconds)
     single = run(num_groups=1, num_envs=32)
-    double = run(num_groups=2, num_envs=16, batch_wait_ms=5.0)
+    double = run(num_groups=2, num_envs=16, batch_wait_ms=100.0)
     ratio = double["steps_per_second"] / single["steps_per_second"]
     rows = [
         ["1 group of 32", f"{single['steps_per_second']:.0f}", f"{single['busy']:.0%}", ""],
