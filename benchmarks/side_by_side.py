@@ -54,7 +54,7 @@ CARTPOLE = (
 # Two actors with an EnvPool of one thread each; one pass over the data.
 HALFCHEETAH = (
     "impala --env.id HalfCheetah-v5 --env.engine envpool --env.num-threads 1"
-    " --actor.num-actors 2 --actor.num-envs 64 --actor.unroll-length 32"
+    " --actor.num-actors 2 --actor.num-envs 128 --actor.unroll-length 32"
     " --queue.batch-size 2 --queue.max-staleness 2 --runner.kind processes"
 )
 # Four passes over 8 x 128 decisions in minibatches of 256: what Stable-Baselines3 does on Atari.

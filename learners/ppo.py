@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from unirl.core.metrics import Metrics
+from unirl.core.tree import tree_map
 from unirl.learners.unroll import (
     Losses,
     Rows,
@@ -52,7 +53,8 @@ class PpoLearnerConfig(UnrollLearnerConfig):
     """Passes over each batch. More: fewer samples, more compute; the clip bounds how far they lead.
     """
     minibatches: int = 4
-    """Parts a batch is split into along its environments. More: more and noisier updates per batch.
+    """Parts a batch is split into: steps from everywhere, or whole unrolls of some environments
+    where the policy has memory. More: more and noisier updates per batch.
     """
     policy_clip: float = 0.2
     """How far the ratio of new policy to old may leave 1 and still gain. More: larger steps."""
@@ -96,13 +98,14 @@ class PpoObjective:
         metrics.ratio("losses/behaviour_kl", *kl_estimate(prox_logp, rows["logp"], mask))
         unexplained, variance = (_scatter(x, mask) for x in (target - value[:-1], target))
         metrics.ratio("losses/explained_variance", variance - unexplained, variance)
-        return {
+        prepared = {
             **{name: rows[name] for name in ("obs", "state", "reset", "action", "mask")},
             "prox_logp": prox_logp,
             "prox_value": value[:-1],
             "target": target,
             "advantage": advantage,
         }
+        return prepared if self._policy.core is not None else _one_by_one(prepared)
 
     def _proximal(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Log-probabilities [T, B] and values [T+1, B] of the policy as it is.
@@ -123,8 +126,9 @@ class PpoObjective:
     def losses(self, rows: Rows, metrics: Metrics) -> Losses:
         """See Objective. The divergence is from the proximal policy."""
         config, mask, prox_logp = self._config, rows["mask"], rows["prox_logp"]
-        unroll = self._policy.unroll(rows["obs"], rows["state"], rows["reset"])
-        distribution, value = unroll.distribution[:-1], unroll.value[:-1]
+        unroll = self._policy.unroll(rows["obs"], rows["state"], rows.get("reset"))
+        num_rows = mask.shape[0]  # without the bootstrap row, where there is one
+        distribution, value = unroll.distribution[:num_rows], unroll.value[:num_rows]
         new_logp = distribution.log_prob(rows["action"])
         policy = clipped_policy_loss(
             new_logp, prox_logp, rows["advantage"], mask, clip=config.policy_clip
@@ -152,6 +156,18 @@ class PpoObjective:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Objective."""
+
+
+def _one_by_one(rows: Rows) -> Rows:
+    """The steps of all environments side by side, [1, T * B]: without memory a minibatch need not
+    hold whole unrolls, and steps drawn from everywhere resemble each other less.
+    """
+    num_rows = rows["mask"].shape[0]
+    return {
+        name: tree_map(lambda leaf: leaf[:num_rows].flatten(0, 1)[None], tree)
+        for name, tree in rows.items()
+        if name not in ("state", "reset")
+    } | {"state": {}}
 
 
 def _scatter(x: Tensor, mask: Tensor) -> Tensor:
