@@ -426,6 +426,8 @@ def test_nothing_runs_on_when_it_is_interrupted_or_killed(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell starts what it puts in the background with Ctrl-C ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         seen: dict[int, usage.ProcessInfo] = {}
