@@ -9,6 +9,8 @@ would use some decisions twice and others never. One env step is one agent decis
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -20,10 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from peer import Clock, Peer, Settings, check_sha256, pip  # noqa: E402
 
-SOURCE = (
-    ""
-    "5292f9b69c6263707b40ba04a87e6b9bcc177281d31092f77afd90c412f1/pufferlib-3.0.0.tar.gz"
-)
 SHA256 = "7df3a3e3f5f894d78d2a1f5374097890aec01473183e748abefe4f3faa10eaa9"
 # Of its environments in C only CartPole is built, and nothing for CUDA.
 PATCHES = {
@@ -238,12 +236,25 @@ def network(env: str, vec_env: Any) -> Any:
     return Network()
 
 
+def source_address(venv: Path, folder: Path) -> str:
+    """Where pip's index has the source release: pip itself cannot download it, since it runs setup.py
+    for its metadata, and that wants CUDA.
+    """
+    command = [str(venv / "bin" / "python"), "-m", "pip", "download", "-vv", "--no-cache-dir"]
+    command += ["--no-deps", "--no-build-isolation", "--no-binary", ":all:", "-d", str(folder)]
+    done = subprocess.run([*command, "pufferlib==3.0.0"], capture_output=True, text=True)
+    found = re.search(r"https?://\S+/pufferlib-3\.0\.0\.tar\.gz", done.stdout + done.stderr)
+    if found is None:
+        raise SystemExit(f"pip finds no source of pufferlib 3.0.0:\n{done.stderr[-1000:]}")
+    return found.group()
+
+
 def build(venv: Path) -> None:
     """Download the source release, adapt its setup.py and install it."""
     with tempfile.TemporaryDirectory(prefix="pufferlib-") as name:
         folder = Path(name)
         archive = folder / "pufferlib-3.0.0.tar.gz"
-        urllib.request.urlretrieve(SOURCE, archive)
+        urllib.request.urlretrieve(source_address(venv, folder), archive)
         check_sha256(archive, SHA256)
         with tarfile.open(archive) as file:
             file.extractall(folder, filter="data")
