@@ -155,20 +155,17 @@ class _Worker:
 
     def run_in_threads(self) -> None:
         """The same with a thread for each group; raises what a thread raised."""
+        stepping: dict[int, Future[None]] = {}
         with ThreadPoolExecutor(len(self._groups)) as pool:
-            try:
-                stepping: dict[int, Future[None]] = {}
-                while True:
-                    for group in self._groups:
-                        before = stepping.get(group.number)
-                        if before is not None and before.done():
-                            before.result()
-                            del stepping[group.number]
-                        if group.number not in stepping and self._owes(group):
-                            stepping[group.number] = pool.submit(self._step_and_ring, group)
-                    self._sleep()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+            while True:
+                for group in self._groups:
+                    before = stepping.get(group.number)
+                    if before is not None and before.done():
+                        before.result()
+                        del stepping[group.number]
+                    if group.number not in stepping and self._owes(group):
+                        stepping[group.number] = pool.submit(self._step_and_ring, group)
+                self._sleep()
 
     def _owes(self, group: _Group) -> bool:
         turns = [self._exchange.words[part.row + TURN] for part in group.parts]

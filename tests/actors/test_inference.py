@@ -149,13 +149,16 @@ def inline(setting: Setting, num_slots: int, index: int = 0) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("threads", [False, True], ids=["in turn", "in threads"])
 @pytest.mark.parametrize("case", CASES)
 def test_samples_through_workers_are_those_of_one_process_bit_for_bit(
-    case: str, monkeypatch: pytest.MonkeyPatch
+    case: str, threads: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))  # of the workers too
     env, policy, sampler = CASES[case]
-    made = setting(env, policy, replace(sampler, batch_rows=sampler.num_envs))
+    made = setting(
+        env, policy, replace(sampler, batch_rows=sampler.num_envs, group_threads=threads)
+    )
     with workers(made, QueueConfig(batch_size=4, max_staleness=0)) as queue:
         found = taken(queue, 6)
     groups = made.sampler.total_groups

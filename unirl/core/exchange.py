@@ -225,7 +225,8 @@ class Exchange:
         for group in self.layout.groups_of(worker):
             started = words[self._groups + group * _GROUP_WORDS + _STARTED_US]
             rows = [self.row(part) for part in self.layout.parts_of_group(group)]
-            turns = {words[row + TURN] for row in rows}
+            # Whatever stands there still, a worker that follows a dead one owes nothing yet.
+            turns = {EMPTY if words[row + LOST] else words[row + TURN] for row in rows}
             since = max(words[row + SINCE_US] for row in rows)
             owes = turns == {ACT} or BEGIN in turns
             limit = seconds if owes or started else max(seconds, _START_SECONDS)

@@ -21,9 +21,9 @@ from unirl.core.env_workers import EnvWorkers
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
-from unirl.learners.unroll import check_minibatches, make_unroll_learner
+from unirl.learners.unroll import check_minibatches
 from unirl.policy import PolicyConfig
-from unirl.recipes.probe import check_agents, probe
+from unirl.recipes.probe import bind_learner, check_agents, probe
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 from unirl.transports.shared import SharedExchange
 
@@ -70,17 +70,7 @@ def _plan_policy(config: Config, policy: int) -> Plan:
         make_actor=partial(
             make_policy_worker, env=config.env, policy=config.policy, sampler=sampler, gamma=gamma
         ),
-        make_learner=partial(
-            make_unroll_learner,
-            objective=PpoObjective,
-            spaces=found.spaces,
-            policy=config.policy,
-            spec=found.spec,
-            learner=config.learner,
-            batch_size=config.queue.batch_size,
-            total_steps=config.run.total_steps,
-            num_recent=config.run.target_window,
-        ),
+        make_learner=bind_learner(config, found, PpoObjective),
         runner=config.runner,
         run=config.run,
         # An evaluation plays every agent with one policy.

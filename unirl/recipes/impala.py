@@ -16,9 +16,9 @@ from unirl.actors.vector import ActorConfig, make_vector_actor
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
-from unirl.learners.unroll import check_minibatches, make_unroll_learner
+from unirl.learners.unroll import check_minibatches
 from unirl.policy import PolicyConfig
-from unirl.recipes.probe import check_agents, probe
+from unirl.recipes.probe import bind_learner, check_agents, probe
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 
 
@@ -53,17 +53,7 @@ def plan(config: Config) -> Plan:
             actor=config.actor,
             gamma=config.learner.gamma,
         ),
-        make_learner=partial(
-            make_unroll_learner,
-            objective=ImpalaObjective,
-            spaces=found.spaces,
-            policy=config.policy,
-            spec=found.spec,
-            learner=config.learner,
-            batch_size=config.queue.batch_size,
-            total_steps=config.run.total_steps,
-            num_recent=config.run.target_window,
-        ),
+        make_learner=bind_learner(config, found, ImpalaObjective),
         runner=config.runner,
         run=config.run,
         make_evaluator=partial(PolicyEvaluator, config.env, config.policy),

@@ -1,18 +1,23 @@
-"""What a recipe has to know of an environment and a policy before it can declare its samples."""
+"""What recipes over environments share: what must be known before samples can be declared, and the
+learner bound to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from gymnasium import Space
 
 from unirl.actors.vector import ActorConfig, unroll_spec
 from unirl.core.errors import UniRLError
+from unirl.core.learner import Learner, LearnerContext
 from unirl.core.sample import SampleSpec
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import agents_of, spaces
+from unirl.learners.unroll import make_unroll_learner
 from unirl.policy import Policy, PolicyConfig
 
 
@@ -40,6 +45,23 @@ def probe(env: EnvConfig, policy: PolicyConfig, actor: ActorConfig) -> Probe:
                 k: list(v) if isinstance(v, tuple) else v for k, v in asdict(policy).items()
             },
         },
+    )
+
+
+def bind_learner(config: Any, found: Probe, objective: Any) -> Callable[[LearnerContext], Learner]:
+    """The factory of a plan's learner. config: a recipe's, with policy, learner, queue and run;
+    objective: see make_unroll_learner.
+    """
+    return partial(
+        make_unroll_learner,
+        objective=objective,
+        spaces=found.spaces,
+        policy=config.policy,
+        spec=found.spec,
+        learner=config.learner,
+        batch_size=config.queue.batch_size,
+        total_steps=config.run.total_steps,
+        num_recent=config.run.target_window,
     )
 
 

@@ -82,7 +82,7 @@ class Bell:
     """Wakes one sleeper in any process: a ring stays until it is heard."""
 
     def __init__(self) -> None:
-        # An eventfd is one descriptor and a little faster; a pipe is there on every system.
+        # An eventfd is one descriptor instead of two; a pipe is there on every system.
         if hasattr(os, "eventfd"):
             self._reader = self._writer = os.eventfd(0, os.EFD_CLOEXEC)
         else:
