@@ -52,7 +52,7 @@ class SimSpec:
     @property
     def observation_space(self) -> Space[Any]:
         """Of one environment: a Box where there is one group, else a Dict of them."""
-        boxes = {
+        boxes: dict[str, Space[Any]] = {
             name: spaces.Box(-float("inf"), float("inf"), (size,))
             for name, size in self.observation.items()
         }
