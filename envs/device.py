@@ -4,7 +4,7 @@ step, and nothing comes to the host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -46,8 +46,12 @@ class SimSpec:
     """
     gives_final_obs: bool = True
     """Whether a same_step simulator tells the observation an episode ended with."""
+    truncates_early: bool = False
+    """Whether limits other than max_episode_length may truncate an episode."""
     capturable: bool = False
-    """Whether `step` may be recorded in a CUDA graph: fixed pointers, no host synchronisation."""
+    """Whether `step` may be recorded in a CUDA graph: fixed pointers, no host synchronisation, all
+    randomness from `generators`.
+    """
 
     @property
     def observation_space(self) -> Space[Any]:
@@ -106,6 +110,9 @@ class DeviceEnv(Protocol):
         "nan_states" (environments reset because their state was not finite), and what else the
         simulator counts.
         """
+
+    def generators(self) -> Sequence[torch.Generator]:
+        """What a recorded graph must advance at each replay; () where nothing can be recorded."""
 
     def close(self) -> None:
         """Let go of the simulator; idempotent."""

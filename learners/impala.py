@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unirl.core.metrics import Metrics
+from unirl.learners.truncation import bootstrapped, spread
 from unirl.learners.unroll import Losses, Rows, UnrollLearnerConfig
 from unirl.policy import Policy
 from unirl.vtrace import (
@@ -41,8 +42,18 @@ class ImpalaObjective:
         self._scale = RunningScale(torch.device(config.device))
 
     def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
-        """See Objective: everything depends on the policy of the moment."""
-        return rows
+        """See Objective: all but values after time limits depends on the policy of the moment."""
+        if "truncated" not in rows:
+            return rows
+        config, truncated = self._config, rows["truncated"]
+        with torch.no_grad():
+            if config.truncation == "final":
+                value = spread(self._policy.value(rows["final_obs"]), truncated)
+            else:
+                value = self._policy.unroll(rows["obs"], rows["state"], rows["reset"]).value[:-1]
+        reward = bootstrapped(rows["reward"], truncated, value, config.gamma)
+        rest = {k: v for k, v in rows.items() if k not in ("truncated", "final_obs")}
+        return {**rest, "reward": reward}
 
     def losses(self, rows: Rows, metrics: Metrics) -> Losses:
         """See Objective. The divergence is from the policies that acted."""

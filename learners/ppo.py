@@ -7,6 +7,7 @@ for it, and the clip still bounds one update.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from unirl.core.metrics import Metrics
 from unirl.core.tree import tree_map
+from unirl.learners.truncation import bootstrapped, spread
 from unirl.learners.unroll import (
     Losses,
     Rows,
@@ -25,6 +27,7 @@ from unirl.learners.unroll import (
 )
 from unirl.learners.update import OptimizerConfig
 from unirl.policy import Policy
+from unirl.policy.normalize import RunningNorm
 from unirl.vtrace import (
     clipped_policy_loss,
     clipped_value_loss,
@@ -61,6 +64,10 @@ class PpoLearnerConfig(UnrollLearnerConfig):
     value_clip: float | None = None
     """How far one update may move a value; none: as far as it likes. In units of the scaled reward.
     """
+    normalize_value: bool = False
+    """Learn values in units of the targets' running mean and deviation: where returns are large or
+    grow.
+    """
     normalize_advantage: bool = True
     """Centre and scale advantages over the whole batch. False: the step size has to fit the scale
     of the rewards.
@@ -75,18 +82,29 @@ class PpoLearnerConfig(UnrollLearnerConfig):
 class PpoObjective:
     """See Objective: proximal policy, targets and advantages are held fixed over a batch."""
 
-    def __init__(self, policy: Policy, config: PpoLearnerConfig) -> None:
-        self._policy, self._config = policy, config
+    def __init__(
+        self, policy: Policy, config: PpoLearnerConfig, *, on_policy: bool = False
+    ) -> None:
+        """on_policy: every sample is of the policy that the update begins with, so its
+        log-probabilities need not be computed again.
+        """
+        self._policy, self._config, self._on_policy = policy, config, on_policy
+        self._value_norm: RunningNorm | None = None
+        if config.normalize_value:
+            # The clip is for wild inputs; a target must come through.
+            self._value_norm = RunningNorm((), clip=math.inf).to(torch.device(config.device))
 
     def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
         """See Objective: targets and advantages by the policy that this update begins with."""
         config, mask = self._config, rows["mask"]
         prox_logp, value = self._proximal(rows)
+        if self._value_norm is not None:
+            value = self._value_norm.restore(value)
         log_rho = prox_logp - rows["logp"]
         target, advantage = vtrace_gae(
             log_rho,
             rows["discount"],
-            rows["reward"],
+            self._reward(rows, value),
             value,
             mask=mask,
             rho_clip=config.rho_clip,
@@ -98,6 +116,9 @@ class PpoObjective:
         metrics.ratio("losses/behaviour_kl", *kl_estimate(prox_logp, rows["logp"], mask))
         unexplained, variance = (_scatter(x, mask) for x in (target - value[:-1], target))
         metrics.ratio("losses/explained_variance", variance - unexplained, variance)
+        if self._value_norm is not None:
+            self._value_norm.update(target, mask)
+            value, target = (self._value_norm.normalize(x) for x in (value, target))
         prepared = {
             **{name: rows[name] for name in ("obs", "state", "reset", "action", "mask")},
             "prox_logp": prox_logp,
@@ -107,11 +128,30 @@ class PpoObjective:
         }
         return prepared if self._policy.core is not None else _one_by_one(prepared)
 
+    def _reward(self, rows: Rows, value: Tensor) -> Tensor:
+        """With the value of what follows a time limit, where the next row does not tell it."""
+        if "truncated" not in rows:
+            reward: Tensor = rows["reward"]
+            return reward
+        if self._config.truncation == "previous":
+            ahead = value[:-1]
+        else:
+            with torch.no_grad():
+                final_value = self._policy.value(rows["final_obs"])
+            if self._value_norm is not None:
+                final_value = self._value_norm.restore(final_value)
+            ahead = spread(final_value, rows["truncated"])
+        return bootstrapped(rows["reward"], rows["truncated"], ahead, self._config.gamma)
+
     def _proximal(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Log-probabilities [T, B] and values [T+1, B] of the policy as it is.
 
         In parts of a minibatch's size: this pass needs no more memory than those that follow.
         """
+        if self._on_policy:
+            with torch.no_grad():
+                return rows["logp"], self._policy.value(rows["obs"])
+        rows = {name: rows[name] for name in ("obs", "state", "reset", "action", "mask")}
         num_envs = rows["mask"].shape[1]
         logps, values = [], []
         with torch.no_grad():
@@ -148,14 +188,16 @@ class PpoObjective:
 
     def settings(self) -> Mapping[str, Any]:
         """See Objective."""
-        return {}
+        return {"learner.normalize_value": self._config.normalize_value}
 
     def state_dict(self) -> dict[str, Any]:
-        """See Objective: nothing outlives a batch."""
-        return {}
+        """See Objective."""
+        return {} if self._value_norm is None else dict(self._value_norm.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See Objective."""
+        if self._value_norm is not None:
+            self._value_norm.load_state_dict(state)
 
 
 def _one_by_one(rows: Rows) -> Rows:

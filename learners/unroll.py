@@ -5,7 +5,7 @@ optimiser, count, save. Rows are time-major as in docs/overview.md.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -54,6 +54,10 @@ class UnrollLearnerConfig:
     """Rewards are clamped to +- this before learning (1 for Atari, as in Nature DQN); logged
     returns stay raw.
     """
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this before all else. Less: smaller targets, where returns are
+    large.
+    """
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
     epochs: int = 1
@@ -61,9 +65,22 @@ class UnrollLearnerConfig:
     minibatches: int = 1
     """Parts a batch is split into along its environments. More: more and noisier updates per batch.
     """
+    shuffle: Literal["pass", "batch"] = "pass"
+    """When minibatches are drawn anew: for each pass over a batch, or once per batch, which is
+    cheaper.
+    """
     stop_kl: float | None = None
     """No further pass over a batch once a pass found the policy this far (in nats,
-    losses/approx_kl) from where it began. Less: steadier, fewer steps.
+    losses/approx_kl) from where it began. Less: steadier, fewer steps. Waits for the device after
+    each pass.
+    """
+    truncation: Literal["final", "previous"] = "final"
+    """What an episode that a limit cut off is continued with, where a simulator resets within the
+    step: the value of its final observation, or that of the one before, which some libraries use
+    and which is wrong by one step.
+    """
+    max_nan_states: int = 1000
+    """How many environments may be reset because their state was not finite before the run stops.
     """
     device: str = "cpu"
     """Where the learner computes: cpu or cuda."""
@@ -83,6 +100,7 @@ class UnrollLearnerConfig:
                     "set it to 0 or more",
                 )
         check_positive("reward_clip", self.reward_clip, "1 is usual for Atari")
+        check_positive("reward_scale", self.reward_scale, "1 leaves rewards as they are")
         check_positive("stop_kl", self.stop_kl, "0.02 is usual; leave it out for no limit")
         if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
             raise UniRLError(
@@ -187,7 +205,9 @@ class UnrollLearner:
         self._staging = spec.allocate(batch_size) if batch_size > 1 else None
         self._return_norm = ReturnNorm().to(self._device) if config.normalize_reward else None
         self._episodes = EpisodeWindow(num_recent)
-        self._generator = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
+        self._generator = torch.Generator(self._device)
+        self._generator.manual_seed(derive_seed(seed, "minibatches"))
+        self._num_nan_states = 0
 
     @property
     def recent_returns(self) -> tuple[float, ...]:
@@ -197,10 +217,12 @@ class UnrollLearner:
     def step(self, batch: Batch) -> Metrics:
         """One update from one batch: up to epochs * minibatches optimiser steps."""
         metrics = Metrics()
+        for slot in batch.slots:
+            slot.wait_ready()
         data = collate(batch, self._spec, self._staging)
-        num_rows = int(data["mask"].sum())
-        self._episodes.read(data, metrics)
-        if self._device.type != "cpu":
+        num_rows, num_nan_states = self._episodes.read(data, metrics)
+        self._count(data, num_nan_states, metrics)
+        if self._device.type != "cpu" and self._spec.device == "cpu":
             data = tree_map(
                 lambda leaf: leaf.to(self._device, non_blocking=True), data
             )  # host -> device, once per batch
@@ -212,17 +234,39 @@ class UnrollLearner:
         return metrics
 
     def _rows(self, data: Mapping[str, Any]) -> Rows:
-        return {
+        rows = {
             **{name: data[name] for name in ("obs", "action", "logp", "mask")},
             "state": data.get("state", {}),
             "reward": self._reward(data),
-            "discount": self._config.gamma * (~data["terminated"]).float(),
             # A state begins anew after a filler row: also that of the bootstrap row.
             "reset": torch.cat((torch.zeros_like(data["mask"][:1]), ~data["mask"])),
         }
+        over = data["terminated"]
+        if self._spec.resets_in_step:
+            # The next row belongs to another episode whatever ended this one.
+            over = over | data["truncated"]
+            rows["truncated"] = data["truncated"]
+            if "final_obs" in data:
+                rows["final_obs"] = data["final_obs"]
+        rows["discount"] = self._config.gamma * (~over).float()
+        return rows
+
+    def _count(self, data: Mapping[str, Any], num_nan_states: int, metrics: Metrics) -> None:
+        """What the simulator counted while it filled the batch."""
+        for name, counted in data.get("counter", {}).items():
+            metrics.total(f"env/{name}", counted.sum())
+        self._num_nan_states += num_nan_states
+        if self._num_nan_states > self._config.max_nan_states:
+            raise UniRLError(
+                f"{self._num_nan_states} environments reached a state that is not finite",
+                f"at most {self._config.max_nan_states} are reset (learner.max_nan_states)",
+                "use a smaller time step or weaker actuators, or allow more",
+            )
 
     def _reward(self, data: Mapping[str, Any]) -> Tensor:
         reward: Tensor = data["reward"]
+        if self._config.reward_scale != 1.0:
+            reward = reward * self._config.reward_scale
         if self._return_norm is not None:
             done = data["terminated"] | data["truncated"]
             self._return_norm.update(reward, done, data["mask"], data["carry"], self._config.gamma)
@@ -233,34 +277,37 @@ class UnrollLearner:
 
     def _learn(self, rows: Rows, metrics: Metrics) -> None:
         config, divergence, num_epochs = self._config, None, 0
+        once = self._minibatches(rows) if config.shuffle == "batch" else None
         while num_epochs < config.epochs:
             divergence = None
-            for part in self._minibatches(rows):
+            for part in once or self._minibatches(rows):
                 found = self._step(part, metrics)
                 divergence = found if divergence is None else divergence + found
             num_epochs += 1
+            if config.optimizer.lr_schedule == "adaptive" and divergence is not None:
+                self._update.adapt(divergence.mean())
             if self._went_far(divergence):
                 break
         if config.stop_kl is not None:
             metrics.mean("losses/epochs", num_epochs)
-        if config.optimizer.lr_schedule == "adaptive" and divergence is not None:
-            self._update.adapt(float(divergence.mean()))
 
     def _went_far(self, divergence: Loss | None) -> bool:
         limit = self._config.stop_kl
         return limit is not None and divergence is not None and float(divergence.mean()) > limit
 
-    def _minibatches(self, rows: Rows) -> Iterator[Rows]:
+    def _minibatches(self, rows: Rows) -> Sequence[Rows] | Iterator[Rows]:
         """Parts of the batch along its environments, in a new random order each time; the batch
         itself if undivided.
         """
         num_parts = self._config.minibatches
         if num_parts == 1:
-            yield rows
-            return
-        order = torch.randperm(rows["mask"].shape[1], generator=self._generator).to(self._device)
-        for envs in order.chunk(num_parts):
-            yield select(rows, envs)
+            return (rows,)
+        order = torch.randperm(
+            rows["mask"].shape[1], generator=self._generator, device=self._device
+        )
+        parts = (select(rows, envs) for envs in order.chunk(num_parts))
+        # All at once only where they are kept anyway: one part at a time needs less memory.
+        return tuple(parts) if self._config.shuffle == "batch" else parts
 
     def _step(self, rows: Rows, metrics: Metrics) -> Loss:
         """One step of the optimiser; returns how far the policy was before it."""
@@ -301,7 +348,8 @@ class UnrollLearner:
         counters = {
             "episodes": self._episodes.state_dict(),
             "settings": self._settings(),
-            "adaptive_lr": self._update.adaptive_lr,
+            "adaptive_lr": float(self._update.adaptive_lr),
+            "nan_states": self._num_nan_states,
         }
         return LearnerState(self._update.model_state(), optimizer, counters)
 
@@ -326,7 +374,8 @@ class UnrollLearner:
         optimizer: Any = state.optimizer
         model: Any = state.model
         self._update.load(model, optimizer["update"])
-        self._update.adaptive_lr = state.counters["adaptive_lr"]
+        self._update.adaptive_lr.fill_(state.counters["adaptive_lr"])
+        self._num_nan_states = int(state.counters.get("nan_states", 0))
         self._generator.set_state(optimizer["generator"])
         if self._return_norm is not None:
             self._return_norm.load_state_dict(optimizer["return_norm"])

@@ -29,8 +29,9 @@ class OptimizerConfig:
     lr: float = 6e-4
     """Step size. More: faster, until it diverges."""
     lr_schedule: Literal["constant", "linear", "adaptive"] = "constant"
-    """linear: falls to zero at run.total_steps. adaptive: after each batch, divided by 1.5 where
-    the policy moved more than 2 target_kl, times 1.5 where less than half of it; 1e-5 to 1e-2.
+    """linear: falls to zero at run.total_steps. adaptive: after each pass over a batch, divided by
+    1.5 where the policy moved more than 2 target_kl, times 1.5 where less than half of it; 1e-5 to
+    1e-2.
     """
     target_kl: float = 0.01
     """adaptive: how far one batch should move the policy, in nats. More: larger steps."""
@@ -74,9 +75,10 @@ class Update:
 
     def __init__(self, module: nn.Module, config: OptimizerConfig, *, total_steps: int) -> None:
         self._module, self._config, self._total_steps = module, config, total_steps
-        self.adaptive_lr = config.lr
-        """The step size that `adapt` has come to."""
         self._parameters = dict(module.named_parameters())
+        device = next(iter(self._parameters.values())).device
+        self.adaptive_lr = torch.tensor(config.lr, dtype=torch.float64, device=device)
+        """The step size that `adapt` has come to: on the device, so that nobody waits for it."""
         self._masters: dict[str, Tensor] = {
             name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
             for name, p in self._parameters.items()
@@ -88,24 +90,26 @@ class Update:
         # function under them does not.
         self._state: dict[str, dict[str, Tensor]] = {}
 
-    def lr(self, num_steps: int) -> float:
-        """The step size after `num_steps` samples."""
+    def lr(self, num_steps: int) -> float | Tensor:
+        """The step size after `num_steps` samples; a tensor where it is adaptive."""
         if self._config.lr_schedule == "constant":
             return self._config.lr
         if self._config.lr_schedule == "adaptive":
             return self.adaptive_lr
         return self._config.lr * max(0.0, 1.0 - num_steps / self._total_steps)
 
-    def adapt(self, kl: float) -> None:
-        """Correct the adaptive step size by how far a batch moved the policy, in nats.
+    def adapt(self, kl: Tensor) -> None:
+        """Correct the adaptive step size by how far the policy has moved, in nats; a scalar.
 
-        The rule of rsl_rl (arXiv 2109.11978), once per batch instead of once per minibatch.
+        The rule of rsl_rl (arXiv 2109.11978), once per pass instead of once per minibatch. A policy
+        that has not moved at all, as before the first step on a batch, tells nothing.
         """
         low, high = _ADAPTIVE_BOUNDS
-        if kl > 2 * self._config.target_kl:
-            self.adaptive_lr = max(low, self.adaptive_lr / _ADAPTIVE_FACTOR)
-        elif kl < self._config.target_kl / 2:
-            self.adaptive_lr = min(high, self.adaptive_lr * _ADAPTIVE_FACTOR)
+        far, near = kl > 2 * self._config.target_kl, kl < self._config.target_kl / 2
+        lr = self.adaptive_lr
+        lower = (lr / _ADAPTIVE_FACTOR).clamp_(min=low)
+        higher = (lr * _ADAPTIVE_FACTOR).clamp_(max=high)
+        lr.copy_(torch.where(far, lower, torch.where(near & (kl > 0), higher, lr)))
 
     def apply(self, num_steps: int) -> Tensor:
         """Step with the gradients that lie in the module and clear them; returns their norm before
@@ -123,7 +127,7 @@ class Update:
         self._round_masters()
         return norm
 
-    def _move(self, names: list[str], lr: float) -> None:
+    def _move(self, names: list[str], lr: float | Tensor) -> None:
         """One step of the optimiser for the masters of these names, which all have a gradient."""
         config, masters = self._config, [self._masters[name] for name in names]
         gradients = [master.grad for master in masters if master.grad is not None]
@@ -156,7 +160,11 @@ class Update:
             torch._foreach_mul_(buffers, config.momentum)
             torch._foreach_add_(buffers, moves)
             moves = buffers
-        torch._foreach_add_(masters, moves, alpha=-lr)
+        if isinstance(lr, Tensor):
+            # Not in place: with momentum these are the buffers themselves.
+            torch._foreach_sub_(masters, torch._foreach_mul(moves, lr.to(masters[0].dtype)))
+        else:
+            torch._foreach_add_(masters, moves, alpha=-lr)
 
     def _new_state(self, name: str) -> dict[str, Tensor]:
         master = self._masters[name]

@@ -14,6 +14,7 @@ RECIPES: Mapping[str, str] = MappingProxyType(
         "impala": "unirl.recipes.impala",
         "appo": "unirl.recipes.appo",
         "ppo": "unirl.recipes.ppo",
+        "ondevice": "unirl.recipes.ondevice",
     }
 )
 """Recipes by their name on the command line: modules with `Config` and `plan(config)`."""

@@ -186,6 +186,8 @@ class SlotQueue:
         self._first_ticket = 0
         # Taken by an unfinished `take`: a deadline must not lose them.
         self._partial: list[Slot] = []
+        # Events of places that a device still writes; only within one process.
+        self._ready: dict[int, Any] = {}
 
     # -- the actor's side
     # ----------------------------------------------------------------------------------------------
@@ -244,6 +246,7 @@ class SlotQueue:
         words, row = self._words, self._rows[slot.index]
         with self._guard:
             self._require(slot, RUNNING)
+            self._ready[slot.index] = slot.ready
             words[row + _FIRST] = slot.first_version
             words[row + _LAST] = slot.last_version
             words[row + _WAIT_US] = int(slot.wait_seconds * 1e6)
@@ -467,6 +470,7 @@ class SlotQueue:
             words[row + _LAST],
             words[row + _WAIT_US] / 1e6,
             words[row + _WORK_US] / 1e6,
+            self._ready.get(index),
         )
 
     def _held(self, row: int, state: int) -> bool:

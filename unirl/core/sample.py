@@ -40,6 +40,12 @@ class SampleSpec:
     """
 
     fields: Mapping[str, Field]
+    device: str = "cpu"
+    """Where slots lie: elsewhere than on the CPU only in the inline runner."""
+    resets_in_step: bool = False
+    """What follows a row that ends an episode: the first observation of the next one, instead of
+    the true final observation and a filler row.
+    """
 
     def __post_init__(self) -> None:
         for name, item in self.fields.items():
@@ -67,7 +73,7 @@ class SampleSpec:
                 shape[item.batch_axis] *= num_slots
             elif num_slots > 1:
                 continue  # never joined: read it slot by slot
-            flat[name] = torch.zeros(shape, dtype=item.dtype)
+            flat[name] = torch.zeros(shape, dtype=item.dtype, device=self.device)
         return unflatten(flat)
 
 
@@ -91,6 +97,13 @@ class Slot:
     """How long the actor waited for this place."""
     work_seconds: float = 0.0
     """How long the actor worked to fill it."""
+    ready: Any = None
+    """Where a device still writes: an event that a reader's stream waits for (`wait_ready`)."""
+
+    def wait_ready(self) -> None:
+        """Let the reader's stream wait until the slot is written; the host does not."""
+        if self.ready is not None:
+            self.ready.wait()
 
 
 @dataclass

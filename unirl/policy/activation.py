@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -22,3 +26,14 @@ def relu_(x: Tensor) -> Tensor:
     nothing of it.
     """
     return torch.relu_(x)
+
+
+def elu_(x: Tensor) -> Tensor:
+    """x where positive, exp(x) - 1 elsewhere, in place: its gradient needs only what it returns."""
+    return F.elu_(x)
+
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {"tanh": tanh, "relu": relu_, "elu": elu_}
+)
+"""By the name that policy.activation gives them."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from unirl.core.errors import UniRLError
 
 TorsoName = Literal["auto", "mlp", "nature", "impala"]
-ActivationName = Literal["tanh", "relu"]
+ActivationName = Literal["tanh", "relu", "elu"]
 CoreName = Literal["none", "lstm", "gru"]
 ComputeDtypeName = Literal["float32", "bfloat16"]
 
@@ -25,7 +25,8 @@ class PolicyConfig:
     """Widths of the MLP over vectors. Wider or deeper: more capacity, slower acting and learning.
     """
     activation: ActivationName = "tanh"
-    """Of the MLP (image torsos always use relu). tanh is bounded; relu is cheaper in wide layers.
+    """Of the MLP (image torsos always use relu). tanh is bounded; relu is cheaper in wide layers;
+    elu is usual for robots.
     """
     feature_size: int = 512
     """Outputs of an image torso's linear layer. Growing it grows the largest weight matrix with it.
@@ -37,6 +38,10 @@ class PolicyConfig:
     shared_torso: bool = True
     """False gives the value function a torso of its own: twice the learning cost, no conflict of
     gradients.
+    """
+    critic_group: str = ""
+    """Entry of a Dict observation that the value function reads instead of the others, which are
+    the actor's alone: what only a simulator knows. Needs shared_torso = false. "": no such entry.
     """
     initial_std: float = 1.0
     """Of Gaussian actions, before learning. More: wider exploration, noisier first returns."""
@@ -53,7 +58,7 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         for name, value, known in (
             ("torso", self.torso, ("auto", "mlp", "nature", "impala")),
-            ("activation", self.activation, ("tanh", "relu")),
+            ("activation", self.activation, ("tanh", "relu", "elu")),
             ("core", self.core, ("none", "lstm", "gru")),
             ("compute_dtype", self.compute_dtype, ("float32", "bfloat16")),
         ):
@@ -70,6 +75,12 @@ class PolicyConfig:
         for name in ("initial_std", "obs_clip"):
             if not getattr(self, name) > 0:
                 raise _below(name, getattr(self, name), "must be > 0")
+        if self.critic_group and self.shared_torso:
+            raise UniRLError(
+                f"policy.critic_group is {self.critic_group!r} and the torso is shared",
+                "what only the value function sees cannot go through the actor's torso",
+                "set policy.shared_torso to false",
+            )
         if self.core != "none" and not self.shared_torso:
             raise UniRLError(
                 f"policy.core {self.core!r} with a separate value torso",

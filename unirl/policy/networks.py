@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unirl.policy.activation import relu_, tanh
+from unirl.policy.activation import ACTIVATIONS, relu_
 from unirl.policy.config import ActivationName, PolicyConfig
 from unirl.policy.initialize import HIDDEN_GAIN, conv, linear
 from unirl.policy.inputs import ImageLeaf, Inputs, ObservationInputs
@@ -25,7 +25,7 @@ class MLP(nn.Module):
         super().__init__()
         widths = (num_in, *hidden)
         self.num_out = widths[-1]
-        self.activation = tanh if activation == "tanh" else relu_
+        self.activation = ACTIVATIONS[activation]
         self.layers = nn.ModuleList(
             linear(before, after, HIDDEN_GAIN, generator)
             for before, after in zip(widths, hidden, strict=False)

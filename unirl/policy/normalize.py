@@ -70,6 +70,11 @@ class RunningNorm(nn.Module):
         inv_std = self.var.add(self.epsilon).rsqrt_().float()
         return (x.float() - self.mean.float()).mul_(inv_std).clamp_(-self.clip, self.clip)
 
+    def restore(self, x: Tensor) -> Tensor:
+        """What `normalize` had made x of, up to the clip: x * std + mean in float32."""
+        std = self.var.add(self.epsilon).sqrt_().float()
+        return torch.addcmul(self.mean.float(), x.float(), std)
+
 
 class ReturnNorm(nn.Module):
     """Divides rewards by the standard deviation of the running discounted return; the mean stays.

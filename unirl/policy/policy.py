@@ -62,7 +62,8 @@ class Policy(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.config = config
-        self.inputs = ObservationInputs(observation_space, config, generator)
+        actor_space, critic_space = _split(observation_space, config.critic_group)
+        self.inputs = ObservationInputs(actor_space, config, generator)
         self.torso = Torso(self.inputs, config, generator)
         num_features = self.torso.num_out
         self.core: Core | None = None
@@ -73,8 +74,12 @@ class Policy(nn.Module):
             action_space, num_features, config.initial_std, generator
         )
         self.value_torso: Torso | None = None
+        self.value_inputs: ObservationInputs | None = None
+        """Of the critic's own group; None: it reads what the actor reads."""
+        if critic_space is not None:
+            self.value_inputs = ObservationInputs(critic_space, config, generator)
         if not config.shared_torso:
-            self.value_torso = Torso(self.inputs, config, generator)
+            self.value_torso = Torso(self.value_inputs or self.inputs, config, generator)
         self.value_head = linear(num_features, 1, 1.0, generator)
         for module in (self.torso, self.core, self.value_torso):
             if module is not None:
@@ -147,9 +152,29 @@ class Policy(nn.Module):
             features = self.core.unroll(features, state, reset)
         value_features = features
         if self.value_torso is not None:
+            if self.value_inputs is not None:
+                inputs = self.value_inputs(tree_map(lambda leaf: leaf.flatten(0, 1), obs))
             value_features = self.value_torso(inputs).unflatten(0, shape)
         value = self.value_head(value_features.float()).squeeze(-1)
         return Unroll(self.action_head(features.float()), value)
+
+    def value(self, obs: Any) -> Tensor:
+        """Values of observations (tree of [K, B, ...]) that stand for themselves: float32 [K, B].
+
+        Raises UniRLError for a policy with memory, whose values depend on what came before.
+        """
+        if self.core is not None:
+            raise UniRLError(
+                "the value of a lone observation was asked of a policy with memory",
+                f"it depends on the state of its {self.config.core}",
+                "set policy.core to none",
+            )
+        shape = next(leaves(obs))[1].shape[:2]
+        flat = tree_map(lambda leaf: leaf.flatten(0, 1), obs)
+        torso = self.torso if self.value_torso is None else self.value_torso
+        features = torso((self.value_inputs or self.inputs)(flat))
+        value: Tensor = self.value_head(features.float())
+        return value.reshape(shape)
 
     def update_normalizer(self, obs: Any, mask: Tensor) -> None:
         """Merge obs [>= T, B, ...] into the statistics where mask [T, B] is true.
@@ -158,11 +183,13 @@ class Policy(nn.Module):
         learner, after its update: actors get the statistics as weights. Without normalize_obs
         nothing happens.
         """
-        if self.inputs.norm is None:
+        readers = [reader for reader in (self.inputs, self.value_inputs) if reader is not None]
+        if all(reader.norm is None for reader in readers):
             return
         num_rows = mask.shape[0]
         flat = tree_map(lambda leaf: leaf[:num_rows].flatten(0, 1), obs)
-        self.inputs.update(flat, mask.flatten())
+        for reader in readers:
+            reader.update(flat, mask.flatten())
 
     def weights(self) -> dict[str, Tensor]:
         """Every parameter and every statistic by name: detached views, not copies."""
@@ -186,3 +213,20 @@ class Policy(nn.Module):
             )
         with torch.no_grad():
             torch._foreach_copy_(list(own.values()), [weights[name] for name in own])
+
+
+def _split(
+    space: gymnasium.Space[Any], critic_group: str
+) -> tuple[gymnasium.Space[Any], gymnasium.Space[Any] | None]:
+    """What the actor reads, and what the value function reads where that is something else."""
+    if not critic_group:
+        return space, None
+    groups = dict(space.spaces) if isinstance(space, gymnasium.spaces.Dict) else {}
+    if critic_group not in groups or len(groups) < 2:
+        raise UniRLError(
+            f"policy.critic_group {critic_group!r} is not an entry of the observations",
+            f"they are {space}",
+            "name one entry of a Dict that has others too, or leave policy.critic_group out",
+        )
+    critic = gymnasium.spaces.Dict({critic_group: groups.pop(critic_group)})
+    return gymnasium.spaces.Dict(groups), critic

@@ -20,6 +20,8 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
     """Write a checkpoint of the learner, the acknowledged samples, random numbers and counters."""
     learner, ready = loop.learner, loop.queue.ready_slots()
     state = learner.state_dict()
+    for slot in ready:
+        slot.wait_ready()
     broken = [
         "/".join(path)
         for path, leaf in leaves(state.model)

@@ -1,0 +1,299 @@
+"""The actor on the device: simulator, policy and slot share one memory, and nothing comes to the
+host (Makoviychuk et al., "Isaac Gym", arXiv 2108.10470).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unirl.core.actor import ActorContext
+from unirl.core.errors import UniRLError
+from unirl.core.sample import Field, SampleSpec, Slot
+from unirl.core.seeding import derive_seed
+from unirl.core.tree import tree_map
+from unirl.core.weights import WeightStore
+from unirl.envs.config import EnvConfig
+from unirl.envs.device import POLICY, DeviceEnv, Groups, SimSpec
+from unirl.envs.sim.make import make_device_env
+from unirl.envs.spaces import action_field
+from unirl.policy import Policy, PolicyConfig
+
+
+@dataclass(frozen=True)
+class SimConfig:
+    """How many environments a simulator steps at once, and where."""
+
+    num_envs: int = 4096
+    """Environments side by side. More: a busier device and less noise per update, at more memory.
+    """
+    unroll_length: int = 16
+    """Steps per environment in one slot. More: longer credit assignment, fewer updates."""
+    device: str = "auto"
+    """Where simulator, policy and learner are: cpu, cuda or cuda:N; auto: cuda where there is one.
+    """
+    random_phases: bool = True
+    """Begin as if the episodes had run for random times, so that time limits are spread evenly."""
+    graph: bool = True
+    """On CUDA: record an unroll once and replay it, where the simulator allows that."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "unroll_length"):
+            if getattr(self, name) < 1:
+                raise UniRLError(
+                    f"sim.{name} is {getattr(self, name)}",
+                    f"sim.{name} >= 1 must hold",
+                    "set it to 1 or more",
+                )
+
+    def torch_device(self) -> torch.device:
+        """The device; UniRLError for a name that torch does not know."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            return torch.device(self.device)
+        except RuntimeError as error:
+            raise UniRLError(
+                f"sim.device {self.device!r} is unknown",
+                "known: auto, cpu, cuda, cuda:N",
+                "try auto",
+            ) from error
+
+
+def device_spec(sim: SimSpec, length: int, counters: Mapping[str, Tensor]) -> SampleSpec:
+    """What an unroll of a simulator holds: that of the vector actor (docs/overview.md), on its
+    device; and `final_obs` [K, N, D] where it resets within the step: the observations that the
+    episodes of this unroll were cut off with, in order of time.
+    """
+    num_envs = sim.num_envs
+    fields = {
+        name: Field((length + 1, *shape), torch.float32) for name, shape in _shapes("obs", sim)
+    }
+    if sim.autoreset == "same_step" and sim.gives_final_obs:
+        num_limits = length if sim.truncates_early else -(-length // sim.max_episode_length)
+        for name, shape in _shapes("final_obs", sim):
+            fields[name] = Field((num_limits, *shape), torch.float32)
+    action_shape, dtype = action_field(sim.action_space, num_envs, sim.id)
+    fields["action"] = Field((length, *action_shape), dtype)
+    for name, kind in (
+        ("logp", torch.float32),
+        ("reward", torch.float32),
+        ("terminated", torch.bool),
+        ("truncated", torch.bool),
+        ("mask", torch.bool),
+        ("episode_return", torch.float32),
+        ("episode_length", torch.int32),
+    ):
+        fields[name] = Field((length, num_envs), kind)
+    fields["carry"] = Field((num_envs,), torch.float32, batch_axis=0)
+    for name in counters:
+        fields[f"counter/{name}"] = Field((1,), torch.int64, batch_axis=0)
+    return SampleSpec(fields, device=str(sim.device), resets_in_step=sim.autoreset == "same_step")
+
+
+class DeviceActor:
+    """Steps a simulator with its policy copy; one slot is one unroll of all environments.
+
+    gamma is only used for `carry`, the running discounted return that reward scaling needs. On CUDA
+    it works on a stream of its own, so that a learner with max_staleness >= 1 works beside it.
+    """
+
+    def __init__(
+        self,
+        env: DeviceEnv,
+        policy: Policy,
+        weights: WeightStore,
+        *,
+        sim: SimConfig,
+        gamma: float,
+        seed: int,
+    ) -> None:
+        self._env, self._policy, self._weights = env, policy, weights
+        self._length, self._gamma, self._random_phases = sim.unroll_length, gamma, sim.random_phases
+        self._version = -1
+        spec, device = env.spec, env.spec.device
+        self._final = spec.autoreset == "same_step" and spec.gives_final_obs
+        self._generator = torch.Generator(device)
+        self._returns = torch.zeros(spec.num_envs, device=device)
+        self._lengths = torch.zeros(spec.num_envs, dtype=torch.int32, device=device)
+        self._carry = torch.zeros(spec.num_envs, device=device)
+        self._counted = {name: total.clone() for name, total in env.counters().items()}
+        self._rows: dict[int, _Rows] = {}
+        self._obs: Groups = {}
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._use_graph = sim.graph and spec.capturable and self._stream is not None
+        self.restart(seed)
+
+    def restart(self, seed: int) -> None:
+        """Begin anew, as an actor made with this seed does."""
+        self._generator.manual_seed(derive_seed(seed, "actions"))
+        obs = self._env.reset(
+            derive_seed(seed, "environments") % 2**32, random_phases=self._random_phases
+        )
+        if not self._obs:
+            self._obs = {name: value.clone() for name, value in obs.items()}
+        else:  # in place: a recorded graph reads this memory
+            for name, value in obs.items():
+                self._obs[name].copy_(value)
+        for total in (self._returns, self._lengths, self._carry):
+            total.zero_()
+
+    def produce(self, slot: Slot) -> None:
+        """Fill the slot with one unroll of the newest weights."""
+        rows = self._rows.get(slot.index)
+        if rows is None:
+            rows = self._rows[slot.index] = _Rows(slot.data, self._length)
+        if self._stream is None:
+            self._pull(slot)
+            self._unroll(rows)
+            return
+        # The weights were published, and this place was read, on the learner's stream.
+        learner_stream = torch.cuda.current_stream(self._env.spec.device)
+        self._stream.wait_stream(learner_stream)
+        with torch.cuda.stream(self._stream):
+            self._pull(slot)
+            pulled = self._stream.record_event()
+            self._unroll_on_stream(slot.index, rows)
+            slot.ready = self._stream.record_event()
+        # Before the store's memory is published to again it must have been read.
+        learner_stream.wait_event(pulled)
+
+    def close(self) -> None:
+        """Close the simulator; idempotent."""
+        self._graphs.clear()
+        self._env.close()
+
+    def _pull(self, slot: Slot) -> None:
+        self._version = self._weights.pull(self._policy, self._version)
+        slot.first_version = slot.last_version = self._version
+
+    def _unroll_on_stream(self, index: int, rows: _Rows) -> None:
+        if not self._use_graph:
+            self._unroll(rows)
+        elif (graph := self._graphs.get(index)) is not None:
+            graph.replay()
+        elif not self._graphs and not rows.warm:
+            self._unroll(rows)  # kernels and memory pools must be there before a graph is recorded
+            rows.warm = True
+        else:
+            graph = torch.cuda.CUDAGraph()
+            for generator in (self._generator, *self._env.generators()):
+                graph.register_generator_state(generator)
+            with torch.cuda.graph(graph, stream=self._stream):
+                self._unroll(rows)
+            self._graphs[index] = graph
+            graph.replay()  # recording computes nothing
+
+    def _unroll(self, rows: _Rows) -> None:
+        with torch.no_grad():
+            rows.carry.copy_(self._carry)
+            rows.write_obs(0, self._obs)
+            cuts = torch.zeros_like(self._lengths) if len(rows.final_obs) > 1 else None
+            for t in range(self._length):
+                self._step(rows, t, cuts)
+            for name, total in self._env.counters().items():
+                before = self._counted[name]
+                torch.sub(total, before, out=rows.counter[name])
+                before.copy_(total)
+
+    def _step(self, rows: _Rows, t: int, cuts: Tensor | None) -> None:
+        action, logp, _ = self._policy.act(rows.acting_obs[t], {}, generator=self._generator)
+        rows.action[t].copy_(action)
+        rows.logp[t].copy_(logp)
+        step = self._env.step(action)
+        rows.write_obs(t + 1, step.obs)
+        if t + 1 == self._length:
+            for name, value in step.obs.items():
+                self._obs[name].copy_(value)
+        rows.reward[t].copy_(step.reward)
+        rows.terminated[t].copy_(step.terminated)
+        rows.truncated[t].copy_(step.truncated)
+        rows.mask[t].copy_(step.valid)
+        if self._final and step.final_obs is not None:
+            self._keep_final(rows, step.truncated, step.final_obs, cuts)
+        self._account(rows, t)
+
+    def _keep_final(
+        self, rows: _Rows, truncated: Tensor, final_obs: Groups, cuts: Tensor | None
+    ) -> None:
+        """Put the final observations of environments that were cut off into their next place."""
+        for k, place in enumerate(rows.final_obs):
+            here = truncated if cuts is None else truncated & (cuts == k)
+            for name, value in final_obs.items():
+                torch.where(here.unsqueeze(1), value, place[name], out=place[name])
+        if cuts is not None:
+            cuts.add_(truncated)
+
+    def _account(self, rows: _Rows, t: int) -> None:
+        """Running totals of each episode; rows that are no transition count for nothing."""
+        self._returns.add_(rows.reward[t])
+        self._lengths.add_(1)
+        self._carry.mul_(self._gamma).add_(rows.reward[t])
+        rows.episode_return[t].copy_(self._returns)
+        rows.episode_length[t].copy_(self._lengths)
+        over = rows.terminated[t] | rows.truncated[t] | ~rows.mask[t]
+        for total in (self._returns, self._lengths, self._carry):
+            total.masked_fill_(over, 0)
+
+
+class _Rows:
+    """A slot's memory cut into rows once, so that a step writes without looking anything up."""
+
+    def __init__(self, data: Mapping[str, Any], length: int) -> None:
+        groups = data["obs"] if isinstance(data["obs"], Mapping) else {POLICY: data["obs"]}
+        self._obs = [{name: leaf[t] for name, leaf in groups.items()} for t in range(length + 1)]
+        self.acting_obs = [tree_map(lambda leaf, t=t: leaf[t], data["obs"]) for t in range(length)]
+        final = data.get("final_obs", {})
+        finals = final if isinstance(final, Mapping) else {POLICY: final}
+        num_finals = len(next(iter(finals.values()))) if finals else 0
+        self.final_obs = [
+            {name: leaf[k] for name, leaf in finals.items()} for k in range(num_finals)
+        ]
+        self.action, self.logp = data["action"].unbind(0), data["logp"].unbind(0)
+        self.reward, self.mask = data["reward"].unbind(0), data["mask"].unbind(0)
+        self.terminated = data["terminated"].unbind(0)
+        self.truncated = data["truncated"].unbind(0)
+        self.episode_return = data["episode_return"].unbind(0)
+        self.episode_length = data["episode_length"].unbind(0)
+        self.carry = data["carry"]
+        self.counter = {name: leaf[0] for name, leaf in data.get("counter", {}).items()}
+        self.warm = False
+        """Whether an unroll was computed before one is recorded."""
+
+    def write_obs(self, t: int, obs: Groups) -> None:
+        """Copy every group into row t."""
+        for name, target in self._obs[t].items():
+            target.copy_(obs[name])
+
+
+def _shapes(prefix: str, sim: SimSpec) -> list[tuple[str, tuple[int, int]]]:
+    """(path, [N, D]) of each observation group; one group alone is the observation itself."""
+    if len(sim.observation) == 1:
+        return [(prefix, (sim.num_envs, sim.observation[POLICY]))]
+    return [(f"{prefix}/{name}", (sim.num_envs, size)) for name, size in sim.observation.items()]
+
+
+def make_device_actor(
+    context: ActorContext, *, env: EnvConfig, policy: PolicyConfig, sim: SimConfig, gamma: float
+) -> DeviceActor:
+    """The factory of a plan: bind all but `context` with functools.partial."""
+    device = sim.torch_device()
+    device_env = make_device_env(env, sim.num_envs, device)
+    try:
+        spec = device_env.spec
+        module = Policy(
+            spec.observation_space, spec.action_space, policy, seed=context.seed % 2**31
+        ).to(device)
+        return DeviceActor(
+            device_env, module.eval(), context.weights, sim=sim, gamma=gamma, seed=context.seed
+        )
+    except BaseException:
+        device_env.close()
+        raise

@@ -1,0 +1,148 @@
+"""PPO on the device: simulator, policy, slots and learner share one memory, and the host only says
+what comes next.
+
+    device actor -> slots of T x N in device memory -> queue -> PPO learner -> weights -> actor
+
+With max_staleness 1 the actor simulates the next unroll while the learner learns from this one, and
+V-trace corrects for the lag. Rudin et al., "Learning to walk in minutes" (arXiv 2109.11978).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from unirl.actors.device import SimConfig, device_spec, make_device_actor
+from unirl.actors.evaluate import PolicyEvaluator
+from unirl.core.errors import UniRLError
+from unirl.core.learner import Learner, LearnerContext
+from unirl.core.queue import QueueConfig
+from unirl.core.sample import SampleSpec
+from unirl.envs.config import EnvConfig
+from unirl.envs.device import CRITIC, SimSpec
+from unirl.envs.sim.make import make_device_env
+from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
+from unirl.learners.unroll import make_unroll_learner
+from unirl.learners.update import OptimizerConfig
+from unirl.policy import PolicyConfig
+from unirl.runners.plan import Plan, RunConfig, RunnerConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that can be set for a run on a device."""
+
+    env: EnvConfig = field(default_factory=lambda: EnvConfig(id="torch/Cartpole"))
+    sim: SimConfig = field(default_factory=SimConfig)
+    policy: PolicyConfig = field(
+        default_factory=lambda: PolicyConfig(
+            hidden=(256, 128, 64), activation="elu", shared_torso=False
+        )
+    )
+    learner: PpoLearnerConfig = field(
+        default_factory=lambda: PpoLearnerConfig(
+            optimizer=OptimizerConfig(lr=3e-4, lr_schedule="adaptive", max_grad_norm=1.0),
+            entropy_coef=0.0,
+            value_coef=1.0,
+            normalize_reward=False,
+            normalize_value=True,
+            shuffle="batch",
+            epochs=5,
+            minibatches=4,
+        )
+    )
+    queue: QueueConfig = field(default_factory=lambda: QueueConfig(max_staleness=0))
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    run: RunConfig = field(
+        default_factory=lambda: RunConfig(total_steps=50_000_000, checkpoint_steps=50_000_000)
+    )
+
+
+def plan(config: Config) -> Plan:
+    """Make the simulator once to ask it, let it go, and bind the pieces."""
+    if config.runner.kind != "inline":
+        raise UniRLError(
+            f"recipe ondevice runs in the {config.runner.kind} runner",
+            "tensors that never leave their device need one process: runner.kind must be inline",
+            "leave runner.kind out, or use recipe ppo or appo",
+        )
+    sim, spec = _ask(config)
+    policy = _policy_for(config.policy, sim)
+    if config.learner.truncation == "final" and _hides_final_obs(sim):
+        raise UniRLError(
+            f'env "{config.env.id}" does not tell the observation that an episode ended with',
+            "learner.truncation is final, which needs it",
+            "set learner.truncation to previous",
+        )
+    return Plan(
+        recipe="ondevice",
+        config=config,
+        spec=spec,
+        queue=config.queue,
+        num_actors=1,
+        make_actor=partial(
+            make_device_actor,
+            env=config.env,
+            policy=policy,
+            sim=config.sim,
+            gamma=config.learner.gamma,
+        ),
+        make_learner=_bind_learner(config, policy, sim, spec),
+        runner=config.runner,
+        run=config.run,
+        make_evaluator=partial(PolicyEvaluator, config.env, policy),
+        fingerprint={
+            "env": config.env.id,
+            "observation_space": str(sim.observation_space),
+            "action_space": str(sim.action_space),
+            "policy": {
+                k: list(v) if isinstance(v, tuple) else v for k, v in asdict(policy).items()
+            },
+        },
+    )
+
+
+def _ask(config: Config) -> tuple[SimSpec, SampleSpec]:
+    """The simulator's own description, and what an unroll of it holds."""
+    env = make_device_env(config.env, config.sim.num_envs, config.sim.torch_device())
+    try:
+        return env.spec, device_spec(env.spec, config.sim.unroll_length, env.counters())
+    finally:
+        env.close()
+
+
+def _policy_for(policy: PolicyConfig, sim: SimSpec) -> PolicyConfig:
+    """With the critic's own observations, where the simulator has them."""
+    if policy.core != "none":
+        raise UniRLError(
+            f"policy.core is {policy.core!r}",
+            "recipe ondevice trains policies without memory",
+            "set policy.core to none, or use recipe ppo or appo",
+        )
+    if CRITIC in sim.observation and not policy.critic_group:
+        return replace(policy, critic_group=CRITIC)
+    return policy
+
+
+def _hides_final_obs(sim: SimSpec) -> bool:
+    return sim.autoreset == "same_step" and not sim.gives_final_obs
+
+
+def _bind_learner(
+    config: Config, policy: PolicyConfig, sim: SimSpec, spec: SampleSpec
+) -> Callable[[LearnerContext], Learner]:
+    on_policy = config.queue.max_staleness == 0
+    objective: Any = partial(PpoObjective, on_policy=on_policy)
+    return partial(
+        make_unroll_learner,
+        objective=objective,
+        spaces=(sim.observation_space, sim.action_space),
+        policy=policy,
+        spec=spec,
+        learner=replace(config.learner, device=str(sim.device)),
+        batch_size=config.queue.batch_size,
+        total_steps=config.run.total_steps,
+        num_recent=config.run.target_window,
+    )
