@@ -1,0 +1,120 @@
+"""The device actor writes what a simulator says into the right rows, and never waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.actors.clock_sim import ClockSim
+from unirl.actors.device import DeviceActor, SimConfig, device_spec
+from unirl.core.errors import UniRLError
+from unirl.core.sample import Slot
+from unirl.core.weights import LocalWeightStore
+from unirl.policy import Policy, PolicyConfig
+
+HIDDEN = (8,)
+
+
+def make(env: ClockSim, length: int, **policy: Any) -> tuple[DeviceActor, Slot, Policy]:
+    config = PolicyConfig(hidden=HIDDEN, shared_torso=False, **policy)
+    module = Policy(env.spec.observation_space, env.spec.action_space, config, seed=1)
+    weights = LocalWeightStore()
+    weights.publish(module.weights(), 0)
+    actor = DeviceActor(
+        env, module, weights, sim=SimConfig(unroll_length=length), gamma=0.9, seed=3
+    )
+    spec = device_spec(env.spec, length, env.counters())
+    return actor, Slot(0, 0, spec.allocate()), module
+
+
+def test_rows_hold_what_the_simulator_said() -> None:
+    env = ClockSim(num_envs=4, length=5)
+    actor, slot, _ = make(env, 7)
+    actor.produce(slot)
+    data = slot.data
+    at = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2])
+    assert torch.equal(data["obs"][:, 2, 2], at.float())
+    assert torch.equal(data["obs"][:, 2, 1], torch.tensor([0, 0, 0, 0, 0, 1, 1, 1]).float())
+    assert torch.equal(data["obs"][0, :, 0], torch.arange(4).float())
+    assert torch.equal(data["reward"], (1 + at[:7].float()).unsqueeze(1).expand(7, 4))
+    ends = torch.zeros(7, 4, dtype=torch.bool)
+    ends[4] = True
+    odd = torch.tensor([False, True, False, True])
+    assert torch.equal(data["terminated"], ends & odd)
+    assert torch.equal(data["truncated"], ends & ~odd)
+    assert data["mask"].all()
+    assert torch.equal(data["action"], torch.stack(env.actions))
+    assert (slot.first_version, slot.last_version) == (0, 0)
+
+
+def test_running_totals_begin_anew_with_each_episode_and_go_on_over_slots() -> None:
+    actor, slot, _ = make(ClockSim(length=5), 3)
+    returns, lengths, carries = [], [], []
+    for _ in range(3):
+        actor.produce(slot)
+        returns += slot.data["episode_return"][:, 0].tolist()
+        lengths += slot.data["episode_length"][:, 0].tolist()
+        carries.append(float(slot.data["carry"][0]))
+    assert returns == [1, 3, 6, 10, 15, 1, 3, 6, 10]
+    assert lengths == [1, 2, 3, 4, 5, 1, 2, 3, 4]
+    assert carries == pytest.approx([0, 1 * 0.81 + 2 * 0.9 + 3, 1])
+
+
+def test_final_observations_are_those_that_episodes_were_cut_off_with() -> None:
+    actor, slot, _ = make(ClockSim(num_envs=4, length=3), 8)
+    actor.produce(slot)
+    final = slot.data["final_obs"]
+    assert final.shape == (3, 4, 3)  # at most ceil(8 / 3) limits in 8 steps
+    for env in (0, 2):
+        assert final[0, env].tolist() == [env, 0, 3]
+        assert final[1, env].tolist() == [env, 1, 3]
+
+
+def test_a_critic_group_reaches_the_slot_and_not_the_actor() -> None:
+    actor, slot, module = make(ClockSim(critic=True), 4, critic_group="critic")
+    actor.produce(slot)
+    obs = slot.data["obs"]
+    assert torch.equal(obs["critic"], obs["policy"] * 10)
+    seen = {"policy": obs["policy"][:1], "critic": obs["critic"][:1]}
+    blind = {**seen, "critic": torch.zeros_like(seen["critic"])}
+    logits = [module.unroll(x, {}).distribution.mode() for x in (seen, blind)]
+    values = [module.unroll(x, {}).value for x in (seen, blind)]
+    assert torch.equal(*logits)
+    assert not torch.equal(*values)
+
+
+def test_a_lost_state_is_no_transition_and_is_counted() -> None:
+    actor, slot, _ = make(ClockSim(broken=(2, 1)), 4)
+    actor.produce(slot)
+    assert slot.data["mask"].tolist()[2] == [True, False, True, True]
+    assert slot.data["counter"]["nan_states"].tolist() == [1]
+    assert slot.data["episode_return"][3, 1] == 1.0
+    actor.produce(slot)
+    assert slot.data["counter"]["nan_states"].tolist() == [0]
+
+
+def test_the_same_seed_gives_the_same_unroll_and_a_restart_is_a_new_actor() -> None:
+    slots = []
+    for _ in range(2):
+        actor, slot, _ = make(ClockSim(), 6)
+        actor.produce(slot)
+        slots.append(slot)
+    assert torch.equal(slots[0].data["action"], slots[1].data["action"])
+    actor.produce(slots[1])
+    assert not torch.equal(slots[0].data["action"], slots[1].data["action"])
+    actor.restart(3)
+    actor.produce(slots[1])
+    assert torch.equal(slots[0].data["action"], slots[1].data["action"])
+
+
+@pytest.mark.parametrize("setting", [{"num_envs": 0}, {"unroll_length": 0}])
+def test_sizes_below_one_are_refused(setting: dict[str, int]) -> None:
+    with pytest.raises(UniRLError, match=next(iter(setting))):
+        SimConfig(**setting)
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(UniRLError, match=r"sim.device 'gpu' is unknown"):
+        SimConfig(device="gpu").torch_device()
