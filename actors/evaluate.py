@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -16,6 +17,8 @@ import torch
 from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
+from unirl.actors.drawing import drawn, undrawable
+from unirl.actors.evaluate_device import DeviceEvaluator, check_episodes
 from unirl.actors.memory import check_memory
 from unirl.core.errors import EnvCrashed, UniRLError
 from unirl.core.evaluator import EvalResult
@@ -43,6 +46,7 @@ class PolicyEvaluator:
 
     Weights are copied, and the statistics of normalised observations stay as they came with them.
     The same seed, weights and number of episodes give the same episodes, whatever ran before.
+    Simulators on a device are played on the CPU, by a DeviceEvaluator.
     num_envs: how many environments are stepped at once.
     """
 
@@ -53,6 +57,12 @@ class PolicyEvaluator:
         self._policy_config = policy
         self._seed, self._num_envs = seed, num_envs
         self._env: VectorEnv | None = None
+        self._simulated: DeviceEvaluator | None = None
+        if env.is_sim:
+            # Behind `make_vec` it would hide one step of each later episode.
+            self._simulated = DeviceEvaluator(
+                env, policy, torch.device("cpu"), seed, num_envs=num_envs
+            )
         self._fps = 30.0
         self.played = EvalResult([], [])
         """Return and length of the episodes that `frames` finished."""
@@ -64,12 +74,9 @@ class PolicyEvaluator:
 
         Raises UniRLError when weights do not fit, or an environment returns NaN or goes on forever.
         """
-        if num_episodes < 1:
-            raise UniRLError(
-                f"an evaluation of {num_episodes} episodes was asked for",
-                "the number of episodes must be >= 1",
-                "20 or 100 are usual",
-            )
+        check_episodes(num_episodes)
+        if self._simulated is not None:
+            return self._simulated.evaluate(weights, num_episodes, deterministic=deterministic)
         self.close()
         agents = len(agents_of(self._config)) or 1  # each a row: whole environments only
         num_rows = max(agents, min(self._num_envs, num_episodes) // agents * agents)
@@ -95,10 +102,14 @@ class PolicyEvaluator:
         """
         self.played = EvalResult([], [])
         episodes = self._atari_frames if self._config.is_atari else self._gym_frames
+        if self._simulated is not None:
+            episodes = partial(self._simulated_frames, self._simulated)
         yield from episodes(weights, deterministic, num_episodes)
 
     def close(self) -> None:
         """Close environments that an interrupted call left open; idempotent."""
+        if self._simulated is not None:
+            self._simulated.close()
         if self._env is not None:
             self._env.close()
             self._env = None
@@ -156,7 +167,7 @@ class PolicyEvaluator:
                 raw, _ = env.reset(seed=self._env_seed % 2**31 if episode == 0 else None)
                 player.begin(1)
                 episode_return, length, over = 0.0, 0, False
-                yield self._picture(env)
+                yield drawn(self._config.id, env.render)
                 while not over and length < MAX_STEPS:
                     empty: Any = create_empty_array(env.observation_space, 1)
                     obs = read(concatenate(env.observation_space, [raw], empty), 1)
@@ -164,7 +175,7 @@ class PolicyEvaluator:
                     episode_return += float(reward)
                     length += 1
                     over = bool(terminated or truncated)
-                    yield self._picture(env)
+                    yield drawn(self._config.id, env.render)
                 self.played.returns.append(episode_return)
                 self.played.lengths.append(length)
         finally:
@@ -204,6 +215,19 @@ class PolicyEvaluator:
             game.close()
             screen.close()
 
+    def _simulated_frames(
+        self,
+        simulated: DeviceEvaluator,
+        weights: Weights,
+        deterministic: bool,
+        num_episodes: int,
+    ) -> Iterator[NDArray[np.uint8]]:
+        frames = simulated.frames(weights, deterministic=deterministic, num_episodes=num_episodes)
+        for frame in frames:
+            self._fps = simulated.frames_per_second
+            yield frame
+        self.played = simulated.played
+
     def _drawing_env(self) -> gymnasium.Env[Any, Any]:
         config = self._config
         spec = catalog.find_spec(config)
@@ -221,28 +245,7 @@ class PolicyEvaluator:
             remedy = "its constructor must take render_mode"
             if config.kwargs:
                 remedy += f" and env.kwargs ({', '.join(config.kwargs)}): some engines take others"
-            raise self._undrawable(f"it cannot be made: {error}", remedy) from error
-
-    def _picture(self, env: gymnasium.Env[Any, Any]) -> NDArray[np.uint8]:
-        """The environment's picture; UniRLError, with what usually helps, when it cannot draw."""
-        try:
-            picture = env.render()
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise self._undrawable(str(error), "pip install 'unirl[video]'") from error
-        except Exception as error:  # drivers and simulators raise types of their own
-            found = f"{type(error).__name__}: {error}"
-            remedy = "without a display, MUJOCO_GL=egl or MUJOCO_GL=osmesa may help"
-            raise self._undrawable(found, remedy) from error
-        if not isinstance(picture, np.ndarray):
-            raise self._undrawable(f"render() gave a {type(picture).__name__}")
-        return picture.astype(np.uint8, copy=False)
-
-    def _undrawable(self, found: str, remedy: str = "") -> UniRLError:
-        return UniRLError(
-            f'env "{self._config.id}" cannot be drawn',
-            f"a picture [height, width, 3] is needed, but {found}",
-            remedy or 'the environment must support render_mode="rgb_array"',
-        )
+            raise undrawable(config.id, f"it cannot be made: {error}", remedy) from error
 
     def _player(
         self, observation_space: Any, action_space: Any, weights: Weights, deterministic: bool

@@ -1,9 +1,9 @@
 """A peer and UniRL in turn, A B A B, at equal passes over the data, on the same task and cores.
 
 One env step is one decision of one environment that was learned from, counted once however many
-passes use it. Each system gets the whole machine while it runs, start and warm-up are not counted,
-nothing is saved or evaluated while the clock runs. A ratio is taken round by round, so that a drift
-of the machine cancels. PAIRINGS is the one place that says what runs against what.
+passes use it. Each system gets all cores of the pairing while it runs, start and warm-up are not
+counted, nothing is saved or evaluated while the clock runs. A ratio is taken round by round, so
+that a drift of the machine cancels. PAIRINGS is the one place that says what runs against what.
 
     python benchmarks/side_by_side.py pong-sample-factory pong-rllib --rounds 3 --seconds 40
     python benchmarks/side_by_side.py cartpole-sample-factory --no-write
@@ -42,6 +42,8 @@ class Pairing:
     """The ratio UniRL / peer that is asked for. None: only reported."""
     settings: tuple[str, ...] = ()
     """KEY=VALUE that differ from the peer's preset."""
+    cores: int = 2
+    """How many both run on. 1: both sides of an on-device training are one thread."""
 
 
 # One pass over the data: IMPALA, Nature CNN in bf16.
@@ -74,6 +76,14 @@ PPO_HALFCHEETAH = (
     " --actor.unroll-length 128 --learner.epochs 4 --learner.minibatches 4"
     " --runner.learner-threads 1"
 )
+# Eight passes in minibatches of 8,192, networks of 32-32 each: the task's usual settings.
+ONDEVICE = (
+    "ondevice --env.id torch/Cartpole --sim.num-envs {num_envs} --sim.unroll-length 16"
+    " --policy.hidden 32 32 --policy.activation elu --no-policy.shared-torso"
+    " --learner.epochs 8 --learner.minibatches {minibatches} --runner.learner-threads 1"
+)
+ONDEVICE_512 = ONDEVICE.format(num_envs=512, minibatches=1)
+ONDEVICE_4096 = ONDEVICE.format(num_envs=4096, minibatches=8)
 SF_ENVPOOL = ("vector=envpool", "num_envs=256")
 
 PAIRINGS = {
@@ -94,6 +104,14 @@ PAIRINGS = {
     "halfcheetah-sb3": Pairing("stable_baselines3", "halfcheetah", PPO_HALFCHEETAH),
     "halfcheetah-pufferlib": Pairing("pufferlib", "halfcheetah", HALFCHEETAH),
     "halfcheetah-torchrl": Pairing("torchrl", "halfcheetah", PPO_HALFCHEETAH),
+    "cartpole-512-rsl-rl": Pairing("rsl_rl", "cartpole-512", ONDEVICE_512, 1.2, cores=1),
+    "cartpole-4096-rsl-rl": Pairing("rsl_rl", "cartpole-4096", ONDEVICE_4096, 1.3, cores=1),
+    "cartpole-512-rsl-rl-bf16": Pairing(
+        "rsl_rl", "cartpole-512", ONDEVICE_512, settings=("bfloat16=True",), cores=1
+    ),
+    "cartpole-4096-rsl-rl-bf16": Pairing(
+        "rsl_rl", "cartpole-4096", ONDEVICE_4096, settings=("bfloat16=True",), cores=1
+    ),
 }
 
 
@@ -179,7 +197,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--warm-up-seconds", type=float, default=10.0)
-    parser.add_argument("--cores", type=int, default=2, help="cores that everything runs on")
+    parser.add_argument("--cores", type=int, help="cores that both run on, not the pairing's own")
     parser.add_argument("--unirl", default="", help='more flags for UniRL: "--actor.num-envs 16"')
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the peer"
@@ -195,11 +213,12 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(PAIRINGS)}")
     measure.exit_on_terminate()
-    # Inherited by all that is started.
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: flags.cores])
+    usable = sorted(os.sched_getaffinity(0))
     window = Window(flags.seconds, flags.warm_up_seconds)
     for name in flags.names:
         pairing = changed(PAIRINGS[name], flags.unirl, flags.set)
+        # Inherited by all that is started.
+        os.sched_setaffinity(0, usable[: flags.cores or pairing.cores])
         text = compare(name, pairing, window, flags.rounds)
         print(f"\n{text}\n", flush=True)
         if not flags.no_write:

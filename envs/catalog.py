@@ -14,6 +14,7 @@ from gymnasium.envs.registration import EnvSpec
 from unirl.core.errors import UniRLError
 from unirl.envs import ale
 from unirl.envs.config import MULTI_AGENT, EnvConfig
+from unirl.envs.sim import families
 from unirl.envs.toy import register_toys
 
 # Module names as they stand in entry points and import errors -> the extra of this package that
@@ -26,6 +27,12 @@ EXTRAS = {
     "box2d": "box2d",
     "pettingzoo": "multiagent",
 }
+# What brings a simulator: only one of their packages can be had through an extra.
+SIM_REMEDIES = {
+    "warp/": "pip install 'unirl[warp]'",
+    "isaacgym/": "install Isaac Gym Preview 4 from NVIDIA's page, then IsaacGymEnvs",
+    "isaaclab/": "install Isaac Lab (isaac-sim.github.io/IsaacLab)",
+}
 
 
 def find_spec(config: EnvConfig) -> EnvSpec:
@@ -37,6 +44,12 @@ def find_spec(config: EnvConfig) -> EnvSpec:
         raise UniRLError(
             f'env "{config.id}" has several agents',
             "an environment of Gymnasium, with one agent, is needed here",
+            "choose another env.id",
+        )
+    if config.is_sim:
+        raise UniRLError(
+            f'env "{config.id}" is a simulator on a device',
+            "an environment registered with Gymnasium is needed here",
             "choose another env.id",
         )
     if config.is_atari:
@@ -52,11 +65,11 @@ def find_spec(config: EnvConfig) -> EnvSpec:
 
 def known_env_ids() -> list[str]:
     """All ids of environments with one agent that `make_vec` finds in this process, sorted:
-    Gymnasium's, the toys, and Atari's where installed."""
+    Gymnasium's, the toys, Atari's where installed, and simulators whether installed or not."""
     register_toys()
     with contextlib.suppress(ImportError):  # Atari is an extra; without it the list is shorter
         ale.register()
-    return sorted(gymnasium.registry)
+    return sorted([*gymnasium.registry, *families.known_ids()])
 
 
 def unknown_id(env_id: str, known: Iterable[str]) -> UniRLError:
@@ -76,6 +89,10 @@ def missing_package(config: EnvConfig, error: ImportError) -> UniRLError:
     it."""
     if config.is_multi_agent:
         return _missing_for_agents(config, error)
+    for family, remedy in SIM_REMEDIES.items():
+        if config.id.startswith(family):
+            what = f'env "{config.id}" needs a package that is not installed'
+            return UniRLError(what, str(error), remedy)
     if not isinstance(error, ModuleNotFoundError):  # installed, and still not importable
         return UniRLError(
             f'env "{config.id}" cannot be imported', str(error), "use a newer version of the id"

@@ -11,6 +11,8 @@ from unirl.core.errors import UniRLError
 EngineName = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 MULTI_AGENT = "pettingzoo/"
 """How the ids of environments with several agents begin."""
+SIM_FAMILIES = ("torch/", "warp/", "isaacgym/", "isaaclab/", "gymnasium/")
+"""How the ids of simulators on a device begin (envs/sim)."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,10 @@ class EnvConfig:
     parallel_env of module pettingzoo.classic.rps_v2, "pettingzoo/unirl/Duel" a game of UniRL, and
     "pettingzoo/my_package.games:make_tag" whatever make_tag(**env.kwargs) of module
     my_package.games returns, if it has PettingZoo's parallel API.
+
+    Simulators that step thousands of environments on one device begin with "torch/", "warp/",
+    "isaacgym/", "isaaclab/" or "gymnasium/". Their engine is auto; samplers of the host step them
+    on the CPU.
     """
     engine: EngineName = "auto"
     """What steps the environments. auto: ale for ALE/*, else the env's own vector class where it
@@ -40,7 +46,7 @@ class EnvConfig:
     """Threads of ale and envpool. More: more cores per actor; 0: one per usable core."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Passed to the environment's constructor; with ale and envpool to the engine's, where they win
-    over the fields below."""
+    over the fields below. Of a simulator: the task's settings."""
     max_episode_steps: int | None = None
     """Agent steps after which an episode is truncated. More: longer episodes; None: the id's own
     limit."""
@@ -83,6 +89,12 @@ class EnvConfig:
                 f'engine {self.engine} cannot run env "{self.id}"',
                 "environments with several agents are stepped one after the other: auto or sync",
                 'use engine="auto"; environment workers step them in several processes',
+            )
+        if self.is_sim and self.engine != "auto":
+            raise UniRLError(
+                f'engine {self.engine} cannot run env "{self.id}"',
+                "simulators on a device step all their environments themselves: only auto fits",
+                'use engine="auto"',
             )
         if self.import_module.startswith("."):
             raise UniRLError(
@@ -130,3 +142,9 @@ class EnvConfig:
     def is_multi_agent(self) -> bool:
         """True for "pettingzoo/*": each agent is a row."""
         return self.id.startswith(MULTI_AGENT)
+
+    @property
+    def is_sim(self) -> bool:
+        """True for "torch/*", "warp/*" and their like: simulators that step many environments as
+        tensors on one device."""
+        return self.id.startswith(SIM_FAMILIES)

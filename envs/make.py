@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import gymnasium
+import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 
@@ -18,6 +19,8 @@ from unirl.envs.ale import AleEngine
 from unirl.envs.config import EnvConfig
 from unirl.envs.envpool import EnvPoolEngine, known_ids
 from unirl.envs.gym import GymEngine
+from unirl.envs.sim.engine import SimEngine
+from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_field, obs_fields
 from unirl.envs.vector import Engine, VectorEnv, adapt
 
@@ -89,6 +92,8 @@ def _find_factory(config: EnvConfig) -> pettingzoo.Factory:
 
 def _make_engine(config: EnvConfig, num_envs: int) -> Engine:
     with _explained(config):
+        if config.is_sim:
+            return SimEngine(make_device_env(config, num_envs, torch.device("cpu")))
         if config.engine == "envpool":
             catalog.import_registering_module(config)
             known = known_ids()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from unirl.policy.activation import ACTIVATIONS, relu_
 from unirl.policy.config import ActivationName, PolicyConfig
+from unirl.policy.dense import dense
 from unirl.policy.initialize import HIDDEN_GAIN, conv, linear
 from unirl.policy.inputs import ImageLeaf, Inputs, ObservationInputs
 
@@ -33,7 +34,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
-            x = self.activation(layer(x))
+            x = self.activation(dense(layer, x))  # type: ignore[arg-type]
         return x
 
 

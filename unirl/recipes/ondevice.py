@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from unirl.actors.device import SimConfig, device_spec, make_device_actor
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate_device import DeviceEvaluator
 from unirl.core.errors import UniRLError
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.queue import QueueConfig
@@ -92,7 +92,7 @@ def plan(config: Config) -> Plan:
         make_learner=_bind_learner(config, policy, sim, spec),
         runner=config.runner,
         run=config.run,
-        make_evaluator=partial(PolicyEvaluator, config.env, policy),
+        make_evaluator=partial(DeviceEvaluator, config.env, policy, sim.device),
         fingerprint={
             "env": config.env.id,
             "observation_space": str(sim.observation_space),

@@ -1,0 +1,239 @@
+"""Plays whole episodes of a simulator with given weights, on its device: many environments at once,
+every step of every episode counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unirl.actors.drawing import drawing_of, frames_per_second
+from unirl.core.errors import UniRLError
+from unirl.core.evaluator import EvalResult
+from unirl.core.seeding import derive_seed
+from unirl.core.weights import Weights
+from unirl.envs.config import EnvConfig
+from unirl.envs.device import POLICY, DeviceEnv, Groups, SimStep
+from unirl.envs.sim.make import make_device_env
+from unirl.policy import Policy, PolicyConfig, zero_state
+
+MAX_STEPS = 1_000_000
+"""Steps of one episode after which an evaluation gives up, whatever the simulator's limit is."""
+
+_STEPS_PER_LOOK = 16
+"""Steps between two looks at whether all is played: each look waits for the device."""
+
+
+class DeviceEvaluator:
+    """Plays a policy in a simulator of its own, made anew for each call.
+
+    Weights are copied. The same seed, weights and number of episodes give the same episodes. An
+    episode whose state was lost (not finite) counts for nothing and is played again.
+    num_envs: how many environments are stepped at once, at most.
+    """
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        policy: PolicyConfig,
+        device: torch.device,
+        seed: int,
+        *,
+        num_envs: int = 512,
+    ) -> None:
+        self._config, self._policy_config, self._device = env, policy, device
+        self._seed, self._num_envs = seed, num_envs
+        self._env: DeviceEnv | None = None
+        self._fps = 30.0
+        self.played = EvalResult([], [])
+        """Return and length of the episodes that `frames` finished."""
+
+    def evaluate(
+        self, weights: Weights, num_episodes: int, *, deterministic: bool = False
+    ) -> EvalResult:
+        """Returns and lengths of `num_episodes` episodes, in no order that means anything.
+
+        Raises UniRLError when weights do not fit, or episodes do not end.
+        """
+        check_episodes(num_episodes)
+        env = self._make(min(num_episodes, self._num_envs))
+        try:
+            return self._evaluate(env, weights, num_episodes, deterministic)
+        finally:
+            self.close()
+
+    @property
+    def frames_per_second(self) -> float:
+        """The speed at which the frames look right; known once `frames` gave the first one."""
+        return self._fps
+
+    def frames(
+        self, weights: Weights, *, deterministic: bool = False, num_episodes: int = 1
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Pictures [height, width, 3] of whole episodes: each state that was acted on. Where an
+        episode ended, a simulator that resets within the step is in the next one already.
+
+        Raises UniRLError when the simulator cannot be drawn here.
+        """
+        self.played = EvalResult([], [])
+        env = self._make(1)
+        try:
+            self._fps = frames_per_second(env)
+            drawing = drawing_of(env)
+            try:
+                player, tally = self._player(env, weights, deterministic), _Tally(env, num_episodes)
+                while len(self.played.returns) < num_episodes:
+                    picture = drawing.picture(player.obs)
+                    step = player.step()
+                    # A row that is no transition shows what is over, or what is lost.
+                    if bool(step.valid[0]):
+                        yield picture
+                    tally.add(step)
+                    self._check_patience(env, tally, num_episodes)
+                    self.played = tally.result()
+            finally:
+                drawing.close()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close a simulator that an interrupted call left open; idempotent."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def _make(self, num_envs: int) -> DeviceEnv:
+        self.close()
+        self._env = make_device_env(self._config, num_envs, self._device)
+        return self._env
+
+    def _evaluate(
+        self, env: DeviceEnv, weights: Weights, num_episodes: int, deterministic: bool
+    ) -> EvalResult:
+        player, tally = self._player(env, weights, deterministic), _Tally(env, num_episodes)
+        for num_steps in itertools.count(1):
+            tally.add(player.step())
+            if num_steps % _STEPS_PER_LOOK == 0:
+                if tally.is_full():
+                    break
+                self._check_patience(env, tally, num_episodes)
+        return tally.result()
+
+    def _check_patience(self, env: DeviceEnv, tally: _Tally, num_episodes: int) -> None:
+        # As often again for episodes that were lost; one more step each where fillers follow ends.
+        length = min(env.spec.max_episode_length + 1, MAX_STEPS)
+        if tally.num_steps > 2 * tally.most * length + _STEPS_PER_LOOK:
+            lost = int(env.counters().get("nan_states", torch.zeros(())))
+            num_ended = len(tally.result().returns)
+            raise UniRLError(
+                f'env "{self._config.id}" does not end its episodes',
+                f"{num_ended} of {num_episodes} ended in {tally.num_steps:,} steps of"
+                f" {env.spec.num_envs} environments, and {lost} states were not finite",
+                "set env.max_episode_steps, or see why states are lost (env/nan_states)",
+            )
+
+    def _player(self, env: DeviceEnv, weights: Weights, deterministic: bool) -> _Player:
+        spec = env.spec
+        policy = Policy(spec.observation_space, spec.action_space, self._policy_config, seed=0)
+        policy.eval().to(spec.device).load_weights(weights)
+        generator = torch.Generator(spec.device)
+        generator.manual_seed(derive_seed(self._seed, "eval", "actions"))
+        obs = env.reset(derive_seed(self._seed, "eval", "environments") % 2**32)
+        return _Player(env, policy, obs, generator, deterministic)
+
+
+def check_episodes(num_episodes: int) -> None:
+    """Raise UniRLError unless that many episodes can be played."""
+    if num_episodes < 1:
+        raise UniRLError(
+            f"an evaluation of {num_episodes} episodes was asked for",
+            "the number of episodes must be >= 1",
+            "20 or 100 are usual",
+        )
+
+
+class _Player:
+    """A policy in a simulator: what it sees, and what it remembers."""
+
+    def __init__(
+        self,
+        env: DeviceEnv,
+        policy: Policy,
+        obs: Groups,
+        generator: torch.Generator,
+        deterministic: bool,
+    ) -> None:
+        self._env, self._policy, self.obs = env, policy, obs
+        self._generator, self._deterministic = generator, deterministic
+        state = policy.initial_state(env.spec.num_envs)
+        self._state = {name: value.to(env.spec.device) for name, value in state.items()}
+
+    def step(self) -> SimStep:
+        """Act once everywhere."""
+        tree: Any = self.obs if len(self.obs) > 1 else self.obs[POLICY]
+        action, _, state = self._policy.act(
+            tree, self._state, generator=self._generator, deterministic=self._deterministic
+        )
+        step = self._env.step(action)
+        self.obs = step.obs
+        self._state = zero_state(state, _over(step)) if state else state
+        return step
+
+
+class _Tally:
+    """Returns and lengths of the first episodes of each environment, kept on the device.
+
+    How many count of each is settled before the first step: to take those that end first would
+    favour short ones.
+    """
+
+    def __init__(self, env: DeviceEnv, num_episodes: int) -> None:
+        num_envs, device = env.spec.num_envs, env.spec.device
+        self.num_steps = 0
+        self.most = -(-num_episodes // num_envs)
+        """Episodes of the environment that plays most."""
+
+        def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros((*shape, num_envs), dtype=dtype, device=device)
+
+        self._wanted = zeros(torch.int64) + num_episodes // num_envs
+        self._wanted[: num_episodes % num_envs] += 1
+        self._played = zeros(torch.int64)
+        self._return, self._length = zeros(torch.float64), zeros(torch.int64)
+        self._returns = zeros(torch.float64, self.most)
+        self._lengths = zeros(torch.int64, self.most)
+
+    def add(self, step: SimStep) -> None:
+        """Count one step; nothing waits for the device."""
+        self.num_steps += 1
+        self._return.add_(torch.where(step.valid, step.reward, 0.0))
+        self._length.add_(step.valid)
+        kept = (step.terminated | step.truncated) & (self._played < self._wanted)
+        place = self._played.clamp(max=self.most - 1).unsqueeze(0)
+        for told, total in ((self._returns, self._return), (self._lengths, self._length)):
+            told.scatter_(0, place, torch.where(kept, total, told.gather(0, place)))
+        self._played.add_(kept)
+        over = _over(step)
+        self._return.masked_fill_(over, 0.0)
+        self._length.masked_fill_(over, 0)
+
+    def is_full(self) -> bool:
+        """Whether all episodes were played; waits for the device."""
+        return bool((self._played >= self._wanted).all())
+
+    def result(self) -> EvalResult:
+        """The episodes played so far; waits for the device."""
+        places = torch.arange(self.most, device=self._played.device).unsqueeze(1)
+        played = places < self._played
+        return EvalResult(self._returns[played].tolist(), self._lengths[played].tolist())
+
+
+def _over(step: SimStep) -> Tensor:
+    """Rows behind which another episode begins: bool [N]."""
+    return step.terminated | step.truncated | ~step.valid

@@ -1,0 +1,62 @@
+"""From an EnvConfig to a simulator on a device: finds the family that an id belongs to, and turns
+what may fail into readable errors."""
+
+from __future__ import annotations
+
+import torch
+
+from unirl.core.errors import UniRLError
+from unirl.envs import catalog
+from unirl.envs.config import SIM_FAMILIES, EnvConfig
+from unirl.envs.device import DeviceEnv
+from unirl.envs.sim import families
+
+
+def make_device_env(config: EnvConfig, num_envs: int, device: torch.device) -> DeviceEnv:
+    """`num_envs` environments on `device`, not yet reset.
+
+    Raises UniRLError for an unknown task, num_envs < 1, a device that is not there, a package that
+    is not installed, and settings that the task does not take.
+    """
+    if num_envs < 1:
+        raise UniRLError(
+            f'{num_envs} environments of "{config.id}" were asked for',
+            "num_envs must be at least 1",
+            "set num_envs",
+        )
+    family = _family_of(config)
+    _check_device(config, device)
+    catalog.import_registering_module(config)
+    module = families.module_of(family)
+    known = module.known_ids()
+    # A family that is open, such as every id of a registry elsewhere, lists no ids.
+    if known and config.id not in known:
+        raise catalog.unknown_id(config.id, catalog.known_env_ids())
+    try:
+        env: DeviceEnv = module.make_sim(config, num_envs, device)
+    except ImportError as error:
+        raise catalog.missing_package(config, error) from error
+    return env
+
+
+def _family_of(config: EnvConfig) -> str:
+    for family in SIM_FAMILIES:
+        if config.id.startswith(family):
+            return family
+    raise UniRLError(
+        f'env "{config.id}" is not a simulator on a device',
+        f"its id must begin with one of {', '.join(SIM_FAMILIES)}",
+        'try "torch/Cartpole"',
+    )
+
+
+def _check_device(config: EnvConfig, device: torch.device) -> None:
+    if device.type != "cuda":
+        return
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= found:
+        raise UniRLError(
+            f'env "{config.id}" cannot run on device "{device}"',
+            f"torch finds {found} CUDA devices here",
+            'use device "cpu", or install a torch that was built for this machine\'s GPU',
+        )
