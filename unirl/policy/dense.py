@@ -1,5 +1,5 @@
-"""Linear layers over many rows on a CPU: oneDNN's matrix product where it is faster than torch's own
-choice, MKL, which on other makers' processors does not use their widest registers; source: none.
+"""Linear layers over many rows on a CPU: oneDNN's matrix product where it beats MKL's, which torch
+chooses and which does not use the widest registers of other makers' processors; source: none.
 """
 
 from __future__ import annotations

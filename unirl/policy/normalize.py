@@ -7,10 +7,16 @@ chunks do not matter.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
 import torch
 from torch import Tensor, nn
 
 from unirl.core.errors import UniRLError
+
+Reduce: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""Sums each tensor over all processes that see a part of the data."""
 
 
 class RunningNorm(nn.Module):
@@ -22,12 +28,16 @@ class RunningNorm(nn.Module):
     count: Tensor
     mean: Tensor
     var: Tensor
+    reduce: Reduce | None
+    """Where others see data too: every update then merges the rows of all, and all come to the
+    same statistics. None: this process sees everything.
+    """
 
     def __init__(
         self, shape: tuple[int, ...] = (), *, clip: float = 10.0, epsilon: float = 1e-8
     ) -> None:
         super().__init__()
-        self.clip, self.epsilon = clip, epsilon
+        self.clip, self.epsilon, self.reduce = clip, epsilon, None
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
@@ -50,12 +60,13 @@ class RunningNorm(nn.Module):
         rows = x.reshape(-1, *self.mean.shape).double()
         keep = rows.new_ones(rows.shape[0]) if mask is None else mask.reshape(-1).double()
         weight = keep.reshape(-1, *([1] * self.mean.dim()))
-        num_rows = keep.sum()
         # A masked row may hold anything, NaN included, so it is replaced rather than multiplied by
         # 0.
         rows = torch.where(weight > 0, rows, 0.0)
-        mean = rows.sum(0) / num_rows.clamp(min=1.0)
-        squares = ((rows - mean).square() * weight).sum(0)
+        num_rows, total_x = self._over_all(keep.sum(), rows.sum(0))
+        mean = total_x / num_rows.clamp(min=1.0)
+        # About the mean of all rows, in a second sum: the first one's squares would cancel.
+        (squares,) = self._over_all(((rows - mean).square() * weight).sum(0))
 
         total = (self.count + num_rows).clamp(min=1.0)
         delta = mean - self.mean
@@ -64,6 +75,9 @@ class RunningNorm(nn.Module):
         self.var.copy_(torch.where(self.count + num_rows > 0, squares / total, self.var))
         self.mean.add_(delta * (num_rows / total))
         self.count.add_(num_rows)
+
+    def _over_all(self, *sums: Tensor) -> Sequence[Tensor]:
+        return sums if self.reduce is None else self.reduce(sums)
 
     def normalize(self, x: Tensor) -> Tensor:
         """(x - mean) / std in float32, clipped to +-clip; x [..., *shape]."""
