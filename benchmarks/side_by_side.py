@@ -47,7 +47,10 @@ class Pairing:
 
 
 # One pass over the data: IMPALA, Nature CNN in bf16.
-PONG = "impala @pong --learner.epochs 1 --learner.minibatches 1"
+PONG = (
+    "impala @pong --actor.unroll-length 20 --learner.epochs 1 --learner.minibatches 1"
+    " --learner.policy-clip none"
+)
 # Two layers of 64, as everywhere; one actor process feeds the learner whole vectors.
 CARTPOLE = (
     "impala @cartpole --runner.kind processes --queue.max-staleness 1"

@@ -51,7 +51,9 @@ def _script(command: list[str], window: Window) -> Row:
 def systems(env: str, config: Path, extra: list[str]) -> dict[str, Callable[[Window], Row]]:
     """What is compared on this environment, by the name it bears in the table."""
     # One pass over the data for everyone, whatever the config needs to learn well.
-    once = ["--learner.epochs", "1", "--learner.minibatches", "1"]
+    once = ["--learner.epochs", "1", "--learner.minibatches", "1", "--learner.policy-clip", "none"]
+    if env == "pong":
+        once += ["--actor.unroll-length", "20"]
     ours = partial(train_unirl, env, ["impala", f"@{config}", *once, *extra])
     if env == "pong":
         return {

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unirl.core.metrics import Metrics
 from unirl.learners.truncation import bootstrapped, spread
-from unirl.learners.unroll import Losses, Rows, UnrollLearnerConfig
+from unirl.learners.unroll import Losses, Rows, UnrollLearnerConfig, check_positive
 from unirl.policy import Policy
 from unirl.vtrace import (
     entropy_loss,
@@ -22,6 +22,7 @@ from unirl.vtrace import (
     value_loss,
     vtrace_targets,
 )
+from unirl.vtrace.advantages import Reduce
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,26 @@ class ImpalaLearnerConfig(UnrollLearnerConfig):
     """Divide advantages by the root of a running mean of their squares: the step size then fits any
     scale of rewards. The scale changes slowly, so a batch that has little to tell moves little.
     """
+    policy_clip: float | None = None
+    """none: IMPALA's policy gradient. A number: PPO's clipped objective (see recipe ppo) on V-trace
+    advantages, which keeps several passes over a batch close to the policy that they began with
+    (IMPACT, arXiv 1912.00167). 0.2 is usual; more: larger steps.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive("policy_clip", self.policy_clip, "0.2 is usual; leave it out for no clip")
 
 
 class ImpalaObjective:
     """See Objective: targets follow the policy from step to step, nothing is held fixed."""
 
-    def __init__(self, policy: Policy, config: ImpalaLearnerConfig) -> None:
+    def __init__(
+        self, policy: Policy, config: ImpalaLearnerConfig, *, reduce: Reduce | None = None
+    ) -> None:
+        """reduce: where other processes learn from parts of the same batch."""
         self._policy, self._config = policy, config
-        self._scale = RunningScale(torch.device(config.device))
+        self._scale = RunningScale(torch.device(config.device), reduce)
 
     def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
         """See Objective: all but values after time limits depends on the policy of the moment."""
@@ -103,8 +116,8 @@ class RunningScale:
 
     SMALLEST_WEIGHT = 0.002
 
-    def __init__(self, device: torch.device) -> None:
-        self._num_updates = 0
+    def __init__(self, device: torch.device, reduce: Reduce | None = None) -> None:
+        self._num_updates, self._reduce = 0, reduce
         self._mean_square = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, x: Tensor, mask: Tensor) -> None:
@@ -112,8 +125,10 @@ class RunningScale:
         self._num_updates += 1
         weight = max(1 / self._num_updates, self.SMALLEST_WEIGHT)
         # In float64: a square of float32 overflows from 2e19 on, and a sum loses small ones.
-        square = x.double().square().sum() / mask.sum().clamp(min=1)
-        self._mean_square.lerp_(square, weight)
+        squares, num_rows = x.double().square().sum(), mask.sum()
+        if self._reduce is not None:
+            squares, num_rows = self._reduce((squares, num_rows))
+        self._mean_square.lerp_(squares / num_rows.clamp(min=1), weight)
 
     def divide(self, x: Tensor) -> Tensor:
         """x over the scale, in its own dtype; before anything but zeros was seen, x is 0 anyway."""

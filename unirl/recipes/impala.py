@@ -8,17 +8,21 @@ Espeholt et al., arXiv 1802.01561.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from unirl.actors.evaluate import PolicyEvaluator
 from unirl.actors.vector import ActorConfig, make_vector_actor
+from unirl.core.learner import Learner, LearnerContext
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
+from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.unroll import check_minibatches
 from unirl.policy import PolicyConfig
-from unirl.recipes.probe import bind_learner, check_agents, probe
+from unirl.recipes.probe import Probe, bind_learner, check_agents, probe
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 
 
@@ -53,9 +57,19 @@ def plan(config: Config) -> Plan:
             actor=config.actor,
             gamma=config.learner.gamma,
         ),
-        make_learner=bind_learner(config, found, ImpalaObjective),
+        make_learner=_bind(config, found),
         runner=config.runner,
         run=config.run,
         make_evaluator=partial(PolicyEvaluator, config.env, config.policy),
         fingerprint=found.fingerprint,
     )
+
+
+def _bind(config: Config, found: Probe) -> Callable[[LearnerContext], Learner]:
+    """The learner with the policy gradient, or with the clipped objective where a clip is set."""
+    learner = config.learner
+    if learner.policy_clip is None:
+        return bind_learner(config, found, ImpalaObjective)
+    # What IMPALA can be told, PPO can be told too; the rest has no say here.
+    clipped: Any = replace(config, learner=PpoLearnerConfig(**vars(learner)))  # type: ignore[arg-type]
+    return bind_learner(clipped, found, PpoObjective)
