@@ -93,7 +93,8 @@ class _Cart:
 
     def __init__(self, env_id: str, rail: float, sign: float) -> None:
         self._env_id, self._sign = env_id, sign
-        self._env: Any = gymnasium.make("CartPole-v1", render_mode="rgb_array").unwrapped
+        env: Any = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+        self._env = env.unwrapped
         self._env.x_threshold = rail
 
     def picture(self, obs: Groups) -> NDArray[np.uint8]:

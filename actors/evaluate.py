@@ -29,6 +29,7 @@ from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.guard import check_finite
 from unirl.envs.make import agents_of, make_vec
+from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_writer, obs_reader
 from unirl.envs.vector import VectorEnv
 from unirl.policy import Policy, PolicyConfig, zero_state
@@ -60,9 +61,8 @@ class PolicyEvaluator:
         self._simulated: DeviceEvaluator | None = None
         if env.is_sim:
             # Behind `make_vec` it would hide one step of each later episode.
-            self._simulated = DeviceEvaluator(
-                env, policy, torch.device("cpu"), seed, num_envs=num_envs
-            )
+            make_env = partial(make_device_env, env, device=torch.device("cpu"))
+            self._simulated = DeviceEvaluator(make_env, policy, seed, num_envs=num_envs)
         self._fps = 30.0
         self.played = EvalResult([], [])
         """Return and length of the episodes that `frames` finished."""

@@ -5,7 +5,7 @@ every step of every episode counted.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,14 @@ from unirl.core.errors import UniRLError
 from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights
-from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY, DeviceEnv, Groups, SimStep
-from unirl.envs.sim.make import make_device_env
 from unirl.policy import Policy, PolicyConfig, zero_state
 
 MAX_STEPS = 1_000_000
 """Steps of one episode after which an evaluation gives up, whatever the simulator's limit is."""
 
+_PATIENCE = 4
+"""How many times as long as without lost states an evaluation may take."""
 _STEPS_PER_LOOK = 16
 """Steps between two looks at whether all is played: each look waits for the device."""
 
@@ -35,19 +35,19 @@ class DeviceEvaluator:
 
     Weights are copied. The same seed, weights and number of episodes give the same episodes. An
     episode whose state was lost (not finite) counts for nothing and is played again.
-    num_envs: how many environments are stepped at once, at most.
+    make_env: from a number of environments, such as make_device_env with all else bound.
+    num_envs: how many are stepped at once, at most.
     """
 
     def __init__(
         self,
-        env: EnvConfig,
+        make_env: Callable[[int], DeviceEnv],
         policy: PolicyConfig,
-        device: torch.device,
         seed: int,
         *,
         num_envs: int = 512,
     ) -> None:
-        self._config, self._policy_config, self._device = env, policy, device
+        self._make_env, self._policy_config = make_env, policy
         self._seed, self._num_envs = seed, num_envs
         self._env: DeviceEnv | None = None
         self._fps = 30.0
@@ -110,7 +110,7 @@ class DeviceEvaluator:
 
     def _make(self, num_envs: int) -> DeviceEnv:
         self.close()
-        self._env = make_device_env(self._config, num_envs, self._device)
+        self._env = self._make_env(num_envs)
         return self._env
 
     def _evaluate(
@@ -126,13 +126,13 @@ class DeviceEvaluator:
         return tally.result()
 
     def _check_patience(self, env: DeviceEnv, tally: _Tally, num_episodes: int) -> None:
-        # As often again for episodes that were lost; one more step each where fillers follow ends.
+        # One step more than the limit, where fillers follow ends.
         length = min(env.spec.max_episode_length + 1, MAX_STEPS)
-        if tally.num_steps > 2 * tally.most * length + _STEPS_PER_LOOK:
+        if tally.num_steps > _PATIENCE * tally.most * length + _STEPS_PER_LOOK:
             lost = int(env.counters().get("nan_states", torch.zeros(())))
             num_ended = len(tally.result().returns)
             raise UniRLError(
-                f'env "{self._config.id}" does not end its episodes',
+                f'env "{env.spec.id}" does not end its episodes',
                 f"{num_ended} of {num_episodes} ended in {tally.num_steps:,} steps of"
                 f" {env.spec.num_envs} environments, and {lost} states were not finite",
                 "set env.max_episode_steps, or see why states are lost (env/nan_states)",

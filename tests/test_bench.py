@@ -19,22 +19,26 @@ import torch
 import unirl
 from unirl import cli
 from unirl.bench import usage
-from unirl.bench.errors import Unmeasurable
+from unirl.bench.errors import Unmeasurable, parts_of
 from unirl.bench.forward import inference_plan
+from unirl.bench.host_reads import CountHostReads
 from unirl.bench.limits import find_limit
 from unirl.bench.parts import policies_in
 from unirl.bench.repeat import KeepingLearner
 from unirl.bench.replay import ReplayPolicy, sampling_plan
 from unirl.bench.shapes import Shape, Tried, knobs_of, search, start_of
-from unirl.bench.stages import STAGES, Figures, StageName
+from unirl.bench.simulate import acting_plan, make_random_actor, simulation_plan
+from unirl.bench.stages import SIM_STAGES, STAGES, Figures, StageName, measure
 from unirl.bench.stopwatch import Stopwatch
 from unirl.bench.table import plain_lines
-from unirl.commands.bench import SUITES
+from unirl.commands.bench import SUITES, Suite, left_out
 from unirl.commands.shipped import shipped_configs
 from unirl.config import fields_help, flag_of
-from unirl.core.errors import UniRLError
+from unirl.core.actor import ActorContext
+from unirl.core.errors import ActorFailed, UniRLError
 from unirl.core.learner import LearnerContext
 from unirl.core.sample import Batch, SampleSpec, Slot
+from unirl.core.weights import LocalWeightStore
 from unirl.policy import Policy
 from unirl.runners.inline import InlineRunner
 from unirl.runners.loop import TrainLoop
@@ -173,15 +177,116 @@ def test_slots_that_are_no_unrolls_cannot_be_taken_apart() -> None:
 
 
 def test_the_policy_of_every_group_is_found() -> None:
-    from unirl.core.actor import ActorContext
-    from unirl.core.weights import LocalWeightStore
-
     plan = unirl.make_plan("appo", **{"sampler.num_envs": 4})
     actor = plan.make_actor(ActorContext(0, 1, 0, LocalWeightStore()))
     found = policies_in(actor)
     actor.close()
     assert len(found) == 4 and len({id(holder) for holder, _, _ in found}) == 4
     assert all(isinstance(policy, Policy) for _, _, policy in found)
+
+
+# --------------------------------------------------------------------------- simulators on a device
+
+
+SIM = {
+    "env.id": "torch/Cartpole",
+    "sim.num_envs": 32,
+    "sim.unroll_length": 8,
+    "sim.device": "cpu",
+    "policy.hidden": (8,),
+    "learner.minibatches": 1,
+    "runner.learner_threads": 1,
+}
+
+
+def sim_plan(**overrides: Any) -> Plan:
+    return unirl.make_plan("ondevice", **{**SIM, **overrides})
+
+
+def test_simulation_alone_takes_random_actions_and_no_decision() -> None:
+    plan = sim_plan()
+    store = LocalWeightStore()
+    store.publish({"none": torch.zeros(1)}, 0)  # no policy could load these
+    actor = make_random_actor(ActorContext(0, 1, 5, store), make=plan.make_actor)
+    slot = Slot(0, 0, plan.spec.allocate())
+    actor.produce(slot)  # type: ignore[union-attr]
+    actor.close()
+    action, obs = slot.data["action"], slot.data["obs"]
+    # Uniform, where those of a new policy are normal.
+    assert action.abs().max() <= 1 and 0.4 < action.abs().mean() < 0.6
+    assert action.std(1).min() > 0.4 and not torch.equal(action[0], action[1])
+    assert not torch.equal(obs[0], obs[-1])
+
+
+@pytest.mark.parametrize("alone", [simulation_plan, acting_plan])
+def test_a_simulator_without_learning_counts_its_steps_and_learns_nothing(alone: Any) -> None:
+    plan = sim_plan()
+    runner = InlineRunner(alone(plan))
+    runner.run([StopAfter(5)])
+    assert runner.loop.learner.num_steps == 5 * 32 * 8
+    if alone is acting_plan:
+        weights, first = runner.loop.learner.weights(), plan.make_learner_seeded().weights()
+        assert all(torch.equal(weights[name], value) for name, value in first.items())
+
+
+@pytest.mark.parametrize(("settings", "reads"), [({}, 1), ({"learner.stop_kl": 1e9}, 4)])
+def test_the_host_reads_once_per_iteration(
+    settings: dict[str, float], reads: int, tmp_path: Path
+) -> None:
+    # stop_kl waits for the device after each pass: that is what is counted, and where.
+    plan, threads = sim_plan(**{"learner.epochs": 3, **settings}), torch.get_num_threads()
+    try:
+        whole = measure("end_to_end", plan, 0.1, tmp_path, lambda: None)
+    finally:
+        torch.set_num_threads(threads)
+    assert whole["host_reads_per_iteration"] == reads
+    assert any(place.startswith("learners/episodes.py:") for place in whole["host_reads_at"])
+    # Two physics steps of 1/120 s in one of the environment.
+    assert whole["physics_steps_per_second"] == 2 * whole["env_steps_per_second"]
+
+
+def test_every_way_to_read_a_tensor_is_counted_where_it_is_done() -> None:
+    x = torch.arange(3.0)
+    with CountHostReads() as reads:
+        x.add(1).clamp_(0, 1)
+        (x[0].item(), float(x[1]), bool(x[2]), x.tolist(), x.cpu(), torch.equal(x, x))
+    assert reads.names == ["item", "__float__", "__bool__", "tolist", "cpu", "equal"]
+    assert all(place.startswith("tests/test_bench.py:") for place in reads.places)
+    x.tolist()
+    assert len(reads.names) == 6
+
+
+@pytest.mark.gpu
+def test_cuda_tells_its_host_reads(tmp_path: Path) -> None:
+    whole = measure("end_to_end", sim_plan(**{"sim.device": "cuda"}), 0.5, tmp_path, lambda: None)
+    assert whole["host_reads_per_iteration"] == 1, whole["host_reads_at"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "stage", "words"),
+    [
+        ((8, 9, 1), "simulation", "--sim.num-envs 64"),
+        ((1, 9, 2), "simulation_with_policy", "--sim.num-envs 64"),
+        ((5, 9, 6), "learning", "--learner.epochs 4"),
+    ],
+)
+def test_the_limit_of_a_simulated_plan_tells_simulation_and_policy_apart(
+    seconds: tuple[int, int, int], stage: str, words: str
+) -> None:
+    plan = sim_plan()
+    figures = {name: figures_of(1 / s, s) for name, s in zip(SIM_STAGES, seconds, strict=False)}
+    whole = figures_of(0.1, 1, cores_used=1.0, limiting_rate="production", **WAITS["production"])
+    limit = find_limit(plan, {**figures, "end_to_end": whole}, 4)
+    assert limit.stage == stage and words in limit.text, limit.text
+    assert "--runner.kind" not in limit.text, "a device is used from one process"
+    known = {flag_of(item.key) for item in fields_help(type(plan.config))}
+    flags = {word.strip("()") for word in limit.text.split() if word.strip("(").startswith("--")}
+    assert flags and flags <= known, "what is advised can be typed"
+
+
+def test_what_is_not_installed_is_left_out_of_a_suite_with_a_sentence() -> None:
+    suite = Suite("", ("a", "b"), needs={"a": ("no_such_module", "warp"), "b": ("torch", "x")})
+    assert left_out(suite) == {"a": "no_such_module is not installed (pip install 'unirl[warp]')"}
 
 
 # ----------------------------------------------------------------------------------------- verdict
@@ -366,6 +471,23 @@ def test_bench_measures_all_stages_of_workers_and_says_what_limits_them(tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def test_bench_tells_environment_steps_and_physics_steps_apart(tmp_path: Path) -> None:
+    words = [
+        word
+        for key, value in SIM.items()
+        if key != "policy.hidden"
+        for word in (flag_of(key), str(value))
+    ]
+    done = alone("bench", "ondevice", *words, "--seconds", "0.3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    title, header, *rows = done.stdout.splitlines()
+    assert title == "ondevice torch/Cartpole inline" and "physics steps/s" in header
+    assert [row.split("  ")[0] for row in rows[:4]] == [
+        name.replace("_", " ") for name in SIM_STAGES
+    ]
+    assert "Host reads: 1 per iteration (learners/episodes.py" in done.stdout
+
+
 def test_tune_writes_a_config_that_trains(tmp_path: Path) -> None:
     # One core and one environment: there is little to try.
     code = (
@@ -412,6 +534,18 @@ def test_what_ends_a_stage_is_told_in_three_parts(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     parts = done.stderr.splitlines()
     assert len(parts) == 3 and 'env "Nan-v0" returned nan' in parts[0], done.stderr
+
+
+def test_nothing_of_a_benchmark_is_to_be_resumed() -> None:
+    died = ActorFailed(
+        "actor 0 died: ValueError: no",
+        "it was restarted 3 of 3 times (runner.max_restarts)",
+        "full trace: the run's log.txt; mend the environment or actor, then `unirl resume`",
+    )
+    *_, remedy = parts_of(died, Path("/tmp/x/stage.txt"))
+    assert (
+        remedy == "full trace: /tmp/x/stage.txt; mend the environment or actor, then measure again"
+    )
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,13 +81,27 @@ def _settings(config: EnvConfig) -> dict[str, Any]:
     return dict(config.kwargs)
 
 
+def _import_mujoco() -> None:
+    """MuJoCo loads a drawing library at once, and fails in whatever way that fails."""
+    try:
+        importlib.import_module("mujoco")
+    except ImportError:
+        raise
+    except Exception as error:
+        raise UniRLError(
+            f"MuJoCo could not be loaded: {error}",
+            f"MUJOCO_GL is {os.environ.get('MUJOCO_GL')!r}, whose drawing library must be there",
+            "unset MUJOCO_GL, or set it to egl",
+        ) from error
+
+
 def _import_warp(env_id: str) -> None:
     """Imports the packages, quietly: Warp announces itself and each kernel it loads."""
     try:
         warp = importlib.import_module("warp")
         if warp.config.log_level == warp.LOG_INFO:
             warp.config.log_level = warp.LOG_WARNING
-        importlib.import_module("mujoco")
+        _import_mujoco()
         importlib.import_module("mujoco_warp")
     except ImportError as error:
         raise UniRLError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from unirl.core.errors import UniRLError
 
 
@@ -14,6 +16,16 @@ class Unmeasurable(UniRLError):
             "only unrolls of a unirl.policy.Policy can be taken apart",
             "see how the plan does end to end",
         )
+
+
+def parts_of(error: UniRLError, log: Path) -> tuple[str, ...]:
+    """The parts of an error that ended a stage: a benchmark has no run folder, and nothing in it
+    can be resumed. log: where the output of the stage is.
+    """
+    return tuple(
+        part.replace("the run's log.txt", str(log)).replace("`unirl resume`", "measure again")
+        for part in error.parts
+    )
 
 
 class StageCrashed(Exception):

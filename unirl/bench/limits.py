@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from unirl.actors.device import SimConfig
 from unirl.actors.sampler import SamplerConfig
 from unirl.actors.vector import ActorConfig
 from unirl.bench.parts import section
@@ -23,7 +24,13 @@ _EVEN = 0.05
 """Shares of waiting that differ by no more than this do not tell who waits for whom."""
 _MOST_SETTINGS = 3
 _NAMES: Mapping[StageName, str] = MappingProxyType(
-    {"sampling": "Sampling", "inference": "Inference", "learning": "Learning"}
+    {
+        "sampling": "Sampling",
+        "inference": "Inference",
+        "simulation": "Simulation",
+        "simulation_with_policy": "The policy",
+        "learning": "Learning",
+    }
 )
 
 
@@ -59,6 +66,8 @@ def find_limit(plan: Plan, figures: Mapping[StageName, Figures], num_cores: int)
     settings = {
         "sampling": advisor.sampling,
         "inference": advisor.inference,
+        "simulation": advisor.simulation,
+        "simulation_with_policy": advisor.inference,
         "learning": advisor.learning,
     }[stage]()
     return Limit(stage, because, tuple(settings[:_MOST_SETTINGS]))
@@ -72,10 +81,12 @@ def _limiting_stage(
     seconds = {name: 1 / max(one["env_steps_per_second"], 1e-9) for name, one in figures.items()}
     cost = {name: one["core_us_per_env_step"] for name, one in figures.items()}
     if plan.runner.kind == "inline" and len(figures) > 1:
-        stage, share = _largest(seconds)
+        stage, share = _largest(_apart(seconds))
+        is_simulated = "simulation" in figures
+        how = "all share one device" if is_simulated else "all take turns in one process"
         return stage, (
-            f"{_NAMES[stage]} limits: all take turns in one process, and it takes {share:.0%} of"
-            " the time that the stages take."
+            f"{_NAMES[stage]} limits: {how}, and it takes {share:.0%} of the time that the stages"
+            " take."
         )
     learner, actor = (whole.get(f"{side}_wait_share") or 0.0 for side in ("learner", "actor"))
     waits = (
@@ -120,6 +131,15 @@ def _busy(whole: Figures) -> str:
     )
 
 
+def _apart(amounts: Mapping[StageName, float]) -> dict[StageName, float]:
+    """Without the simulation in what simulation and policy take together."""
+    apart = dict(amounts)
+    if "simulation" in apart and "simulation_with_policy" in apart:
+        both = apart["simulation_with_policy"]
+        apart["simulation_with_policy"] = max(0.0, both - apart["simulation"])
+    return apart
+
+
 def _largest(amounts: Mapping[StageName, float]) -> tuple[StageName, float]:
     """The stage, of those measured alone, with the largest amount, and its share of their sum."""
     alone = {name: amount for name, amount in amounts.items() if name != "end_to_end"}
@@ -139,6 +159,7 @@ class _Advisor:
         self._env, self._policy = section(config, EnvConfig), section(config, PolicyConfig)
         self._sampler, self._actor = section(config, SamplerConfig), section(config, ActorConfig)
         self._learner = section(config, UnrollLearnerConfig)
+        self._sim = section(config, SimConfig)
 
     def sampling(self) -> list[str]:
         """For faster environments."""
@@ -147,6 +168,14 @@ class _Advisor:
         if self._env is None or not (self._env[1].is_atari or self._env[1].engine == "envpool"):
             found += self._more_envs()
         return found or ["more cores: this engine is the fastest there is"]
+
+    def simulation(self) -> list[str]:
+        """For a faster simulator."""
+        found = []
+        if self._sim is not None and self._sim[1].torch_device().type == "cpu":
+            name = self._sim[0]
+            found.append(f"a GPU ({_flag(name, 'device', 'cuda')})")
+        return [*found, *self._more_envs()]
 
     def inference(self) -> list[str]:
         """For faster forward passes."""
@@ -183,7 +212,8 @@ class _Advisor:
 
     def _more_processes(self) -> list[str]:
         """More processes that step environments, where cores are idle."""
-        if not self._has_idle_cores:
+        # A simulator on a device lives in one process.
+        if not self._has_idle_cores or self._sim is not None:
             return []
         if self._plan.runner.kind == "inline":
             return [self._processes()]
@@ -211,7 +241,7 @@ class _Advisor:
 
     def _more_envs(self) -> list[str]:
         """Larger vectors: a call costs much the same for twice the environments."""
-        for found in (self._sampler, self._actor):
+        for found in (self._sampler, self._actor, self._sim):
             if found is not None:
                 return [_flag(found[0], "num_envs", 2 * found[1].num_envs)]
         return []

@@ -53,6 +53,8 @@ class KeepingLearner:
     def step(self, batch: Batch) -> Metrics:
         """See Learner."""
         if self._batch is None:
+            for slot in batch.slots:
+                slot.wait_ready()
             slots = [replace(slot, data=_copy(slot.data)) for slot in batch.slots]
             self._batch = replace(batch, slots=slots)
         return self._learner.step(batch)

@@ -80,6 +80,7 @@ class Counter:
     def step(self, batch: Batch) -> Metrics:
         """See Learner."""
         for slot in batch.slots:
+            slot.wait_ready()
             counted = slot.data["rows" if "rows" in slot.data else "mask"]
             self.num_steps += int(counted.sum())
         self.version += 1

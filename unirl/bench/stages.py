@@ -1,10 +1,12 @@
 """The stages of a plan, each measured in this process and its children: sampling, inference and
-learning alone, and all of it end to end.
+learning alone, and all of it end to end. On a device simulation takes the place of sampling, and
+simulation with the policy that of inference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -13,10 +15,13 @@ import torch
 
 from unirl.bench import repeat
 from unirl.bench.forward import inference_plan
+from unirl.bench.host_reads import host_reads
 from unirl.bench.parts import policies_in
 from unirl.bench.replay import sampling_plan
+from unirl.bench.simulate import acting_plan, is_simulated, noting_plan, simulation_plan
 from unirl.bench.stopwatch import Stopwatch
 from unirl.core.learner import LearnerContext
+from unirl.envs.device import SimSpec
 from unirl.report.console import limiting_rate, waiting_share
 from unirl.runners.inline import InlineRunner
 from unirl.runners.loop import TrainLoop
@@ -24,11 +29,26 @@ from unirl.runners.plan import Plan
 from unirl.runners.process_settings import keep_freed_memory
 from unirl.runners.processes import ProcessesRunner
 
-StageName: TypeAlias = Literal["sampling", "inference", "learning", "end_to_end"]
+StageName: TypeAlias = Literal[
+    "sampling", "inference", "simulation", "simulation_with_policy", "learning", "end_to_end"
+]
 STAGES: tuple[StageName, ...] = ("sampling", "inference", "learning", "end_to_end")
+SIM_STAGES: tuple[StageName, ...] = (
+    "simulation",
+    "simulation_with_policy",
+    "learning",
+    "end_to_end",
+)
 Figures: TypeAlias = dict[str, Any]
 Runner: TypeAlias = InlineRunner | ProcessesRunner
 _FAR = 2**62
+_NUM_COUNTED = 4
+"""Iterations in which host reads are counted, after those that are timed: counting takes time."""
+
+
+def stages_of(plan: Plan) -> tuple[StageName, ...]:
+    """The stages that this plan consists of, in order."""
+    return SIM_STAGES if is_simulated(plan) else STAGES
 
 
 def measure(
@@ -48,6 +68,8 @@ def measure(
     inline = plan.runner.kind == "inline"
     torch.set_num_threads(plan.runner.learner_threads or (torch.get_num_threads() if inline else 1))
     stopwatch = Stopwatch(seconds, min(3.0, max(0.5, seconds / 4)), on_begin)
+    if is_simulated(plan):
+        return _simulate(stage, plan, stopwatch, log_dir)
     if stage == "end_to_end":
         return _run(_endless(plan), stopwatch, log_dir)
     if stage == "learning":
@@ -59,10 +81,35 @@ def measure(
     return {name: figures[name] for name in stopwatch.figures()}
 
 
-def _run(plan: Plan, stopwatch: Stopwatch, log_dir: Path) -> Figures:
+def _simulate(stage: StageName, plan: Plan, stopwatch: Stopwatch, log_dir: Path) -> Figures:
+    """As `measure`, for a simulator on a device: with its physics steps, and end to end with the
+    number of times per iteration that the host reads from the device.
+    """
+    if stage == "learning":
+        return _learn(plan, stopwatch, log_dir)
+    found: list[SimSpec] = []
+    noted = _endless(noting_plan(plan, found))
+    if stage == "end_to_end":
+        figures = _run(noted, stopwatch, log_dir, found)
+    else:
+        policies_in(plan.make_learner(LearnerContext(0)))
+        alone = simulation_plan(noted) if stage == "simulation" else acting_plan(noted)
+        _run(alone, stopwatch, log_dir)
+        figures = {**stopwatch.figures()}
+    rate = figures["env_steps_per_second"] * found[0].physics_steps
+    return {**figures, "physics_steps_per_second": rate}
+
+
+def _run(
+    plan: Plan, stopwatch: Stopwatch, log_dir: Path, simulated: Sequence[SimSpec] | None = None
+) -> Figures:
+    """Figures of a plan that trains. simulated: host reads are counted on the device of its first
+    entry, which is there once the run has begun.
+    """
     runner = _make_runner(plan, log_dir)
-    watch = _Watch(runner, stopwatch)
-    runner.run([watch])
+    with ExitStack() as counting:
+        watch = _Watch(runner, stopwatch, simulated, counting)
+        runner.run([watch])
     return {**stopwatch.figures(), **watch.figures}
 
 
@@ -97,10 +144,22 @@ def _endless(plan: Plan) -> Plan:
 
 
 class _Watch:
-    """A hook that ends the loop when the stopwatch does, with all that the loop can tell."""
+    """A hook that ends the loop when the stopwatch does, with all that the loop can tell.
 
-    def __init__(self, runner: Runner, stopwatch: Stopwatch) -> None:
+    simulated: whose device host reads are counted on before it ends. counting: closes the count.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        stopwatch: Stopwatch,
+        simulated: Sequence[SimSpec] | None,
+        counting: ExitStack,
+    ) -> None:
         self._runner, self._stopwatch = runner, stopwatch
+        self._simulated, self._counting = simulated, counting
+        self._places: list[str] = []
+        self._last_version: int | None = None
         self._exchange = runner.actors.exchange if isinstance(runner, ProcessesRunner) else None
         self._before: tuple[float, float, int, int] | None = None
         self._version = 0
@@ -108,14 +167,22 @@ class _Watch:
 
     def after_update(self, loop: TrainLoop) -> None:
         """See Hook."""
+        if self._last_version is not None:
+            self._count_reads(loop)
+            return
         stopwatch, begun = self._stopwatch, self._stopwatch.start is not None
         done = stopwatch.tick(sum(each.learner.num_steps for each in self._runner.loops))
         if stopwatch.start is not None and not begun:
             loop.metrics.flush()
             self._before, self._version = self._totals(), loop.learner.version
-        if done and not self.figures:
-            self._note(loop)
+        if not done or self.figures:
+            return
+        self._note(loop)
+        if self._simulated is None:
             loop.stop("measured")
+            return
+        self._last_version = loop.learner.version + _NUM_COUNTED
+        self._places = self._counting.enter_context(host_reads(self._simulated[0].device))
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
@@ -131,6 +198,13 @@ class _Watch:
             "limiting_rate": limiting_rate(scalars),
         }
         self.figures |= self._shares(seconds)
+
+    def _count_reads(self, loop: TrainLoop) -> None:
+        if loop.learner.version == self._last_version:
+            self._counting.close()
+            self.figures["host_reads_per_iteration"] = len(self._places) / _NUM_COUNTED
+            self.figures["host_reads_at"] = sorted(set(self._places))
+            loop.stop("measured")
 
     def _shares(self, seconds: float) -> Figures:
         """How busy environment workers and policy workers were, where there are such."""

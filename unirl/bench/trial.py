@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.bench import usage
-from unirl.bench.errors import RemoteTrace, StageCrashed, Unmeasurable
+from unirl.bench.errors import RemoteTrace, StageCrashed, Unmeasurable, parts_of
 from unirl.bench.stages import Figures, StageName, measure
 from unirl.core.errors import UniRLError
 from unirl.runners.fork_server import interrupts_blocked
@@ -141,7 +141,8 @@ def _main(trial: Trial, log_dir: Path, sender: Connection, parent_pid: int) -> N
     os.setsid()  # Ctrl-C reaches the terminal's group only
     die_with_parent(parent_pid)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    with (log_dir / "stage.txt").open("w") as file:
+    output = log_dir / "stage.txt"
+    with output.open("w") as file:
         os.dup2(file.fileno(), 1)  # engines print their names
         os.dup2(file.fileno(), 2)
     try:
@@ -157,6 +158,6 @@ def _main(trial: Trial, log_dir: Path, sender: Connection, parent_pid: int) -> N
     except Unmeasurable as error:
         sender.send(("unmeasurable", error.what))
     except UniRLError as error:
-        sender.send(("refused", error.parts))
+        sender.send(("refused", parts_of(error, output)))
     except Exception:
         sender.send(("crash", traceback.format_exc()))

@@ -4,12 +4,13 @@ clone; source: none.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,6 +41,8 @@ class Suite:
     """One line."""
     configs: tuple[str, ...]
     """Their names, measured in this order."""
+    needs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """The module and the extra without which a config is left out."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ SUITES: Mapping[str, Suite] = MappingProxyType(
             ("halfcheetah", "appo-halfcheetah", "ppo-halfcheetah"),
         ),
         "classic": Suite("CartPole: IMPALA, PPO.", ("cartpole", "ppo-cartpole")),
+        "isaac": Suite(
+            "Simulators on a device: Cartpole in torch, Ant on MuJoCo Warp.",
+            ("sim-cartpole", "warp-ant"),
+            needs={"warp-ant": ("mujoco_warp", "warp")},
+        ),
     }
 )
 """Suites by name."""
@@ -116,9 +124,12 @@ def bench(arguments: Sequence[str]) -> int:
     name, _ = _name_and_files(arguments, BenchOptions)
     rest = list(arguments)
     wanted: Sequence[Sequence[str]] = [rest]
+    absent: Mapping[str, str] = {}
     if name is not None and name in SUITES:
         rest.remove(name)
-        wanted = [[f"@{config}", *rest] for config in SUITES[name].configs]
+        absent = left_out(SUITES[name])
+        present = [config for config in SUITES[name].configs if config not in absent]
+        wanted = [[f"@{config}", *rest] for config in present]
     elif name is not None and name not in registry.RECIPES and "." not in name:
         known = [*SUITES, "scripts", *registry.RECIPES]
         raise UniRLError(
@@ -132,13 +143,15 @@ def bench(arguments: Sequence[str]) -> int:
     chosen = [choose(words, BenchOptions, "bench") for words in wanted]
     plans = [(one, one.plan()) for one, _ in chosen]
     options = chosen[0][1]
+    for config, reason in absent.items():
+        say(f"{config} is left out: {reason}")
     reports = [_measure(one, plan, options) for one, plan in plans]
     if options.json:
         from unirl.bench.usage import usable_cores
 
         suite = name if name in SUITES else None
         head = {"suite": suite, "seconds": options.seconds, "cores": usable_cores()}
-        print(json.dumps({**head, "plans": reports}))
+        print(json.dumps({**head, "plans": reports, "left_out": dict(absent)}))
     return 0
 
 
@@ -212,18 +225,28 @@ def _way_to(name: str) -> str | None:
     return None
 
 
+def left_out(suite: Suite) -> dict[str, str]:
+    """Configs that cannot be measured here, each with the reason."""
+    return {
+        config: f"{module} is not installed (pip install 'unirl[{extra}]')"
+        for config, (module, extra) in suite.needs.items()
+        if importlib.util.find_spec(module) is None
+    }
+
+
 def _measure(chosen: Chosen, plan: Plan, options: BenchOptions) -> dict[str, Any]:
     """Measure the stages of a plan, print them unless they shall be JSON, return them as such."""
     from unirl.bench.errors import Unmeasurable
     from unirl.bench.limits import find_limit
-    from unirl.bench.stages import STAGES
+    from unirl.bench.stages import stages_of
     from unirl.bench.trial import Trial
     from unirl.bench.usage import usable_cores
 
     figures: dict[StageName, Figures] = {}
     reasons: dict[StageName, str] = {}
     # End to end first: it tells how many environments a policy worker decides for at a time.
-    for stage in reversed(STAGES):
+    stages = stages_of(plan)
+    for stage in reversed(stages):
         if not options.json:
             say(f"{chosen.title}: {stage.replace('_', ' ')}, {options.seconds:g} s ...")
         rows = figures.get("end_to_end", {}).get("rows_per_forward")
@@ -239,7 +262,7 @@ def _measure(chosen: Chosen, plan: Plan, options: BenchOptions) -> dict[str, Any
         "recipe": chosen.recipe,
         "env": _env_id(chosen.config),
         "runner": plan.runner.kind,
-        "stages": {stage: figures.get(stage) for stage in STAGES},
+        "stages": {stage: figures.get(stage) for stage in stages},
         "not_measured": reasons,
         "limit": {"stage": limit.stage, "text": limit.text, "settings": list(limit.settings)},
     }
@@ -252,14 +275,18 @@ def _print(
     reasons: Mapping[StageName, str],
     limit: Limit,
 ) -> None:
-    from unirl.bench.stages import STAGES
+    from unirl.bench.stages import stages_of
     from unirl.bench.table import print_table
 
     words = [chosen.title, chosen.recipe, _env_id(chosen.config), plan.runner.kind]
     print(" ".join(dict.fromkeys(word for word in words if word)))
-    columns = ["stage", "env steps/s", "core-us/step", "cores", "peak MB", "staleness mean, max"]
+    stages, columns = stages_of(plan), ["stage", "env steps/s"]
+    is_simulated = "simulation" in stages
+    if is_simulated:
+        columns.append("physics steps/s")
+    columns += ["core-us/step", "cores", "peak MB", "staleness mean, max"]
     rows = []
-    for stage in STAGES:
+    for stage in stages:
         one, name = figures.get(stage), stage.replace("_", " ")
         if one is None:
             rows.append([name, *["-"] * (len(columns) - 1)])
@@ -267,10 +294,17 @@ def _print(
         ages = "-"
         if "staleness_mean" in one:
             ages = f"{one['staleness_mean']:.2f}, {one['staleness_max']:.0f}"
-        rows.append([name, *figure_cells(one), ages])
-    print_table(columns, rows, bold=len(STAGES) - 1)
+        rate, *others = figure_cells(one)
+        if is_simulated:
+            physics = one.get("physics_steps_per_second")
+            others.insert(0, "-" if physics is None else f"{physics:,.0f}")
+        rows.append([name, rate, *others, ages])
+    print_table(columns, rows, bold=len(stages) - 1)
     for stage, reason in reasons.items():
         print(f"{stage.replace('_', ' ')} was not measured: {reason}")
+    if "host_reads_per_iteration" in (whole := figures.get("end_to_end", {})):
+        places = ", ".join(whole["host_reads_at"])
+        print(f"Host reads: {whole['host_reads_per_iteration']:g} per iteration ({places}).")
     print(limit.text)
     for line in disturbance(figures.values()):
         print(line)
@@ -279,9 +313,10 @@ def _print(
 
 def figure_cells(figures: Figures) -> list[str]:
     """Rate, cost of a step, cores and memory as a table shows them."""
+    cost = figures["core_us_per_env_step"]
     return [
         f"{figures['env_steps_per_second']:,.0f}",
-        f"{figures['core_us_per_env_step']:,.1f}",
+        f"{cost:,.1f}" if cost >= 10 else f"{cost:.2f}",  # simulators need less than 1
         f"{figures['cores_used']:.2f}",
         f"{figures['peak_memory_mb']:,.0f}",
     ]

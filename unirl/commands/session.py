@@ -51,11 +51,11 @@ def start(
         with contextlib.suppress(OSError), (run_dir / "log.txt").open("a") as file:
             traceback.print_exception(error, file=file)
         raise Crash(run_dir / "log.txt") from error
-    _print_end(run_dir, result)
+    _print_end(plan, run_dir, result)
     return 0
 
 
-def _print_end(run_dir: Path, result: RunResult) -> None:
+def _print_end(plan: Plan, run_dir: Path, result: RunResult) -> None:
     rate = result.num_steps / result.seconds if result.seconds else 0.0
     print(
         f"{run_dir}: {result.reason} after {result.num_steps:,} steps in {result.seconds:.1f} s"
@@ -63,5 +63,7 @@ def _print_end(run_dir: Path, result: RunResult) -> None:
     )
     if result.reason == "interrupted":
         print(f"go on with:  unirl resume {shlex.quote(str(run_dir))}")
+    elif plan.make_evaluator is None:
+        print(f"next:  unirl plot {shlex.quote(str(run_dir))}  (or card)")
     else:
         print(f"next:  unirl eval {shlex.quote(str(run_dir))}  (or play, plot, card)")
