@@ -82,7 +82,7 @@ PPO_HALFCHEETAH = (
 # Eight passes in minibatches of 8,192, networks of 32-32 each: the task's usual settings.
 ONDEVICE = (
     "ondevice --env.id torch/Cartpole --sim.num-envs {num_envs} --sim.unroll-length 16"
-    " --policy.hidden 32 32 --policy.activation elu --no-policy.shared-torso"
+    " --policy.hidden 32,32 --policy.activation elu --no-policy.shared-torso"
     " --learner.epochs 8 --learner.minibatches {minibatches} --runner.learner-threads 1"
 )
 ONDEVICE_512 = ONDEVICE.format(num_envs=512, minibatches=1)

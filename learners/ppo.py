@@ -37,6 +37,7 @@ from unirl.vtrace import (
     vtrace_gae,
     whiten,
 )
+from unirl.vtrace.advantages import Reduce
 
 
 @dataclass(frozen=True)
@@ -83,16 +84,24 @@ class PpoObjective:
     """See Objective: proximal policy, targets and advantages are held fixed over a batch."""
 
     def __init__(
-        self, policy: Policy, config: PpoLearnerConfig, *, on_policy: bool = False
+        self,
+        policy: Policy,
+        config: PpoLearnerConfig,
+        *,
+        on_policy: bool = False,
+        reduce: Reduce | None = None,
     ) -> None:
         """on_policy: every sample is of the policy that the update begins with, so its
-        log-probabilities need not be computed again.
+        log-probabilities need not be computed again. reduce: where other processes learn from parts
+        of the same batch.
         """
         self._policy, self._config, self._on_policy = policy, config, on_policy
+        self._reduce = reduce
         self._value_norm: RunningNorm | None = None
         if config.normalize_value:
             # The clip is for wild inputs; a target must come through.
             self._value_norm = RunningNorm((), clip=math.inf).to(torch.device(config.device))
+            self._value_norm.reduce = reduce
 
     def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
         """See Objective: targets and advantages by the policy that this update begins with."""
@@ -112,7 +121,9 @@ class PpoObjective:
             lambda_=config.lambda_,
         )
         if config.normalize_advantage:
-            advantage = whiten(advantage, log_rho, mask, rho_clip=config.rho_clip)
+            advantage = whiten(
+                advantage, log_rho, mask, rho_clip=config.rho_clip, reduce=self._reduce
+            )
         metrics.ratio("losses/behaviour_kl", *kl_estimate(prox_logp, rows["logp"], mask))
         unexplained, variance = (_scatter(x, mask) for x in (target - value[:-1], target))
         metrics.ratio("losses/explained_variance", variance - unexplained, variance)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -20,9 +21,10 @@ from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
 from unirl.core.weights import Weights
 from unirl.learners.episodes import EpisodeWindow
+from unirl.learners.parallel import Ranks
 from unirl.learners.update import OptimizerConfig, Update
 from unirl.policy import Policy, PolicyConfig
-from unirl.policy.normalize import ReturnNorm
+from unirl.policy.normalize import ReturnNorm, RunningNorm
 from unirl.vtrace import Loss
 
 Rows: TypeAlias = Mapping[str, Any]
@@ -175,6 +177,9 @@ class Objective(Protocol):
 class UnrollLearner:
     """See Learner. total_steps: what schedules end at. num_recent: episodes that the training
     return is the mean of. policy: on config.device.
+
+    ranks: processes whose batches are parts of one; the objective sums over them too. Losses, steps
+    and statistics are then those of the whole batch, and all ranks hold the same weights.
     """
 
     def __init__(
@@ -188,6 +193,7 @@ class UnrollLearner:
         total_steps: int,
         seed: int,
         num_recent: int = 100,
+        ranks: Ranks | None = None,
     ) -> None:
         check_minibatches(spec.fields["logp"].shape[1] * batch_size, config.minibatches)
         self._device = torch.device(config.device)
@@ -200,7 +206,10 @@ class UnrollLearner:
         self.version, self.num_steps = 0, 0
         self._policy, self._objective = policy.to(self._device), objective
         self._spec, self._config = spec, config
-        self._update = Update(self._policy, config.optimizer, total_steps=total_steps)
+        self._ranks = ranks or Ranks()
+        self._update = Update(
+            self._policy, config.optimizer, total_steps=total_steps, reduce=self._ranks.reduce
+        )
         self._total_steps = total_steps
         self._staging = spec.allocate(batch_size) if batch_size > 1 else None
         self._return_norm = ReturnNorm().to(self._device) if config.normalize_reward else None
@@ -208,6 +217,11 @@ class UnrollLearner:
         self._generator = torch.Generator(self._device)
         self._generator.manual_seed(derive_seed(seed, "minibatches"))
         self._num_nan_states = 0
+        norms = [module for module in policy.modules() if isinstance(module, RunningNorm)]
+        if self._return_norm is not None:
+            norms.append(self._return_norm.returns)
+        for norm in norms:
+            norm.reduce = self._ranks.reduce
 
     @property
     def recent_returns(self) -> tuple[float, ...]:
@@ -220,7 +234,7 @@ class UnrollLearner:
         for slot in batch.slots:
             slot.wait_ready()
         data = collate(batch, self._spec, self._staging)
-        num_rows, num_nan_states = self._episodes.read(data, metrics)
+        num_rows, num_nan_states = self._ranks.count(*self._episodes.read(data, metrics))
         self._count(data, num_nan_states, metrics)
         if self._device.type != "cpu" and self._spec.device == "cpu":
             data = tree_map(
@@ -253,8 +267,9 @@ class UnrollLearner:
 
     def _count(self, data: Mapping[str, Any], num_nan_states: int, metrics: Metrics) -> None:
         """What the simulator counted while it filled the batch."""
-        for name, counted in data.get("counter", {}).items():
-            metrics.total(f"env/{name}", counted.sum())
+        counters = {name: counted.sum() for name, counted in data.get("counter", {}).items()}
+        for name, total in zip(counters, self._ranks.sum(list(counters.values())), strict=True):
+            metrics.total(f"env/{name}", total)
         self._num_nan_states += num_nan_states
         if self._num_nan_states > self._config.max_nan_states:
             raise UniRLError(
@@ -311,11 +326,15 @@ class UnrollLearner:
 
     def _step(self, rows: Rows, metrics: Metrics) -> Loss:
         """One step of the optimiser; returns how far the policy was before it."""
-        losses = self._objective.losses(rows, metrics)
+        own = self._objective.losses(rows, metrics)
+        losses = self._over_all(own)
+        # A part's share of the mean: over the rows of all parts, so that gradients need only a sum.
+        policy, value, entropy = (
+            Loss(part.numerator, whole.denominator).mean()
+            for part, whole in zip(own[:3], losses[:3], strict=True)
+        )
         torch.autograd.backward(
-            losses.policy.mean()
-            + self._config.value_coef * losses.value.mean()
-            + self._entropy_coef() * losses.entropy.mean()
+            policy + self._config.value_coef * value + self._entropy_coef() * entropy
         )
         norm = self._update.apply(self.num_steps)
         metrics.ratio("losses/policy", *losses.policy)
@@ -324,6 +343,13 @@ class UnrollLearner:
         metrics.ratio("losses/approx_kl", *losses.divergence)
         metrics.mean("losses/grad_norm", norm)
         return losses.divergence
+
+    def _over_all(self, own: Losses) -> Losses:
+        """The losses of this minibatch's parts on all ranks together, without gradient."""
+        if self._ranks.alone:
+            return own
+        sums = self._ranks.sum([scalar for loss in own for scalar in loss])
+        return Losses(*(Loss(*sums[i : i + 2]) for i in range(0, len(sums), 2)))
 
     def _entropy_coef(self) -> float:
         if self._config.entropy_schedule == "constant":
@@ -394,7 +420,7 @@ def select(rows: Rows, envs: Tensor) -> Rows:
 def make_unroll_learner(
     context: LearnerContext,
     *,
-    objective: Callable[[Policy, Any], Objective],
+    objective: Callable[..., Objective],
     spaces: tuple[Any, Any],
     policy: PolicyConfig,
     spec: SampleSpec,
@@ -402,10 +428,15 @@ def make_unroll_learner(
     batch_size: int,
     total_steps: int,
     num_recent: int,
+    ranks: Ranks | None = None,
 ) -> UnrollLearner:
     """The factory of a plan: bind all but `context` with functools.partial. objective: from the
-    policy and `learner`.
+    policy and `learner`, and from `reduce` where there are ranks.
     """
+    ranks = ranks or Ranks()
+    if not ranks.alone:
+        learner = replace(learner, device=ranks.place(learner.device))
+        objective = partial(objective, reduce=ranks.reduce)
     module = Policy(*spaces, policy, seed=context.seed % 2**31)
     return UnrollLearner(
         module,
@@ -416,4 +447,5 @@ def make_unroll_learner(
         total_steps=total_steps,
         seed=context.seed,
         num_recent=num_recent,
+        ranks=ranks,
     )

@@ -14,6 +14,7 @@ from torch.optim.adam import adam
 
 from unirl.core.errors import UniRLError
 from unirl.core.tree import Tree
+from unirl.vtrace.advantages import Reduce
 
 _ADAM_BETAS = (0.9, 0.999)
 _ADAPTIVE_FACTOR = 1.5
@@ -70,11 +71,19 @@ class Update:
     """Owns the optimiser and the float32 master copy of every parameter that computes in less.
 
     The module's own float32 parameters are their own masters. `total_steps` is what a linear
-    schedule ends at.
+    schedule ends at. reduce: sums gradients over the processes that share a batch; None: alone.
     """
 
-    def __init__(self, module: nn.Module, config: OptimizerConfig, *, total_steps: int) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        config: OptimizerConfig,
+        *,
+        total_steps: int,
+        reduce: Reduce | None = None,
+    ) -> None:
         self._module, self._config, self._total_steps = module, config, total_steps
+        self._reduce = reduce
         self._parameters = dict(module.named_parameters())
         device = next(iter(self._parameters.values())).device
         self.adaptive_lr = torch.tensor(config.lr, dtype=torch.float64, device=device)
@@ -120,12 +129,19 @@ class Update:
             low.grad = None
         moving = [name for name, master in self._masters.items() if master.grad is not None]
         with torch.no_grad():
+            self._sum_gradients()
             norm = nn.utils.clip_grad_norm_(self._masters.values(), self._config.max_grad_norm)
             self._move(moving, self.lr(num_steps))
         for master in self._masters.values():
             master.grad = None
         self._round_masters()
         return norm
+
+    def _sum_gradients(self) -> None:
+        if self._reduce is not None:
+            masters = self._masters.values()
+            gradients = [master.grad for master in masters if master.grad is not None]
+            torch._foreach_copy_(gradients, list(self._reduce(gradients)))
 
     def _move(self, names: list[str], lr: float | Tensor) -> None:
         """One step of the optimiser for the masters of these names, which all have a gradient."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import logging
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +20,21 @@ from unirl.core import disk
 from unirl.core.checkpoint import Checkpoint, load_checkpoint
 from unirl.core.errors import UniRLError
 from unirl.core.evaluator import EvalResult
+from unirl.core.learner import Learner
 from unirl.core.seeding import derive_seed
+from unirl.learners.parallel import Ranks
 from unirl.report.console import Console, make_console
 from unirl.report.log import log_to_file, notes_on
 from unirl.report.sinks import JsonlSink, TensorBoardSink
 from unirl.runners import state
-from unirl.runners.hooks import CheckpointHook, EvalHook, LogHook, RowWriter, StopHook
+from unirl.runners.hooks import (
+    CheckpointHook,
+    EvalHook,
+    LogHook,
+    RestartHook,
+    RowWriter,
+    StopHook,
+)
 from unirl.runners.inline import InlineRunner
 from unirl.runners.loop import Hook, TrainLoop
 from unirl.runners.plan import Plan
@@ -58,14 +69,22 @@ def run(
 ) -> RunResult:
     """Train a plan until it ends; everything it leaves lies in `run_dir`.
 
+    Under torchrun all processes train one policy together, each with this plan and environments of
+    its own; the first one alone writes. Plans need the inline runner and a learner over unrolls.
+
     resume: a run folder or checkpoint to continue from. console: whether to show progress on
     standard output.
     Ctrl-C or SIGTERM once: the update under way is finished and a checkpoint written. Twice:
     KeyboardInterrupt.
     Raises UniRLError, with the folder as it was, when it holds another run or the plan does not
-    fit the checkpoint; and when the disk is full.
+    fit the checkpoint; and when the disk is full. RankLost, a UniRLError, by the deadline
+    queue.timeout_seconds when another process is lost: the first one then writes a checkpoint.
     """
-    run_dir = Path(run_dir)
+    run_dir, ranks = Path(run_dir), Ranks.from_environment()
+    if not ranks.alone:
+        plan = _with_ranks(plan, ranks)
+    if not ranks.leads:
+        return _follow(plan, resume, ranks)
     with disk.explained(run_dir, f"free some space, then: unirl resume {run_dir}"):
         checkpoint = load_checkpoint(resume) if resume is not None else None
         if checkpoint is not None:
@@ -74,23 +93,30 @@ def run(
             _refuse_taken(plan, run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
-            return _run(plan, run_dir, checkpoint, console, stack)
+            return _run(plan, run_dir, checkpoint, console, ranks, stack)
 
 
 def _run(
-    plan: Plan, run_dir: Path, checkpoint: Checkpoint | None, console: bool, stack: ExitStack
+    plan: Plan,
+    run_dir: Path,
+    checkpoint: Checkpoint | None,
+    console: bool,
+    ranks: Ranks,
+    stack: ExitStack,
 ) -> RunResult:
     """The run in a folder that may be written to; `stack` closes what it opens."""
     keep_freed_memory()
     stack.enter_context(log_to_file(run_dir / "log.txt"))
     stack.enter_context(_threads(plan))
     log.info("plan:\n%s", plan.describe())
-    runner = _make_runner(plan, run_dir)
+    stack.enter_context(ranks.joined(plan.queue.timeout_seconds))
+    runner = _make_runner(plan, run_dir, ranks)
     stack.callback(runner.close)
     if checkpoint is not None:
         state.restore(runner.loop, checkpoint)
         for loop, folder in _others(runner, run_dir):
             state.restore(loop, load_checkpoint(_of_policy(checkpoint, run_dir, folder)))
+    _require_alike(runner.loop, ranks)
     # Not before: a config that does not fit its checkpoint must not replace the one that does.
     if plan.config is not None:
         disk.replace_text(run_dir / "config.toml", to_toml(plan.config, recipe=plan.recipe))
@@ -114,6 +140,66 @@ def _run(
         desk.save.path,
         desk.evaluate.result if desk.evaluate is not None else None,
         desk.log.scalars,
+    )
+
+
+def _follow(plan: Plan, resume: Path | None, ranks: Ranks) -> RunResult:
+    """The run on a rank that writes nothing: rank 0 says when it ends."""
+    checkpoint = load_checkpoint(resume) if resume is not None else None
+    keep_freed_memory()
+    with ExitStack() as stack:
+        stack.enter_context(_threads(plan))
+        stack.enter_context(ranks.joined(plan.queue.timeout_seconds))
+        runner = InlineRunner(plan, rank=ranks.rank, agree=ranks.agree)
+        stack.callback(runner.close)
+        loop = runner.loop
+        if checkpoint is not None:
+            # The samples in it are rank 0's; this rank's own were not saved, it makes new ones.
+            rest = replace(checkpoint, samples=None, state={**checkpoint.state, "ready": []})
+            state.restore(loop, rest)
+        _require_alike(loop, ranks)
+        begin_anew = RestartHook(
+            plan.run.checkpoint_steps, runner.begin_anew, start_step=loop.learner.num_steps
+        )
+        with _stop_on_signals(runner):
+            runner.run([begin_anew])
+        learner = loop.learner
+        return RunResult(
+            learner.num_steps, learner.version, loop.seconds, loop.reason or "", None, None, {}
+        )
+
+
+def _with_ranks(plan: Plan, ranks: Ranks) -> Plan:
+    """The plan whose learner learns together with others; UniRLError where it cannot."""
+    remedy = "start it once, without torchrun"
+    if plan.runner.kind != "inline":
+        raise UniRLError(
+            f"recipe {plan.recipe} runs in the {plan.runner.kind} runner, in {ranks.size} processes"
+            " of torchrun",
+            "processes that train together need runner.kind inline",
+            remedy,
+        )
+    if "ranks" not in inspect.signature(plan.make_learner).parameters:
+        raise UniRLError(
+            f"recipe {plan.recipe} was started in {ranks.size} processes of torchrun",
+            "its learner does not sum over processes: only learners over unrolls do",
+            remedy,
+        )
+    make_learner: Callable[..., Learner] = plan.make_learner
+    return replace(plan, make_learner=partial(make_learner, ranks=ranks))
+
+
+def _require_alike(loop: TrainLoop, ranks: Ranks) -> None:
+    """Raise UniRLError unless all ranks begin with the same config, at the same weights."""
+    if ranks.alone:
+        return
+    plan, digest = loop.plan, hashlib.blake2b()
+    for _, value in sorted(loop.learner.weights().items()):
+        digest.update(value.cpu().flatten().view(torch.uint8).numpy().tobytes())
+    ranks.require_alike(
+        config=to_toml(plan.config, recipe=plan.recipe) if plan.config is not None else plan.recipe,
+        steps=f"{loop.learner.version} {loop.learner.num_steps}",
+        weights=digest.hexdigest(),
     )
 
 
@@ -192,9 +278,9 @@ def _open_sinks(
     return rows
 
 
-def _make_runner(plan: Plan, run_dir: Path) -> InlineRunner | ProcessesRunner:
+def _make_runner(plan: Plan, run_dir: Path, ranks: Ranks) -> InlineRunner | ProcessesRunner:
     if plan.runner.kind == "inline":
-        return InlineRunner(plan)
+        return InlineRunner(plan, agree=None if ranks.alone else ranks.agree)
     return ProcessesRunner(plan, log_dir=run_dir / "logs")
 
 

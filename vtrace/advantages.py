@@ -7,11 +7,16 @@ clipped objective: arXiv 2110.00641 (decoupled objectives). Notation as in targe
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from unirl.vtrace.targets import VTrace, vtrace_targets
+
+Reduce: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""Sums each tensor over all processes that hold a part of one batch."""
 
 
 def vtrace_gae(
@@ -55,20 +60,37 @@ def vtrace_gae(
         return VTrace(target, advantage)
 
 
-def whiten(advantage: Tensor, log_rho: Tensor, mask: Tensor, *, rho_clip: float = 1.0) -> Tensor:
+def whiten(
+    advantage: Tensor,
+    log_rho: Tensor,
+    mask: Tensor,
+    *,
+    rho_clip: float = 1.0,
+    reduce: Reduce | None = None,
+) -> Tensor:
     """Advantages rho * A with A centred and the product scaled to unit size over the rows of mask.
 
     All [T, B], with 0 in the advantage's masked rows. On-policy this is (A - mean) / std. A is
     centred before its weight: a row that the policy has left (rho near 0) must keep no advantage,
     while a shift of the product would give it one and push the policy further away. No gradient
-    flows out.
+    flows out. reduce: where these rows are a part of the batch; None: they are all of it.
     """
     with torch.no_grad():
         rows = mask != 0
         rho = torch.where(rows, _weight(log_rho, rho_clip), 0.0)
-        centred = advantage - rho * (advantage.sum() / rho.sum().clamp(min=1e-8))
-        size = (centred.square().sum() / rows.sum().clamp(min=1)).sqrt()
+        total, weight = _over_all(reduce, advantage.sum(), rho.sum())
+        centred = advantage - rho * (total / weight.clamp(min=1e-8))
+        squares, num_rows = _over_all(reduce, centred.square().sum(), rows.sum())
+        size = (squares / num_rows.clamp(min=1)).sqrt()
         return centred / size.clamp(min=1e-8)
+
+
+def _over_all(reduce: Reduce | None, *sums: Tensor) -> Sequence[Tensor]:
+    """Scalars over all parts of the batch, in their own dtypes; float32 would miscount rows."""
+    if reduce is None:
+        return sums
+    totals = reduce([value.double() for value in sums])
+    return [total.to(value.dtype) for total, value in zip(totals, sums, strict=True)]
 
 
 def _weight(log_rho: Tensor, rho_clip: float) -> Tensor:

@@ -33,9 +33,15 @@ def start(
     console: bool,
     resume_from: Path | None = None,
 ) -> int:
-    """Run a plan whose folder has been checked: from here on, command.txt records the command."""
+    """Run a plan whose folder has been checked: from here on, command.txt records the command.
+
+    Under torchrun only the first process writes and prints; the others train along.
+    """
     from unirl.launch import run
 
+    if not leads_run():
+        run(plan, run_dir, resume=resume_from, console=False)
+        return 0
     record = run_dir / "command.txt"
     with disk.explained(record, "free some space, then start it again"):
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -53,6 +59,13 @@ def start(
         raise Crash(run_dir / "log.txt") from error
     _print_end(plan, run_dir, result)
     return 0
+
+
+def leads_run() -> bool:
+    """Whether this process writes the run folder: of those that torchrun starts only the first."""
+    from unirl.learners.parallel import Ranks
+
+    return Ranks.from_environment().leads
 
 
 def _print_end(plan: Plan, run_dir: Path, result: RunResult) -> None:

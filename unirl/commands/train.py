@@ -13,7 +13,7 @@ from unirl import config as configs
 from unirl import registry
 from unirl.commands import run_folder
 from unirl.commands.arguments import split
-from unirl.commands.session import start
+from unirl.commands.session import leads_run, start
 from unirl.commands.shipped import config_file
 from unirl.core.errors import UniRLError
 
@@ -58,13 +58,16 @@ def train(arguments: Sequence[str]) -> int:
         module.Config, configs.merge(*tables.values(), configs.nest(module.Config, changes))
     )
     plan: Plan = module.plan(config)
+    leads = leads_run()
     if options.dry_run:
-        print(configs.to_toml(config, recipe=name))
-        print(textwrap.indent(plan.describe(), "# "))
+        if leads:
+            print(configs.to_toml(config, recipe=name))
+            print(textwrap.indent(plan.describe(), "# "))
         return 0
     folder = options.name or (run_names[-1] if run_names else _default_name(name, config))
     run_dir = options.runs_dir / folder
-    run_folder.claim(run_dir, options.overwrite)
+    if leads:
+        run_folder.claim(run_dir, options.overwrite)
     return start(plan, run_dir, ["train", *arguments], options.console)
 
 

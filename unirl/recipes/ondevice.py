@@ -5,6 +5,9 @@ what comes next.
 
 With max_staleness 1 the actor simulates the next unroll while the learner learns from this one, and
 V-trace corrects for the lag. Rudin et al., "Learning to walk in minutes" (arXiv 2109.11978).
+
+Under torchrun each process does all this on a device of its own, with environments of its own, and
+the learners' sums are those of all (learners/parallel.py).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from unirl.core.sample import SampleSpec
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, SimSpec
 from unirl.envs.sim.make import make_device_env
+from unirl.learners.parallel import Ranks
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.unroll import make_unroll_learner
 from unirl.learners.update import OptimizerConfig
@@ -68,7 +72,8 @@ def plan(config: Config) -> Plan:
             "tensors that never leave their device need one process: runner.kind must be inline",
             "leave runner.kind out, or use recipe ppo or appo",
         )
-    sim, spec = _ask(config)
+    placed = _placed(config.sim, Ranks.from_environment())
+    sim, spec = _ask(config.env, placed)
     policy = _policy_for(config.policy, sim)
     if config.learner.truncation == "final" and _hides_final_obs(sim):
         raise UniRLError(
@@ -86,13 +91,15 @@ def plan(config: Config) -> Plan:
             make_device_actor,
             env=config.env,
             policy=policy,
-            sim=config.sim,
+            sim=placed,
             gamma=config.learner.gamma,
         ),
         make_learner=_bind_learner(config, policy, sim, spec),
         runner=config.runner,
         run=config.run,
-        make_evaluator=partial(DeviceEvaluator, config.env, policy, sim.device),
+        make_evaluator=partial(
+            DeviceEvaluator, partial(make_device_env, config.env, device=sim.device), policy
+        ),
         fingerprint={
             "env": config.env.id,
             "observation_space": str(sim.observation_space),
@@ -104,11 +111,16 @@ def plan(config: Config) -> Plan:
     )
 
 
-def _ask(config: Config) -> tuple[SimSpec, SampleSpec]:
+def _placed(sim: SimConfig, ranks: Ranks) -> SimConfig:
+    """On this process's own device, where several train together."""
+    return sim if ranks.alone else replace(sim, device=ranks.place(str(sim.torch_device())))
+
+
+def _ask(env_config: EnvConfig, config: SimConfig) -> tuple[SimSpec, SampleSpec]:
     """The simulator's own description, and what an unroll of it holds."""
-    env = make_device_env(config.env, config.sim.num_envs, config.sim.torch_device())
+    env = make_device_env(env_config, config.num_envs, config.torch_device())
     try:
-        return env.spec, device_spec(env.spec, config.sim.unroll_length, env.counters())
+        return env.spec, device_spec(env.spec, config.unroll_length, env.counters())
     finally:
         env.close()
 

@@ -131,6 +131,26 @@ class CheckpointHook:
         log.info("checkpoint %s", self.path)
 
 
+class RestartHook:
+    """`begin_anew` at the updates at which another process writes a checkpoint of this training."""
+
+    def __init__(
+        self, every_steps: int, begin_anew: Callable[[], None], *, start_step: int = 0
+    ) -> None:
+        self._every_steps, self._begin_anew = every_steps, begin_anew
+        self._next = _next_multiple(start_step, every_steps)
+
+    def after_update(self, loop: TrainLoop) -> None:
+        """See Hook."""
+        steps = loop.learner.num_steps
+        if steps >= self._next and loop.reason is None:
+            self._next = _next_multiple(steps, self._every_steps)
+            self._begin_anew()
+
+    def at_end(self, loop: TrainLoop) -> None:
+        """See Hook."""
+
+
 class EvalHook:
     """Every `every_steps` steps: whole episodes with the newest weights, on environments of their
     own.

@@ -20,24 +20,29 @@ from unirl.core.queue import LocalQueue
 from unirl.core.sample import Batch, Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import LocalWeightStore
-from unirl.runners.loop import Hook, TrainLoop
+from unirl.runners.loop import Agree, Hook, TrainLoop
 from unirl.runners.plan import Plan
 
 log = logging.getLogger(__name__)
 
 
 class InlineRunner:
-    """Makes the pieces of a plan in this process and trains."""
+    """Makes the pieces of a plan in this process and trains.
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    rank, agree: where several processes train one policy together, each with actors of its own:
+    the number that tells their seeds apart, and see TrainLoop.
+    """
+
+    def __init__(self, plan: Plan, *, rank: int = 0, agree: Agree | None = None) -> None:
+        self._plan, self._rank = plan, rank
         self._weights = LocalWeightStore()
         self._queue = LocalQueue(
             plan.spec, plan.queue, num_actors=plan.num_actors, reasons=plan.reasons
         )
         self._actors: list[Actor | None] = [None] * plan.num_actors
         self._num_restarts = [0] * plan.num_actors
-        self.loop = TrainLoop(plan, self._queue, self._weights, plan.make_learner_seeded())
+        learner = plan.make_learner_seeded()
+        self.loop = TrainLoop(plan, self._queue, self._weights, learner, agree=agree)
         self.loops = [self.loop]
 
     def run(self, hooks: Sequence[Hook]) -> None:
@@ -160,8 +165,9 @@ class InlineRunner:
         return require_synchronous(self._plan.make_actor(context))
 
     def _seed(self, index: int) -> int:
+        own = ("rank", self._rank) if self._rank else ()
         return derive_seed(
-            self._plan.run.seed, "actor", index, "version", self.loop.learner.version
+            self._plan.run.seed, "actor", index, "version", self.loop.learner.version, *own
         )
 
 

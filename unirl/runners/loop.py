@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from unirl.core.errors import ActorFailed
 from unirl.core.learner import Learner
@@ -13,6 +13,8 @@ from unirl.core.queue import SlotQueue
 from unirl.core.sample import Batch
 from unirl.core.weights import WeightStore
 from unirl.runners.plan import Plan
+
+Agree: TypeAlias = Callable[[str | None], str | None]
 
 
 class Hook(Protocol):
@@ -26,12 +28,24 @@ class Hook(Protocol):
 
 
 class TrainLoop:
-    """Takes, learns, publishes, releases. `reason` is why it ended, None while it runs."""
+    """Takes, learns, publishes, releases. `reason` is why it ended, None while it runs.
+
+    agree: where several processes run this loop together: what all of them make of the reason that
+    this one has to end; called by each after each update.
+    """
 
     def __init__(
-        self, plan: Plan, queue: SlotQueue, weights: WeightStore, learner: Learner
+        self,
+        plan: Plan,
+        queue: SlotQueue,
+        weights: WeightStore,
+        learner: Learner,
+        *,
+        agree: Agree | None = None,
     ) -> None:
         self.plan, self.queue, self.weights, self.learner = plan, queue, weights, learner
+        self._agree = agree
+        self._wish: str | None = None
         self.metrics = Metrics()
         self.reason: str | None = None
         self.seconds_before = 0.0
@@ -44,8 +58,11 @@ class TrainLoop:
         return self.seconds_before + time.monotonic() - self._started
 
     def stop(self, reason: str) -> None:
-        """End after the update under way; the first reason counts."""
-        self.reason = self.reason or reason
+        """End after the update under way; the first reason counts. With others, when they agree."""
+        if self._agree is None:
+            self.reason = self.reason or reason
+        else:
+            self._wish = self._wish or reason
 
     def run(
         self,
@@ -64,9 +81,11 @@ class TrainLoop:
             while self.reason is None and self._update(take):
                 for hook in hooks:
                     hook.after_update(self)
+                if self._agree is not None and self.reason is None:
+                    self.reason = self._agree(self._wish)
         except ActorFailed:
             # The learner is sound: what it learned is saved before the error ends the run.
-            self.stop("actor_failed")
+            self.reason = self.reason or "actor_failed"
             for hook in hooks:
                 hook.at_end(self)
             raise
@@ -89,7 +108,7 @@ class TrainLoop:
 
     def _stop_when_done(self) -> None:
         if self.learner.num_steps >= self.plan.run.total_steps:
-            self.stop("total_steps")
+            self.reason = self.reason or "total_steps"  # others count the same steps
 
     def _account(self, batch: Batch, work_seconds: float) -> None:
         metrics = self.metrics

@@ -1,0 +1,270 @@
+"""The processes that train one policy together, each on samples of its own: what they must sum,
+agree on, and say when one of them is lost. Started by torchrun; source: none.
+
+Nothing here touches torch.distributed in a process that is alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unirl.core.errors import ActorFailed, UniRLError
+from unirl.vtrace.advantages import Reduce
+
+log = logging.getLogger(__name__)
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_WORD_BYTES = 32
+_MEETING_SECONDS = 300.0
+"""How long the first may wait for the last to start, at least: imports and compilers take time."""
+_GRACE_SECONDS = 5.0
+"""How long those who are left wait for each other's word before they name who is silent."""
+
+
+class RankLost(ActorFailed):
+    """Another process of the training failed, died or hangs. The learner here is sound: what was
+    summed was summed by all, and a step that could not be summed was not made.
+    """
+
+
+class Ranks:
+    """This process among `size` ones; rank 0 leads: it alone writes, and decides when to end.
+
+    Every method that sums or agrees is called by all ranks, in one order. It returns the same bits
+    to each of them, or raises RankLost by the deadline. Alone, all of them return their input.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
+        self.rank, self.size, self.local_rank = rank, size, local_rank
+        self._deadline_seconds = 0.0
+        self._store: Any = None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Ranks:
+        """As torchrun says; alone where it does not."""
+        if any(name not in environment for name in _VARIABLES):
+            return cls()
+        return cls(*(int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no others."""
+        return self.size == 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the rank that writes and decides."""
+        return self.rank == 0
+
+    @property
+    def reduce(self) -> Reduce | None:
+        """`sum` for those who can do without; None when alone."""
+        return None if self.alone else self.sum
+
+    def place(self, device: str) -> str:
+        """This rank's own device of that kind: cuda is cuda:LOCAL_RANK, cpu is cpu.
+
+        Raises UniRLError for a device that belongs to another rank.
+        """
+        if self.alone or not device.startswith("cuda"):
+            return device
+        own = f"cuda:{self.local_rank}"
+        if device not in ("cuda", own):
+            raise UniRLError(
+                f"rank {self.rank} of {self.size} was given device {device}",
+                f"each process has a device of its own, and this one's is {own}",
+                'set the device to "auto" or "cuda"',
+            )
+        return own
+
+    # -- meeting and parting -----------------------------------------------------------------------
+
+    @contextmanager
+    def joined(self, deadline_seconds: float) -> Iterator[None]:
+        """Meet the others, and part from them; an error is told to them before it goes on.
+
+        deadline_seconds: how long one waits for the others each time; longer the first time.
+        """
+        if self.alone:
+            yield
+            return
+        self._join(deadline_seconds)
+        try:
+            yield
+        except BaseException as error:
+            self._say("" if isinstance(error, RankLost) else f"{type(error).__name__}: {error}")
+            raise
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+        self._store = None
+
+    def _join(self, deadline_seconds: float) -> None:
+        import torch.distributed
+
+        dist: Any = torch.distributed
+        if dist.is_initialized():
+            raise UniRLError(
+                "torch.distributed is initialised already",
+                f"rank {self.rank} makes a group with a deadline and CPU and CUDA backends",
+                "leave init_process_group to UniRL",
+            )
+        self._deadline_seconds, deadline = deadline_seconds, timedelta(seconds=deadline_seconds)
+        meeting_seconds = max(deadline_seconds, _MEETING_SECONDS)
+        on_cuda = torch.cuda.is_available() and self.local_rank < torch.cuda.device_count()
+        if on_cuda:
+            torch.cuda.set_device(self.local_rank)
+        try:
+            meeting = timedelta(seconds=meeting_seconds)
+            store, _, _ = next(dist.rendezvous("env://", self.rank, self.size, timeout=meeting))
+            # A place of its own for each meeting: what an earlier one left there is not read again.
+            number = store.add(f"unirl/meetings/{self.rank}", 1)
+            self._store = dist.PrefixStore(f"unirl/{number}", store)
+            self._store.set(f"here/{self.rank}", "")
+            everyone = [f"here/{rank}" for rank in range(self.size)]
+            self._store.wait(everyone, meeting)
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if on_cuda and dist.is_nccl_available() else "gloo",
+                store=self._store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=deadline,
+            )
+        except (RuntimeError, ValueError) as error:
+            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            raise RankLost(
+                f"rank {self.rank} of {self.size} did not meet the others at {address}",
+                f"all must come within {meeting_seconds:g} s: {_gist(error)}",
+                "see whether all processes were started, and reach that address",
+            ) from error
+
+    # -- together ----------------------------------------------------------------------------------
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Each tensor summed over all ranks, in its own dtype; one message for all of them, in the
+        dtype that holds them all. They lie on one device. Without gradient.
+        """
+        if self.alone or not tensors:
+            return list(tensors)
+        import torch.distributed as dist
+
+        dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+        flat = torch.cat([tensor.detach().reshape(-1).to(dtype) for tensor in tensors])
+        self._meet(lambda: dist.all_reduce(flat))
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        return [
+            part.reshape(tensor.shape).to(tensor.dtype)
+            for part, tensor in zip(parts, tensors, strict=True)
+        ]
+
+    def count(self, *numbers: int) -> list[int]:
+        """Each number of the host summed over all ranks; no device waits for it."""
+        if self.alone:
+            return list(numbers)
+        (totals,) = self.sum([torch.tensor(numbers, dtype=torch.int64)])
+        return [int(total) for total in totals]
+
+    def agree(self, word: str | None) -> str | None:
+        """The word of the lowest rank that has one; at most 32 bytes."""
+        if self.alone:
+            return word
+        said = bytes(self._gather(list((word or "").encode().ljust(_WORD_BYTES, b"\0"))).flatten())
+        words = [said[i : i + _WORD_BYTES] for i in range(0, len(said), _WORD_BYTES)]
+        return next((found.rstrip(b"\0").decode() for found in words if found[0]), None)
+
+    def require_alike(self, **facts: str) -> None:
+        """Raise UniRLError unless every fact is the same on all ranks."""
+        if self.alone:
+            return
+        digests = [list(hashlib.blake2b(text.encode()).digest()[:8]) for text in facts.values()]
+        found = self._gather([byte for digest in digests for byte in digest])
+        found = found.reshape(self.size, len(facts), 8)
+        for i, name in enumerate(facts):
+            other = [r for r in range(self.size) if not torch.equal(found[r, i], found[0, i])]
+            if other:
+                raise UniRLError(
+                    f"rank {other[0]} of {self.size} differs from rank 0 in its {name}",
+                    "all processes of a training must begin alike",
+                    "start them with one command, one version and one folder to resume from",
+                )
+
+    def _gather(self, numbers: list[int]) -> Tensor:
+        """Bytes of all ranks, [size, ...]."""
+        import torch.distributed as dist
+
+        own = torch.tensor(numbers, dtype=torch.uint8)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        self._meet(lambda: dist.all_gather(found, own))
+        return torch.stack(found)
+
+    # -- when one is lost --------------------------------------------------------------------------
+
+    def _meet(self, collective: Callable[[], object]) -> None:
+        try:
+            collective()
+        except RuntimeError as error:
+            lost = self._lost(error)
+            if self.leads:
+                # Here as well: what follows is a checkpoint, perhaps of a device that hangs.
+                log.error("%s", lost)
+            raise lost from error
+
+    def _lost(self, error: RuntimeError) -> RankLost:
+        """Who is to blame: a rank that said so, else those that say nothing."""
+        self._say("")
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        words = self._words_of(others)
+        told = [rank for rank, word in words.items() if word]
+        if told:
+            return RankLost(
+                f"rank {told[0]} of {self.size} failed: {words[told[0]]}",
+                "the ranks of a training go on together or not at all",
+                "mend that, then go on from the newest checkpoint: unirl resume",
+            )
+        silent = [str(rank) for rank in others if rank not in words]
+        return RankLost(
+            f"rank {', '.join(silent)} of {self.size} is gone or does not answer"
+            if silent
+            else f"rank {self.rank} of {self.size} lost its connection to the others",
+            f"all ranks must meet at every update, within {self._deadline_seconds:g} s "
+            f"(queue.timeout_seconds): {_gist(error)}",
+            "see what that process wrote last, then go on from the newest checkpoint: unirl resume",
+        )
+
+    def _say(self, word: str) -> None:
+        """For those who ask who is still there, and why one is not."""
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"word/{self.rank}", word)
+
+    def _words_of(self, others: Sequence[int]) -> dict[int, str]:
+        """What each of the others has said by the end of the grace period; silent ones lack."""
+        words: dict[int, str] = {}
+        ends = time.monotonic() + _GRACE_SECONDS
+        with contextlib.suppress(RuntimeError):  # the keeper of the store may be the one who died
+            while self._store is not None:
+                for rank in others:
+                    if rank not in words and self._store.check([f"word/{rank}"]):
+                        words[rank] = self._store.get(f"word/{rank}").decode()
+                if len(words) == len(others) or any(words.values()) or time.monotonic() > ends:
+                    break
+                time.sleep(0.1)
+        return words
+
+
+def _gist(error: Exception) -> str:
+    """The first sentence of what torch says, without the place in its source."""
+    return re.split(r"\.?\s*\n|\. ", re.sub(r"^\[[^\]]*\] ?", "", str(error).strip()))[0]

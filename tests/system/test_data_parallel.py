@@ -1,0 +1,262 @@
+"""Trainings in two processes: one run folder, one end, and no one left waiting for the dead."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import unirl
+from unirl.core.errors import UniRLError
+from unirl.learners.parallel import Ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL: dict[str, Any] = {
+    "env.id": "torch/Cartpole",
+    "sim.num_envs": 32,
+    "sim.unroll_length": 8,
+    "sim.device": "cpu",
+    "policy.hidden": [16],
+    "policy.normalize_obs": True,
+    "learner.epochs": 2,
+    "learner.minibatches": 2,
+    "runner.learner_threads": 1,
+    "run.total_steps": 8 * 512,
+    "run.checkpoint_steps": 4 * 512,
+    "run.log_seconds": 0.0,
+}
+CARTPOLE: dict[str, Any] = {
+    **SMALL,
+    "sim.num_envs": 256,
+    "sim.unroll_length": 16,
+    "policy.hidden": [32, 32],
+    "learner.epochs": 8,
+    "learner.minibatches": 1,
+    "learner.reward_scale": 0.1,
+    "learner.optimizer.target_kl": 0.008,
+    "run.total_steps": 400_000,
+    "run.checkpoint_steps": 400_000,
+    "run.target_return": 150.0,
+}
+ENDLESS = {
+    **SMALL,
+    "queue.max_staleness": 1,
+    "run.total_steps": 10**9,
+    "run.checkpoint_steps": 10**9,
+}
+
+
+def work(jobs: list[dict[str, Any]], out: Path) -> None:
+    """What each process does: one training after the other; their ends and weights go to `out`."""
+    torch.set_num_threads(1)
+    rank = os.environ["RANK"]
+    for job in jobs:
+        plan, learners = unirl.make_plan("ondevice", **job["settings"]), []
+        plan = replace(plan, make_learner=partial(keeping, plan.make_learner, learners))
+        resume = Path(job["run"]) if job.get("resume") else None
+        result = unirl.run(plan, job["run"], resume=resume, console=False)
+        end = {"reason": result.reason, "steps": result.num_steps, "updates": result.version}
+        (out / f"{job['name']}-{rank}.json").write_text(json.dumps(end))
+        torch.save(dict(learners[0].weights()), out / f"{job['name']}-{rank}.pt")
+
+
+def keeping(
+    make: Callable[..., Any], learners: list[Any], context: Any, ranks: Ranks | None = None
+) -> Any:
+    """The learner of a plan, also put into `learners`."""
+    learners.append(make(context, ranks=ranks))
+    return learners[0]
+
+
+def command(jobs: list[dict[str, Any]], out: Path) -> list[str]:
+    return ["-m", "tests.system.test_data_parallel", json.dumps(jobs), str(out)]
+
+
+# -- started by torchrun ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of four trainings by torchrun: ends and weights of both ranks, and the runs."""
+    out = tmp_path_factory.mktemp("trained")
+    runs = out / "runs"
+    half = {**SMALL, "run.total_steps": 4 * 512}
+    jobs = [
+        {"name": "learned", "run": str(runs / "learned"), "settings": CARTPOLE},
+        {"name": "whole", "run": str(runs / "whole"), "settings": SMALL},
+        {"name": "half", "run": str(runs / "parts"), "settings": half},
+        {"name": "parts", "run": str(runs / "parts"), "settings": SMALL, "resume": True},
+    ]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run(
+        [sys.executable, *torchrun, *command(jobs, out)], cwd=ROOT, check=True, timeout=280
+    )
+    return out
+
+
+def end_of(out: Path, name: str, rank: int) -> Any:
+    return json.loads((out / f"{name}-{rank}.json").read_text())
+
+
+def test_two_processes_learn_cartpole_and_stop_at_the_target_together(trained: Path) -> None:
+    mine, theirs = (end_of(trained, "learned", rank) for rank in (0, 1))
+    assert mine["reason"] == theirs["reason"] == "target_return"
+    assert mine["updates"] == theirs["updates"]
+    assert mine["steps"] == theirs["steps"] == mine["updates"] * 2 * 256 * 16
+
+
+@pytest.mark.parametrize("name", ["learned", "whole", "parts"])
+def test_both_processes_end_with_the_same_weights(trained: Path, name: str) -> None:
+    mine, theirs = (torch.load(trained / f"{name}-{rank}.pt") for rank in (0, 1))
+    assert all(torch.equal(value, theirs[key]) for key, value in mine.items())
+
+
+def test_one_process_alone_writes_the_run_folder(trained: Path) -> None:
+    assert sorted(path.name for path in (trained / "runs").iterdir()) == [
+        "learned",
+        "parts",
+        "whole",
+    ]
+    rows = (trained / "runs" / "whole" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(row)["step"] for row in rows]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 8 * 512
+    assert len(list((trained / "runs" / "whole" / "tb").iterdir())) == 1
+
+
+def test_a_resumed_training_equals_the_uninterrupted_one_bit_for_bit(trained: Path) -> None:
+    assert end_of(trained, "half", 1)["updates"] == 4
+    assert end_of(trained, "parts", 1)["updates"] == 8
+    for rank in (0, 1):
+        whole, parts = (torch.load(trained / f"{name}-{rank}.pt") for name in ("whole", "parts"))
+        assert all(torch.equal(value, parts[key]) for key, value in whole.items())
+
+
+def test_the_command_line_trains_and_resumes_in_one_folder(tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    small = ["--env.id", "torch/Cartpole", "--sim.num-envs", "32", "--sim.device", "cpu"]
+    folder = ["--runs-dir", str(tmp_path), "--name", "cli"]
+    for words in (
+        ["train", "ondevice", *small, *folder, "--run.total-steps", "2048"],
+        ["resume", str(tmp_path / "cli"), "--run.total-steps", "4096"],
+    ):
+        unirl_command = [sys.executable, *torchrun, "-m", "unirl", *words, "--no-console"]
+        done = subprocess.run(
+            unirl_command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+        )
+        assert done.stdout.count("total_steps after") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["cli"]
+    assert len((tmp_path / "cli" / "command.txt").read_text().splitlines()) == 2
+    assert (tmp_path / "cli" / "checkpoints" / "step_00004096").is_dir()
+
+
+# -- ends that nobody planned ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two processes of an endless training, without torchrun to end one with the other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    settings = {**ENDLESS, "queue.timeout_seconds": 10.0}
+    job = {"name": "run", "run": str(tmp_path / "run"), "settings": settings}
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *command([job], tmp_path)],
+            cwd=ROOT,
+            env={**os.environ, **address, "RANK": rank, "LOCAL_RANK": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    try:
+        metrics, ends = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
+        while not (metrics.exists() and metrics.stat().st_size):
+            assert time.monotonic() < ends
+            assert [process.poll() for process in processes] == [None, None]
+            time.sleep(0.1)
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hung"])
+def test_a_lost_rank_ends_the_other_by_the_deadline_with_an_error_that_names_it(
+    pair: list[subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
+) -> None:
+    pair[1].send_signal(number)
+    _, told = pair[0].communicate(timeout=90)
+    assert pair[0].returncode == 2
+    assert "error: rank 1 of 2 is gone or does not answer" in told
+    assert "within 10 s (queue.timeout_seconds)" in told
+    assert "Traceback" not in told
+    # What was learned is not lost with it.
+    assert (tmp_path / "run" / "checkpoints" / "latest" / "state.json").is_file()
+
+
+def test_an_interrupt_of_any_rank_ends_all_at_one_update_with_a_checkpoint(
+    pair: list[subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    pair[1].send_signal(signal.SIGINT)
+    for process in pair:
+        _, told = process.communicate(timeout=90)
+        assert process.returncode == 0, told
+    mine, theirs = (end_of(tmp_path, "run", rank) for rank in (0, 1))
+    assert mine == theirs
+    assert mine["reason"] == "interrupted"
+    assert (tmp_path / "run" / "checkpoints" / f"step_{mine['steps']:08d}").is_dir()
+
+
+# -- what cannot be trained together ---------------------------------------------------------------
+
+
+@pytest.fixture
+def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("RANK", "1"),
+        ("LOCAL_RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "127.0.0.1"),
+        ("MASTER_PORT", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+
+
+def test_actors_in_processes_are_refused(second_of_two: None, tmp_path: Path) -> None:
+    settings = {"env.id": "CartPole-v1", "runner.kind": "processes"}
+    with pytest.raises(UniRLError, match=r"need runner\.kind inline"):
+        unirl.run(unirl.make_plan("impala", **settings), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_learner_that_cannot_sum_over_processes_is_refused(
+    second_of_two: None, tmp_path: Path
+) -> None:
+    plan = unirl.make_plan("impala", **{"env.id": "CartPole-v1"})
+    with pytest.raises(UniRLError, match="does not sum over processes"):
+        unirl.run(replace(plan, make_learner=lambda context: None), tmp_path / "run")  # type: ignore[arg-type, return-value]
+
+
+if __name__ == "__main__":
+    try:
+        work(json.loads(sys.argv[1]), Path(sys.argv[2]))
+    except UniRLError as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        sys.exit(2)
