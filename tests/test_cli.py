@@ -130,7 +130,7 @@ def test_engines_are_listed_as_the_config_knows_them(capsys: pytest.CaptureFixtu
 def test_benchmark_suites_are_listed_one_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["atari", "mujoco", "classic", *["scripts"] * 2]
+    assert [line.split()[0] for line in lines] == ["atari", "mujoco", "classic", "isaac", *["scripts"] * 2]
     assert all(len(line.split()) > 2 for line in lines)
     assert cli.main(["bench", "scripts"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -441,8 +441,8 @@ def test_plot_and_card_write_their_files(trained: Path) -> None:
         (["plot"], ["no run"]),
         (["card", "nothing"], ["does not exist"]),
         (["list", "env"], ["envs"]),
-        (["bench", "clasic"], ['"clasic"', "atari, mujoco, classic", 'did you mean "classic"?']),
-        (["bench", "all"], ["atari, mujoco, classic, scripts, impala", "unirl bench"]),
+        (["bench", "clasic"], ['"clasic"', "atari, mujoco, classic, isaac", 'did you mean "classic"?']),
+        (["bench", "all"], ["atari, mujoco, classic, isaac, scripts, impala", "unirl bench"]),
         (["bench", "queue"], ['"queue"', "unirl bench scripts queue"]),
         (["bench", "pong"], ['"pong"', "unirl bench @pong"]),
         (["bench", "scripts", "quue"], ['"quue"', "queue, classic", 'did you mean "queue"?']),
