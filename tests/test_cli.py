@@ -130,7 +130,13 @@ def test_engines_are_listed_as_the_config_knows_them(capsys: pytest.CaptureFixtu
 def test_benchmark_suites_are_listed_one_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["atari", "mujoco", "classic", "isaac", *["scripts"] * 2]
+    assert [line.split()[0] for line in lines] == [
+        "atari",
+        "mujoco",
+        "classic",
+        "isaac",
+        *["scripts"] * 2,
+    ]
     assert all(len(line.split()) > 2 for line in lines)
     assert cli.main(["bench", "scripts"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -441,7 +447,10 @@ def test_plot_and_card_write_their_files(trained: Path) -> None:
         (["plot"], ["no run"]),
         (["card", "nothing"], ["does not exist"]),
         (["list", "env"], ["envs"]),
-        (["bench", "clasic"], ['"clasic"', "atari, mujoco, classic, isaac", 'did you mean "classic"?']),
+        (
+            ["bench", "clasic"],
+            ['"clasic"', "atari, mujoco, classic, isaac", 'did you mean "classic"?'],
+        ),
         (["bench", "all"], ["atari, mujoco, classic, isaac, scripts, impala", "unirl bench"]),
         (["bench", "queue"], ['"queue"', "unirl bench scripts queue"]),
         (["bench", "pong"], ['"pong"', "unirl bench @pong"]),
