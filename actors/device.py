@@ -4,7 +4,8 @@ host (Makoviychuk et al., "Isaac Gym", arXiv 2108.10470).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,18 +51,18 @@ class SimConfig:
                     "set it to 1 or more",
                 )
 
-    def torch_device(self) -> torch.device:
-        """The device; UniRLError for a name that torch does not know."""
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            return torch.device(self.device)
-        except RuntimeError as error:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise UniRLError(
                 f"sim.device {self.device!r} is unknown",
                 "known: auto, cpu, cuda, cuda:N",
                 "try auto",
-            ) from error
+            )
+
+    def torch_device(self) -> torch.device:
+        """The device, whether it is there or not."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
 
 
 def device_spec(sim: SimSpec, length: int, counters: Mapping[str, Tensor]) -> SampleSpec:
@@ -125,7 +126,7 @@ class DeviceActor:
         self._rows: dict[int, _Rows] = {}
         self._obs: Groups = {}
         self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
+        if device.type == "cuda" and spec.follows_stream:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._use_graph = sim.graph and spec.capturable and self._stream is not None
@@ -133,6 +134,8 @@ class DeviceActor:
 
     def restart(self, seed: int) -> None:
         """Begin anew, as an actor made with this seed does."""
+        if self._stream is not None:  # what is reset here, an unroll may still be working with
+            torch.cuda.current_stream(self._env.spec.device).wait_stream(self._stream)
         self._generator.manual_seed(derive_seed(seed, "actions"))
         obs = self._env.reset(
             derive_seed(seed, "environments") % 2**32, random_phases=self._random_phases
@@ -280,12 +283,52 @@ def _shapes(prefix: str, sim: SimSpec) -> list[tuple[str, tuple[int, int]]]:
     return [(f"{prefix}/{name}", (sim.num_envs, size)) for name, size in sim.observation.items()]
 
 
+class SimMaker:
+    """Makes the simulators of a plan. Of a kind that a process can have only one of, the one that
+    was asked what it is becomes the one that is used; a copy of the maker in another process begins
+    anew.
+    """
+
+    def __init__(self, config: EnvConfig, device: torch.device) -> None:
+        self._config, self._device = config, device
+        self._asked: DeviceEnv | None = None
+
+    def ask(self, num_envs: int, length: int) -> tuple[SimSpec, SampleSpec]:
+        """What it is, and what an unroll of it holds."""
+        env = make_device_env(self._config, num_envs, self._device)
+        try:
+            answer = env.spec, device_spec(env.spec, length, env.counters())
+        except BaseException:
+            env.close()
+            raise
+        if env.spec.single:
+            self._asked = env
+        else:
+            env.close()
+        return answer
+
+    def __call__(self, num_envs: int) -> DeviceEnv:
+        """The simulator; of a single kind as many environments as were asked about."""
+        env, self._asked = self._asked, None
+        return env or make_device_env(self._config, num_envs, self._device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_asked": None}
+
+
 def make_device_actor(
-    context: ActorContext, *, env: EnvConfig, policy: PolicyConfig, sim: SimConfig, gamma: float
+    context: ActorContext,
+    *,
+    make_env: Callable[[int], DeviceEnv],
+    policy: PolicyConfig,
+    sim: SimConfig,
+    gamma: float,
 ) -> DeviceActor:
-    """The factory of a plan: bind all but `context` with functools.partial."""
-    device = sim.torch_device()
-    device_env = make_device_env(env, sim.num_envs, device)
+    """The factory of a plan: bind all but `context` with functools.partial. make_env: from the
+    number of environments.
+    """
+    device_env = make_env(sim.num_envs)
+    device = device_env.spec.device
     try:
         spec = device_env.spec
         module = Policy(

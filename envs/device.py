@@ -46,6 +46,12 @@ class SimSpec:
     """
     gives_final_obs: bool = True
     """Whether a same_step simulator tells the observation an episode ended with."""
+    follows_stream: bool = False
+    """Whether all its work on CUDA goes to torch's current stream: only then may it run on a stream
+    other than the default one.
+    """
+    single: bool = False
+    """Whether a process can have only one of its kind."""
     truncates_early: bool = False
     """Whether limits other than max_episode_length may truncate an episode."""
     capturable: bool = False

@@ -63,7 +63,8 @@ class PpoLearnerConfig(UnrollLearnerConfig):
     policy_clip: float = 0.2
     """How far the ratio of new policy to old may leave 1 and still gain. More: larger steps."""
     value_clip: float | None = None
-    """How far one update may move a value; none: as far as it likes. In units of the scaled reward.
+    """How far one update may move a value; none: as far as it likes. In the units that values are
+    learned in: of the scaled reward, or of normalize_value.
     """
     normalize_value: bool = False
     """Learn values in units of the targets' running mean and deviation: where returns are large or
@@ -106,9 +107,8 @@ class PpoObjective:
     def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
         """See Objective: targets and advantages by the policy that this update begins with."""
         config, mask = self._config, rows["mask"]
-        prox_logp, value = self._proximal(rows)
-        if self._value_norm is not None:
-            value = self._value_norm.restore(value)
+        prox_logp, told = self._proximal(rows)
+        value = told if self._value_norm is None else self._value_norm.restore(told)
         log_rho = prox_logp - rows["logp"]
         target, advantage = vtrace_gae(
             log_rho,
@@ -129,11 +129,11 @@ class PpoObjective:
         metrics.ratio("losses/explained_variance", variance - unexplained, variance)
         if self._value_norm is not None:
             self._value_norm.update(target, mask)
-            value, target = (self._value_norm.normalize(x) for x in (value, target))
+            target = self._value_norm.normalize(target)
         prepared = {
             **{name: rows[name] for name in ("obs", "state", "reset", "action", "mask")},
             "prox_logp": prox_logp,
-            "prox_value": value[:-1],
+            "prox_value": told[:-1],
             "target": target,
             "advantage": advantage,
         }
@@ -166,9 +166,9 @@ class PpoObjective:
         num_envs = rows["mask"].shape[1]
         logps, values = [], []
         with torch.no_grad():
-            for envs in torch.arange(num_envs).chunk(self._config.minibatches):
-                whole = len(envs) == num_envs
-                part = rows if whole else select(rows, envs.to(rows["mask"].device))
+            every = torch.arange(num_envs, device=rows["mask"].device)
+            for envs in every.chunk(self._config.minibatches):
+                part = rows if len(envs) == num_envs else select(rows, envs)
                 unroll = self._policy.unroll(part["obs"], part["state"], part["reset"])
                 logps.append(unroll.distribution[:-1].log_prob(part["action"]))
                 values.append(unroll.value)

@@ -4,6 +4,7 @@ optimiser, count, save. Rows are time-major as in docs/overview.md.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
+from unirl.core.errors import ActorFailed, UniRLError
 from unirl.core.learner import LearnerContext, LearnerState
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, SampleSpec, collate
@@ -26,6 +27,8 @@ from unirl.learners.update import OptimizerConfig, Update
 from unirl.policy import Policy, PolicyConfig
 from unirl.policy.normalize import ReturnNorm, RunningNorm
 from unirl.vtrace import Loss
+
+log = logging.getLogger(__name__)
 
 Rows: TypeAlias = Mapping[str, Any]
 """A batch or some of its environments: obs [T+1, B, ...], reset [T+1, B] (rows whose recurrent
@@ -130,8 +133,12 @@ def check_positive(name: str, setting: float | None, remedy: str) -> None:
         raise UniRLError(f"learner.{name} is {setting}", "it must be > 0", remedy)
 
 
-def check_minibatches(num_envs: int, minibatches: int) -> None:
-    """Raise UniRLError unless a batch of so many environments splits evenly."""
+def check_minibatches(
+    num_envs: int, minibatches: int, what: str = "actor.num_envs * queue.batch_size"
+) -> None:
+    """Raise UniRLError unless a batch of so many environments splits evenly. what: the settings
+    that their number comes from.
+    """
     if num_envs % minibatches:
         nearest = min(
             (d for d in range(1, num_envs + 1) if num_envs % d == 0),
@@ -139,8 +146,7 @@ def check_minibatches(num_envs: int, minibatches: int) -> None:
         )
         raise UniRLError(
             f"batch of {num_envs} environments does not split into {minibatches} minibatches",
-            f"(actor.num_envs * queue.batch_size) % learner.minibatches must be 0, "
-            f"it is {num_envs % minibatches}",
+            f"({what}) % learner.minibatches must be 0, it is {num_envs % minibatches}",
             f"try learner.minibatches {nearest}",
         )
 
@@ -272,7 +278,8 @@ class UnrollLearner:
             metrics.total(f"env/{name}", total)
         self._num_nan_states += num_nan_states
         if self._num_nan_states > self._config.max_nan_states:
-            raise UniRLError(
+            # Nothing was learned from this batch: the learner is sound, and will be saved.
+            raise ActorFailed(
                 f"{self._num_nan_states} environments reached a state that is not finite",
                 f"at most {self._config.max_nan_states} are reset (learner.max_nan_states)",
                 "use a smaller time step or weaker actuators, or allow more",
@@ -284,7 +291,8 @@ class UnrollLearner:
             reward = reward * self._config.reward_scale
         if self._return_norm is not None:
             done = data["terminated"] | data["truncated"]
-            self._return_norm.update(reward, done, data["mask"], data["carry"], self._config.gamma)
+            carry = data["carry"] * self._config.reward_scale  # as the environment gave it
+            self._return_norm.update(reward, done, data["mask"], carry, self._config.gamma)
             reward = self._return_norm.scale(reward)
         if self._config.reward_clip is not None:
             reward = reward.clamp(-self._config.reward_clip, self._config.reward_clip)
@@ -390,7 +398,7 @@ class UnrollLearner:
     def load_state_dict(self, state: LearnerState) -> None:
         """See Learner."""
         for name, wanted in self._settings().items():
-            found = state.counters["settings"].get(name)
+            found = state.counters["settings"].get(name, wanted)  # newer than the checkpoint
             if found != wanted:
                 raise UniRLError(
                     f"the checkpoint was made with {name} = {found}",
@@ -402,11 +410,19 @@ class UnrollLearner:
         self._update.load(model, optimizer["update"])
         self._update.adaptive_lr.fill_(state.counters["adaptive_lr"])
         self._num_nan_states = int(state.counters.get("nan_states", 0))
-        self._generator.set_state(optimizer["generator"])
+        self._restore_generator(optimizer["generator"])
         if self._return_norm is not None:
             self._return_norm.load_state_dict(optimizer["return_norm"])
         self._objective.load_state_dict(optimizer.get("objective", {}))
         self._episodes.load_state_dict(state.counters["episodes"])
+
+    def _restore_generator(self, saved: Tensor) -> None:
+        if saved.shape == self._generator.get_state().shape:
+            self._generator.set_state(saved)
+            return
+        # The state of another kind of device: minibatches go on from a seed of this moment.
+        log.warning("minibatches are drawn anew: the checkpoint was made on another kind of device")
+        self._generator.manual_seed(derive_seed(self._generator.initial_seed(), self.num_steps))
 
 
 def select(rows: Rows, envs: Tensor) -> Rows:

@@ -19,6 +19,8 @@ from unirl.vtrace.advantages import Reduce
 _ADAM_BETAS = (0.9, 0.999)
 _ADAPTIVE_FACTOR = 1.5
 _ADAPTIVE_BOUNDS = (1e-5, 1e-2)
+_ROUNDING = 1e-9
+"""Nats that a policy seems to have moved where only the order of additions differs."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +113,15 @@ class Update:
         """Correct the adaptive step size by how far the policy has moved, in nats; a scalar.
 
         The rule of rsl_rl (arXiv 2109.11978), once per pass instead of once per minibatch. A policy
-        that has not moved at all, as before the first step on a batch, tells nothing.
+        that has not moved, as before the first step on a batch, tells nothing; rounding is no move.
         """
         low, high = _ADAPTIVE_BOUNDS
         far, near = kl > 2 * self._config.target_kl, kl < self._config.target_kl / 2
+        moved = kl > _ROUNDING
         lr = self.adaptive_lr
         lower = (lr / _ADAPTIVE_FACTOR).clamp_(min=low)
         higher = (lr * _ADAPTIVE_FACTOR).clamp_(max=high)
-        lr.copy_(torch.where(far, lower, torch.where(near & (kl > 0), higher, lr)))
+        lr.copy_(torch.where(far, lower, torch.where(near & moved, higher, lr)))
 
     def apply(self, num_steps: int) -> Tensor:
         """Step with the gradients that lie in the module and clear them; returns their norm before
@@ -146,6 +149,8 @@ class Update:
     def _move(self, names: list[str], lr: float | Tensor) -> None:
         """One step of the optimiser for the masters of these names, which all have a gradient."""
         config, masters = self._config, [self._masters[name] for name in names]
+        if isinstance(lr, Tensor):
+            lr = lr.float()  # CUDA's fused kernel reads no other kind
         gradients = [master.grad for master in masters if master.grad is not None]
         states = [self._state.get(name) or self._new_state(name) for name in names]
         if config.name == "adam":
@@ -178,7 +183,7 @@ class Update:
             moves = buffers
         if isinstance(lr, Tensor):
             # Not in place: with momentum these are the buffers themselves.
-            torch._foreach_sub_(masters, torch._foreach_mul(moves, lr.to(masters[0].dtype)))
+            torch._foreach_sub_(masters, torch._foreach_mul(moves, lr))
         else:
             torch._foreach_add_(masters, moves, alpha=-lr)
 

@@ -55,6 +55,7 @@ class Cartpole:
             device=device,
             step_dt=STEP_DT,
             physics_steps=SUBSTEPS,
+            follows_stream=True,
             capturable=True,
         )
 

@@ -41,6 +41,7 @@ class GymCartpole:
             max_episode_length=config.max_episode_steps or LENGTH,
             device=device,
             step_dt=TIME_STEP,
+            follows_stream=True,
             capturable=True,
         )
 

@@ -108,6 +108,7 @@ class GymnasiumTensors:
             step_dt=float(getattr(env.unwrapped, "step_dt", 0.0)),
             autoreset="same_step" if self._same_step else "next_step",
             gives_final_obs=self._same_step,
+            truncates_early=True,
         )
 
     def reset(self, seed: int, *, random_phases: bool = False) -> Groups:

@@ -166,6 +166,7 @@ class IsaacGymSim:
             step_dt=float(env.dt) * int(env.control_freq_inv),
             physics_steps=int(env.control_freq_inv) * int(getattr(env.sim_params, "substeps", 1)),
             autoreset="same_step" if self._same_step else "next_step",
+            single=True,
             gives_final_obs=not self._same_step,
         )
 

@@ -133,6 +133,8 @@ class IsaacLabSim:
             physics_steps=int(self._lab.cfg.decimation),
             autoreset="same_step",
             gives_final_obs=gives_final_obs,
+            single=True,
+            truncates_early=True,
         )
 
     def reset(self, seed: int, *, random_phases: bool = False) -> Groups:

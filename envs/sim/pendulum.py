@@ -41,6 +41,7 @@ class Pendulum:
             max_episode_length=config.max_episode_steps or LENGTH,
             device=device,
             step_dt=TIME_STEP,
+            follows_stream=True,
             capturable=True,
         )
 

@@ -5,7 +5,8 @@ environment step, on the CPU and on CUDA. (MuJoCo Warp 4.0, github.com/google-de
 # mypy: disable-error-code="index, no-any-return, untyped-decorator"
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -161,6 +162,7 @@ class WarpEnv:
             device=device,
             step_dt=float(mjm.opt.timestep) * task.physics_steps,
             physics_steps=task.physics_steps,
+            follows_stream=True,
         )
         start = task.start(mjm)
         self._normal_qvel = start.normal_qvel
@@ -197,10 +199,10 @@ class WarpEnv:
         with self._on_device():
             # Kernels compile at their first launch, which may not fall into a recording.
             self._advance()
-            if record:
-                with wp.ScopedCapture() as capture:
-                    self._advance()
-                self._graph = capture.graph
+        if record:
+            with self._beside(), wp.ScopedCapture() as capture:
+                self._advance()
+            self._graph = capture.graph
         worlds.counts.zero_()
 
     def reset(self, seed: int, *, random_phases: bool = False) -> Groups:
@@ -329,6 +331,20 @@ class WarpEnv:
     def _on_device(self) -> Any:
         stream = self._stream()
         return wp.ScopedDevice(self._wp_device) if stream is None else wp.ScopedStream(stream)
+
+    @contextmanager
+    def _beside(self) -> Iterator[None]:
+        """On a stream of its own: CUDA records nothing on the default one."""
+        if self._device.type != "cuda":
+            with self._on_device():
+                yield
+            return
+        side: Any = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(self._device)
+        side.wait_stream(current)
+        with wp.ScopedStream(wp.stream_from_torch(side)):
+            yield
+        current.wait_stream(side)
 
     def _close_renderer(self) -> None:
         if self._renderer is not None:

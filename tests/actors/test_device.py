@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from tests.actors.clock_sim import ClockSim
-from unirl.actors.device import DeviceActor, SimConfig, device_spec
+from unirl.actors import device as device_module
+from unirl.actors.device import DeviceActor, SimConfig, SimMaker, device_spec
 from unirl.core.errors import UniRLError
 from unirl.core.sample import Slot
 from unirl.core.weights import LocalWeightStore
+from unirl.envs.config import EnvConfig
 from unirl.policy import Policy, PolicyConfig
 
 HIDDEN = (8,)
@@ -115,6 +119,27 @@ def test_sizes_below_one_are_refused(setting: dict[str, int]) -> None:
         SimConfig(**setting)
 
 
-def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(UniRLError, match=r"sim.device 'gpu' is unknown"):
-        SimConfig(device="gpu").torch_device()
+@pytest.mark.parametrize("device", ["gpu", "meta", "cpu:1", "cuda:x"])
+def test_an_unknown_device_is_refused(device: str) -> None:
+    with pytest.raises(UniRLError, match=rf"sim.device '{device}' is unknown"):
+        SimConfig(device=device)
+
+
+def test_a_simulator_that_a_process_has_only_once_is_made_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+
+    def make(config: EnvConfig, num_envs: int, device: torch.device) -> ClockSim:
+        env = ClockSim(num_envs=num_envs)
+        env.spec = replace(env.spec, single=config.kwargs["single"])
+        made.append(env)
+        return env
+
+    monkeypatch.setattr(device_module, "make_device_env", make)
+    for single, number in ((True, 1), (False, 2)):
+        made.clear()
+        maker = SimMaker(EnvConfig("torch/Clock", kwargs={"single": single}), torch.device("cpu"))
+        spec, _ = maker.ask(3, 4)
+        assert (spec.num_envs, maker(3).spec.num_envs, len(made)) == (3, 3, number)
+        assert pickle.loads(pickle.dumps(maker))(3) is made[-1] and len(made) == number + 1

@@ -194,3 +194,31 @@ def test_without_memory_minibatches_mix_steps_and_add_up_to_the_batch(
     assert all(
         0 < sum(tuple(row.tolist()) in first for row in unroll) < len(unroll) for unroll in unrolls
     )
+
+
+def test_a_scaled_reward_is_normalised_like_the_plain_one(
+    make: Callable[..., Any], random_slot: Callable[..., Slot]
+) -> None:
+    found = []
+    for scale in (1.0, 0.01):
+        learner, _, spec = make("ppo", normalize_reward=True, reward_scale=scale)
+        slot = random_slot(spec, 2)
+        slot.data["carry"].copy_(torch.tensor([3.0, -2.0, 5.0, 0.5]))  # unscaled, as actors tell it
+        for _ in range(20):
+            reward = learner._reward(slot.data)
+        found.append(reward)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_clipped_value_is_held_near_what_the_network_said(
+    make: Callable[..., Any], random_slot: Callable[..., Slot]
+) -> None:
+    learner, policy, spec = make("ppo", **PLAIN, normalize_value=True, value_clip=0.2)
+    slot = random_slot(spec, 3)
+    slot.data["reward"].sub_(50.0)  # far from what the statistics begin with
+    act_on_policy(policy, slot)
+    rows = learner._objective.prepare(learner._rows(slot.data), Metrics())
+    with torch.no_grad():
+        said = policy.unroll(slot.data["obs"], {}, None).value[:-1]
+    torch.testing.assert_close(rows["prox_value"].flatten(), said.flatten())
+    assert abs(float(rows["target"][rows["mask"]].mean())) < 0.1  # in units of the targets

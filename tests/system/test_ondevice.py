@@ -140,6 +140,28 @@ def test_lost_states_are_counted_and_the_run_stops_beyond_a_limit(
         assert result.scalars["env/nan_states"] == 1
 
 
+def test_a_run_that_lost_too_many_states_keeps_what_it_learned(tmp_path: Path) -> None:
+    plan = unirl.make_plan("ondevice", **SMALL)
+    plan = replace(plan, make_learner=partial(fails_later, make=plan.make_learner))
+    with pytest.raises(UniRLError, match="not finite"):
+        unirl.run(plan, tmp_path / "run", console=False)
+    assert load_checkpoint(tmp_path / "run").state["version"] == 3
+
+
+def fails_later(context: Any, *, make: Any) -> Any:
+    """A learner whose fourth batch tells of lost states."""
+    learner = make(context)
+    step = learner.step
+
+    def next_step(batch: Batch) -> Any:
+        if learner.version == 3:
+            batch.slots[0].data["counter"]["nan_states"].fill_(10_000)
+        return step(batch)
+
+    learner.step = next_step
+    return learner
+
+
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
@@ -151,10 +173,10 @@ def test_lost_states_are_counted_and_the_run_stops_beyond_a_limit(
         ({"sim.num_envs": 0}, "sim.num_envs"),
         ({"learner.minibatches": 5}, "does not split into 5 minibatches"),
         ({"policy.critic_group": "critic"}, "critic_group"),
+        ({"learner.device": "cuda"}, "simulator and learner share one device"),
     ],
 )
 def test_what_cannot_run_is_told_in_three_parts(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(UniRLError, match=match) as caught:
-        plan = unirl.make_plan("ondevice", **{**SMALL, **settings})
-        plan.make_learner_seeded()
+        unirl.make_plan("ondevice", **{**SMALL, **settings})
     assert len(caught.value.parts) == 3

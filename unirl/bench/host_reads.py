@@ -47,7 +47,11 @@ class CountHostReads(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See TorchFunctionMode."""
         name = getattr(func, "__name__", "")
-        if name in READS:
+        masked = name == "__getitem__" and any(
+            isinstance(index, torch.Tensor) and index.dtype == torch.bool
+            for index in (args[1] if isinstance(args[1], tuple) else args[1:])
+        )
+        if name in READS or masked:
             self.names.append(name)
             self.places.append(_caller())
         return func(*args, **(kwargs or {}))

@@ -103,7 +103,8 @@ class Slot:
     def wait_ready(self) -> None:
         """Let the reader's stream wait until the slot is written; the host does not."""
         if self.ready is not None:
-            self.ready.wait()
+            # Of the event's own device, which need not be the current one.
+            torch.cuda.current_stream(self.ready.device).wait_event(self.ready)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from unirl.actors.device import SimConfig, device_spec, make_device_actor
+from unirl.actors.device import SimConfig, SimMaker, make_device_actor
 from unirl.actors.evaluate_device import DeviceEvaluator
 from unirl.core.errors import UniRLError
 from unirl.core.learner import Learner, LearnerContext
@@ -25,10 +25,9 @@ from unirl.core.queue import QueueConfig
 from unirl.core.sample import SampleSpec
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, SimSpec
-from unirl.envs.sim.make import make_device_env
 from unirl.learners.parallel import Ranks
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
-from unirl.learners.unroll import make_unroll_learner
+from unirl.learners.unroll import check_minibatches, make_unroll_learner
 from unirl.learners.update import OptimizerConfig
 from unirl.policy import PolicyConfig
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
@@ -72,14 +71,34 @@ def plan(config: Config) -> Plan:
             "tensors that never leave their device need one process: runner.kind must be inline",
             "leave runner.kind out, or use recipe ppo or appo",
         )
+    check_minibatches(
+        config.sim.num_envs * config.queue.batch_size,
+        config.learner.minibatches,
+        "sim.num_envs * queue.batch_size",
+    )
     placed = _placed(config.sim, Ranks.from_environment())
-    sim, spec = _ask(config.env, placed)
+    device = placed.torch_device()
+    if config.learner.device not in ("cpu", str(device)):
+        raise UniRLError(
+            f"learner.device is {config.learner.device} and sim.device {device}",
+            "simulator and learner share one device",
+            "set sim.device, and leave learner.device out",
+        )
+    maker = SimMaker(config.env, device)
+    sim, spec = maker.ask(placed.num_envs, placed.unroll_length)
     policy = _policy_for(config.policy, sim)
     if config.learner.truncation == "final" and _hides_final_obs(sim):
         raise UniRLError(
             f'env "{config.env.id}" does not tell the observation that an episode ended with',
             "learner.truncation is final, which needs it",
             "set learner.truncation to previous",
+        )
+    if sim.single and config.run.eval_steps:
+        raise UniRLError(
+            f'env "{config.env.id}" cannot be evaluated while it trains',
+            "a process can have one simulator of its kind; run.eval_steps must be 0, "
+            f"it is {config.run.eval_steps}",
+            "evaluate afterwards: unirl eval RUN",
         )
     return Plan(
         recipe="ondevice",
@@ -89,7 +108,7 @@ def plan(config: Config) -> Plan:
         num_actors=1,
         make_actor=partial(
             make_device_actor,
-            env=config.env,
+            make_env=maker,
             policy=policy,
             sim=placed,
             gamma=config.learner.gamma,
@@ -97,9 +116,7 @@ def plan(config: Config) -> Plan:
         make_learner=_bind_learner(config, policy, sim, spec),
         runner=config.runner,
         run=config.run,
-        make_evaluator=partial(
-            DeviceEvaluator, partial(make_device_env, config.env, device=sim.device), policy
-        ),
+        make_evaluator=partial(DeviceEvaluator, maker, policy),
         fingerprint={
             "env": config.env.id,
             "observation_space": str(sim.observation_space),
@@ -116,15 +133,6 @@ def _placed(sim: SimConfig, ranks: Ranks) -> SimConfig:
     return sim if ranks.alone else replace(sim, device=ranks.place(str(sim.torch_device())))
 
 
-def _ask(env_config: EnvConfig, config: SimConfig) -> tuple[SimSpec, SampleSpec]:
-    """The simulator's own description, and what an unroll of it holds."""
-    env = make_device_env(env_config, config.num_envs, config.torch_device())
-    try:
-        return env.spec, device_spec(env.spec, config.unroll_length, env.counters())
-    finally:
-        env.close()
-
-
 def _policy_for(policy: PolicyConfig, sim: SimSpec) -> PolicyConfig:
     """With the critic's own observations, where the simulator has them."""
     if policy.core != "none":
@@ -134,7 +142,13 @@ def _policy_for(policy: PolicyConfig, sim: SimSpec) -> PolicyConfig:
             "set policy.core to none, or use recipe ppo or appo",
         )
     if CRITIC in sim.observation and not policy.critic_group:
-        return replace(policy, critic_group=CRITIC)
+        policy = replace(policy, critic_group=CRITIC)
+    if policy.critic_group and policy.critic_group not in sim.observation:
+        raise UniRLError(
+            f"policy.critic_group is {policy.critic_group!r}",
+            f"the observation groups of {sim.id} are {', '.join(sim.observation)}",
+            "leave policy.critic_group out: a group named critic is used by itself",
+        )
     return policy
 
 
