@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unirl.actors.vector import unroll_spec
 from unirl.core.actor import ActorContext
 from unirl.core.errors import UniRLError
 from unirl.core.sample import Field, SampleSpec, Slot
@@ -21,7 +22,6 @@ from unirl.core.weights import WeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY, DeviceEnv, Groups, SimSpec
 from unirl.envs.sim.make import make_device_env
-from unirl.envs.spaces import action_field
 from unirl.policy import Policy, PolicyConfig
 
 
@@ -70,27 +70,13 @@ def device_spec(sim: SimSpec, length: int, counters: Mapping[str, Tensor]) -> Sa
     device; and `final_obs` [K, N, D] where it resets within the step: the observations that the
     episodes of this unroll were cut off with, in order of time.
     """
-    num_envs = sim.num_envs
-    fields = {
-        name: Field((length + 1, *shape), torch.float32) for name, shape in _shapes("obs", sim)
-    }
+    shape = SimConfig(num_envs=sim.num_envs, unroll_length=length)
+    fields = dict(unroll_spec(sim.observation_space, sim.action_space, shape, {}).fields)
     if sim.autoreset == "same_step" and sim.gives_final_obs:
         num_limits = length if sim.truncates_early else -(-length // sim.max_episode_length)
-        for name, shape in _shapes("final_obs", sim):
-            fields[name] = Field((num_limits, *shape), torch.float32)
-    action_shape, dtype = action_field(sim.action_space, num_envs, sim.id)
-    fields["action"] = Field((length, *action_shape), dtype)
-    for name, kind in (
-        ("logp", torch.float32),
-        ("reward", torch.float32),
-        ("terminated", torch.bool),
-        ("truncated", torch.bool),
-        ("mask", torch.bool),
-        ("episode_return", torch.float32),
-        ("episode_length", torch.int32),
-    ):
-        fields[name] = Field((length, num_envs), kind)
-    fields["carry"] = Field((num_envs,), torch.float32, batch_axis=0)
+        for name, obs in list(fields.items()):
+            if name == "obs" or name.startswith("obs/"):
+                fields[f"final_{name}"] = Field((num_limits, *obs.shape[1:]), obs.dtype)
     for name in counters:
         fields[f"counter/{name}"] = Field((1,), torch.int64, batch_axis=0)
     return SampleSpec(fields, device=str(sim.device), resets_in_step=sim.autoreset == "same_step")
@@ -129,6 +115,7 @@ class DeviceActor:
         if device.type == "cuda" and spec.follows_stream:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._warm = False
         self._use_graph = sim.graph and spec.capturable and self._stream is not None
         self.restart(seed)
 
@@ -182,9 +169,9 @@ class DeviceActor:
             self._unroll(rows)
         elif (graph := self._graphs.get(index)) is not None:
             graph.replay()
-        elif not self._graphs and not rows.warm:
+        elif not self._warm:
             self._unroll(rows)  # kernels and memory pools must be there before a graph is recorded
-            rows.warm = True
+            self._warm = True
         else:
             graph = torch.cuda.CUDAGraph()
             for generator in (self._generator, *self._env.generators()):
@@ -267,20 +254,11 @@ class _Rows:
         self.episode_length = data["episode_length"].unbind(0)
         self.carry = data["carry"]
         self.counter = {name: leaf[0] for name, leaf in data.get("counter", {}).items()}
-        self.warm = False
-        """Whether an unroll was computed before one is recorded."""
 
     def write_obs(self, t: int, obs: Groups) -> None:
         """Copy every group into row t."""
         for name, target in self._obs[t].items():
             target.copy_(obs[name])
-
-
-def _shapes(prefix: str, sim: SimSpec) -> list[tuple[str, tuple[int, int]]]:
-    """(path, [N, D]) of each observation group; one group alone is the observation itself."""
-    if len(sim.observation) == 1:
-        return [(prefix, (sim.num_envs, sim.observation[POLICY]))]
-    return [(f"{prefix}/{name}", (sim.num_envs, size)) for name, size in sim.observation.items()]
 
 
 class SimMaker:

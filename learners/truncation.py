@@ -25,7 +25,7 @@ def spread(final_value: Tensor, truncated: Tensor) -> Tensor:
     """Values of final observations, at the rows that they belong to: [K, B] -> [T, B].
 
     final_value[k, b] is that of the k-th truncation of environment b in this unroll, as the device
-    actor stores them; of more than K the last counts. truncated: bool [T, B]. Elsewhere the result
+    actor stores them; there are never more than K. truncated: bool [T, B]. Elsewhere the result
     means nothing.
     """
     if final_value.shape[0] == 1:

@@ -398,7 +398,7 @@ class UnrollLearner:
     def load_state_dict(self, state: LearnerState) -> None:
         """See Learner."""
         for name, wanted in self._settings().items():
-            found = state.counters["settings"].get(name, wanted)  # newer than the checkpoint
+            found = state.counters["settings"].get(name, False)  # a switch it did not know
             if found != wanted:
                 raise UniRLError(
                     f"the checkpoint was made with {name} = {found}",
