@@ -8,7 +8,7 @@ from torch import nn
 from unirl.policy.activation import tanh
 from unirl.policy.initialize import conv, linear
 from unirl.policy.inputs import ImageLeaf
-from unirl.policy.networks import ImpalaCNN, NatureCNN
+from unirl.policy.networks import ImpalaCNN, NatureCNN, ShallowCNN
 
 
 def generator() -> torch.Generator:
@@ -36,6 +36,17 @@ def test_nature_cnn_is_the_paper_s_stack_on_pixels_between_0_and_1() -> None:
     torch.testing.assert_close(network(x), expected)
 
 
+def test_shallow_cnn_is_the_paper_s_stack() -> None:
+    network = ShallowCNN(image(84, 72), 256, generator())
+    plain = nn.Sequential(network.conv1, nn.ReLU(), network.conv2, nn.ReLU())
+    x = pixels(84, 72)
+    features = plain(x / 255)
+    assert features.shape == (3, 32, 9, 7)
+    expected = torch.relu(network.linear(features.permute(0, 2, 3, 1).reshape(3, -1)))
+    torch.testing.assert_close(network(x), expected)
+    assert ShallowCNN(image(20, 20), 8, generator())(pixels(20, 20)).shape == (3, 8)
+
+
 def test_impala_cnn_is_the_paper_s_residual_stack() -> None:
     network = ImpalaCNN(image(30, 21), 256, generator())
     pool = nn.MaxPool2d(3, 2, 1)
@@ -51,17 +62,14 @@ def test_impala_cnn_is_the_paper_s_residual_stack() -> None:
 
 
 def test_gradients_flow_through_every_parameter_of_the_image_networks() -> None:
-    for network in (
-        NatureCNN(image(36, 36), 8, generator()),
-        ImpalaCNN(image(16, 16), 8, generator()),
+    for network, size in (
+        (NatureCNN(image(36, 36), 8, generator()), 36),
+        (ShallowCNN(image(20, 20), 8, generator()), 20),
+        (ImpalaCNN(image(16, 16), 8, generator()), 16),
     ):
-        network(pixels(network_size(network), network_size(network))).square().sum().backward()
+        network(pixels(size, size)).square().sum().backward()
         for name, parameter in network.named_parameters():
             assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
-
-
-def network_size(network: nn.Module) -> int:
-    return 36 if isinstance(network, NatureCNN) else 16
 
 
 def test_tanh_and_its_gradient_are_tanh_s() -> None:

@@ -19,7 +19,7 @@ from unirl.policy.normalize import RunningNorm
 
 Layout = Literal["HW", "CHW", "HWC", "SCHW", "SHWC"]
 
-MIN_IMAGE_SIZE = {"nature": 36, "impala": 8}
+MIN_IMAGE_SIZE = {"nature": 36, "shallow": 20, "impala": 8}
 """Smallest height and width each torso can read."""
 MAX_ONE_HOT = 512
 """Discrete observations with more values are embedded: one-hot rows would dominate the memory."""

@@ -1,4 +1,4 @@
-"""Feed-forward networks: MLP, Nature CNN, IMPALA's residual CNN, and the torso they form."""
+"""Feed-forward networks: MLP, Nature CNN, IMPALA's two CNNs, and the torso they form."""
 
 from __future__ import annotations
 
@@ -62,6 +62,26 @@ class NatureCNN(nn.Module):
         return relu_(self.linear(flatten_pixels(x)))
 
 
+class ShallowCNN(nn.Module):
+    """Two convolutions and a linear layer: [N, C, H, W] unscaled pixels -> [N, num_out].
+
+    The network of A3C (Mnih et al., arXiv 1602.01783, section 8) and IMPALA's shallow model (arXiv
+    1802.01561, figure 3, left); both have num_out 256. Less than half of the Nature CNN's cost.
+    """
+
+    def __init__(self, image: ImageLeaf, num_out: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.scale, self.num_out = image.scale, num_out
+        self.conv1 = conv(image.channels, 16, 8, HIDDEN_GAIN, generator, stride=4)
+        self.conv2 = conv(16, 32, 4, HIDDEN_GAIN, generator, stride=2)
+        height, width = (((size - 8) // 4 + 1 - 4) // 2 + 1 for size in (image.height, image.width))
+        self.linear = linear(32 * height * width, num_out, HIDDEN_GAIN, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = relu_(F.conv2d(x, self.conv1.weight * self.scale, self.conv1.bias, stride=4))
+        return relu_(self.linear(flatten_pixels(relu_(self.conv2(x)))))
+
+
 class ResidualBlock(nn.Module):
     """x + conv(relu(conv(relu(x)))), 3x3, same shape."""
 
@@ -108,6 +128,9 @@ class ImpalaCNN(nn.Module):
         return relu_(self.linear(relu_(flatten_pixels(x))))
 
 
+CNNS = {"nature": NatureCNN, "shallow": ShallowCNN, "impala": ImpalaCNN}
+
+
 class Torso(nn.Module):
     """Features [N, num_out]: those of one network per image and of one MLP over the vector."""
 
@@ -115,7 +138,7 @@ class Torso(nn.Module):
         self, inputs: ObservationInputs, config: PolicyConfig, generator: torch.Generator
     ) -> None:
         super().__init__()
-        network = ImpalaCNN if config.torso == "impala" else NatureCNN
+        network = CNNS.get(config.torso, NatureCNN)
         self.images = nn.ModuleList(
             network(image, config.feature_size, generator) for image in inputs.images
         )
