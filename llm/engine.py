@@ -1,0 +1,221 @@
+"""What a rollout asks of an inference engine, whoever runs it: token ids in, token ids out, with
+the log-probability and the version of every token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from unirl.core.errors import UniRLError
+from unirl.core.weights import Weights
+
+Finish = Literal["stop", "length", "aborted"]
+"""Why a completion ended: an end token or stop text, max_tokens, or `abort`."""
+PauseMode = Literal["wait", "keep", "abort"]
+"""What becomes of running requests: finished first, frozen where they are, or ended as they are."""
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How tokens are drawn. Log-probabilities are always those of this very distribution."""
+
+    temperature: float = 1.0
+    """Logits are divided by it. Less: safer answers, less to learn from. 0: always the likeliest
+    token, for evaluations only.
+    """
+    top_p: float = 1.0
+    """Draw only from the likeliest tokens that together have this probability. Less than 1 makes
+    importance ratios biased.
+    """
+    top_k: int = 0
+    """Draw only from so many likeliest tokens. 0: from all. More than 0 biases ratios as top_p
+    does.
+    """
+    max_tokens: int = 64
+    """Tokens a completion may have, its end token included. More: longer thoughts, more memory."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion besides the model's own end tokens; they stay part of it."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise _wrong("temperature", self.temperature, "must be >= 0", "1 is usual")
+        if not 0 < self.top_p <= 1:
+            raise _wrong("top_p", self.top_p, "must lie in (0, 1]", "1 draws from all tokens")
+        if self.top_k < 0:
+            raise _wrong("top_k", self.top_k, "must be >= 0", "0 draws from all tokens")
+        if self.max_tokens < 1:
+            raise _wrong("max_tokens", self.max_tokens, "must be >= 1", "set it to 64, say")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion to generate. Requests with equal prompts may share work in the engine."""
+
+    id: str
+    """Unique among the requests under way: what `abort` names."""
+    prompt: tuple[int, ...]
+    """Token ids, special tokens included."""
+    sampling: SamplingConfig
+    seed: int
+    """Of this completion alone: what it says does not depend on what else is generated."""
+    partial: Completion | None = None
+    """An aborted completion to go on with. Its tokens count towards max_tokens."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What an engine generated; the three lists have one entry per token."""
+
+    tokens: tuple[int, ...]
+    logp: tuple[float, ...]
+    """Log-probability of each token under the distribution it was drawn from."""
+    version: tuple[int, ...]
+    """Version of the weights that drew it: several where weights changed under way."""
+    finish: Finish
+
+    def __post_init__(self) -> None:
+        if not len(self.tokens) == len(self.logp) == len(self.version):
+            raise ValueError(
+                f"{len(self.tokens)} tokens, {len(self.logp)} log-probabilities and "
+                f"{len(self.version)} versions: they must be equally many"
+            )
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do; a rollout refuses settings that need more."""
+
+    logp: bool = True
+    """Returns the behaviour log-probability of each token."""
+    load_weights: bool = True
+    """Takes new weights while it lives."""
+    keep_on_pause: bool = True
+    """Goes on with frozen requests under new weights."""
+    sleep: bool = False
+    """Gives its memory back between `sleep` and `wake`."""
+
+
+class Engine(Protocol):
+    """Generates completions; many at a time, all on one event loop.
+
+    Raises UniRLError (three parts) for what no repetition mends, EngineFailed when it died or a
+    deadline passed.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Capabilities."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights it generates with; -1 before the first `load_weights`."""
+
+    async def start(self) -> None:
+        """Get ready to generate: what takes time. Idempotent."""
+
+    async def generate(self, request: Request) -> Completion:
+        """One completion; the event loop goes on meanwhile."""
+
+    async def abort(self, ids: list[str] | None = None) -> None:
+        """End these requests (None: all) now: their `generate` returns what there is, finish
+        "aborted". Unknown ids are ignored: they have just ended.
+        """
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """No token is drawn any more when this returns, until `resume`."""
+
+    async def resume(self) -> None:
+        """Go on: frozen requests first."""
+
+    async def load_weights(self, weights: Weights, version: int) -> None:
+        """Take these weights over (names of the transformers model), while paused or idle, and
+        prove it: the version and a checksum are read back from whoever computes. Cached keys and
+        values of the old weights are not used for new requests.
+        """
+
+    async def sleep(self) -> None:
+        """Give memory back until `wake`; a no-op without the capability."""
+
+    async def wake(self) -> None:
+        """The inverse of `sleep`."""
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters since the start, by name: generated_tokens, prompt_tokens, busy_seconds."""
+
+    async def close(self) -> None:
+        """Let go of model, processes and memory; idempotent."""
+
+
+class EngineFailed(RuntimeError):
+    """An engine died, hangs, or answers nonsense. Not final: a new one may do better, so runners
+    start the actor again.
+
+    what, rule, remedy: the parts of a UniRLError, told as one sentence.
+    """
+
+    def __init__(self, what: str, rule: str, remedy: str) -> None:
+        self.parts = (what, rule, remedy)
+        super().__init__(what, rule, remedy)
+
+    def __str__(self) -> str:
+        return str(UniRLError(*self.parts))
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Which engine generates, and what it may use."""
+
+    kind: Literal["hf", "vllm", "openai"] = "hf"
+    """hf: transformers in this process. vllm: vLLM in processes of its own. openai: a server that
+    speaks OpenAI's API and returns token ids and log-probabilities.
+    """
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What it computes in. auto: as the learner does."""
+    device: str = "auto"
+    """auto: cuda where there is one, else cpu."""
+    max_sequences: int = 256
+    """Completions generated at a time. More: faster overall, more memory."""
+    max_context: int = 0
+    """Tokens of prompt and completion together. 0: as long as the model allows."""
+    timeout_seconds: float = 120.0
+    """How long a start, a swap of weights or a silent server may take."""
+    memory_gib: float = 2.0
+    """vllm: for keys and values (on CUDA instead a fraction of the device, see `options`)."""
+    transfer: Literal["auto", "shared", "collective", "file", "lora"] = "auto"
+    """vllm: how weights get there. shared: shared memory of this machine; collective: NCCL or
+    gloo; file: a checkpoint that both can read; lora: only the adapter. auto: shared.
+    """
+    url: str = ""
+    """vllm, openai: a server that runs already. "": vllm starts its own engine."""
+    api_key_variable: str = ""
+    """openai: name of the environment variable that holds the key. "": none is sent."""
+    eager: bool = True
+    """vllm: False compiles the model first (a minute or more), and runs faster then."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """vllm: further engine arguments by their names, as vLLM spells them."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_sequences", "timeout_seconds", "memory_gib"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise UniRLError(
+                    f"engine.{name} is {value}", "it must be > 0", "leave it out for the default"
+                )
+        if self.max_context < 0:
+            raise UniRLError(
+                f"engine.max_context is {self.max_context}",
+                "it must be >= 0",
+                "0 takes what the model allows",
+            )
+        if self.kind == "openai" and not self.url:
+            raise UniRLError(
+                "engine openai has no server",
+                'engine.url is "", it must name one',
+                "set engine.url to http://127.0.0.1:8000/v1, say",
+            )
+
+
+def _wrong(name: str, value: object, rule: str, remedy: str) -> UniRLError:
+    return UniRLError(f"sampling.{name} is {value}", f"it {rule}", remedy)

@@ -1,0 +1,152 @@
+"""A slot of language recipes: one prompt and the G completions of it, packed; a token is a time
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unirl.core.errors import UniRLError
+from unirl.core.sample import Field, SampleSpec
+from unirl.llm.engine import Completion
+
+FINISHES = ("stop", "length", "aborted")
+"""What a finish code means."""
+OUTCOMES = ("score", "failed", "timed_out")
+"""What the outcome code of one reward means; only a score has a value."""
+SCORE, FAILED, TIMED_OUT = range(3)
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """How large a group may be: what its places in memory are reserved for."""
+
+    group_size: int
+    max_prompt: int
+    max_tokens: int
+    """Per completion."""
+    num_rewards: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the largest group: the prompt once, then all completions."""
+        return self.max_prompt + self.group_size * self.max_tokens
+
+    def spec(self) -> SampleSpec:
+        """N = num_tokens, G = group_size, R = num_rewards. Slots are read one by one, so no field
+        has a batch axis.
+
+        token, logp, mask, version [N]: the prompt (mask 0), then the completions one after the
+        other. mask is 1 where the policy drew the token. starts [G+1]: where each completion
+        begins, and where the last one ends. finish [G], reward and outcome [G, R].
+        """
+        n, g = self.num_tokens, self.group_size
+        return SampleSpec(
+            {
+                "token": Field((n,), torch.int32, None),
+                "logp": Field((n,), torch.float32, None),
+                "mask": Field((n,), torch.bool, None),
+                "version": Field((n,), torch.int32, None),
+                "starts": Field((g + 1,), torch.int32, None),
+                "finish": Field((g,), torch.int8, None),
+                "reward": Field((g, self.num_rewards), torch.float32, None),
+                "outcome": Field((g, self.num_rewards), torch.int8, None),
+                "generate_seconds": Field((), torch.float32, None),
+                "reward_seconds": Field((), torch.float32, None),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group as a learner reads it: tensors of what there is, without the unused rest.
+
+    prompt [P]; token, logp, mask, version [N] of the completions alone; starts [G+1] into them,
+    beginning with 0; finish [G], reward and outcome [G, R].
+    """
+
+    prompt: Tensor
+    token: Tensor
+    logp: Tensor
+    mask: Tensor
+    version: Tensor
+    starts: Tensor
+    finish: Tensor
+    reward: Tensor
+    outcome: Tensor
+    ticket: int = -1
+    """Names the prompt, and the group in statistics."""
+
+    @property
+    def size(self) -> int:
+        """Completions in it."""
+        return self.starts.numel() - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each completion: [G], int64."""
+        return self.starts.diff().long()
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one reward says of one completion: a value, or why there is none. Never a silent 0."""
+
+    value: float = 0.0
+    outcome: int = SCORE
+    """SCORE, FAILED or TIMED_OUT."""
+    why: str = ""
+
+
+def write_group(
+    data: Mapping[str, Any],
+    prompt: Sequence[int],
+    completions: Sequence[Completion],
+    scores: Sequence[Sequence[Score]],
+) -> None:
+    """Fill a slot's tree. scores: G x R. Raises UniRLError when the group does not fit."""
+    total = len(prompt) + sum(len(one.tokens) for one in completions)
+    places = data["token"].numel()
+    if total > places or len(completions) != data["finish"].numel():
+        raise UniRLError(
+            f"a group of {len(completions)} completions and {total} tokens does not fit",
+            f"its place holds {data['finish'].numel()} completions and {places} tokens",
+            "raise task.max_prompt, or drop longer prompts",
+        )
+    starts = [len(prompt)]
+    for one in completions:
+        starts.append(starts[-1] + len(one.tokens))
+    data["starts"].copy_(torch.tensor(starts, dtype=torch.int32))
+    begin = len(prompt)
+    data["token"][:begin] = torch.tensor(prompt, dtype=torch.int32)
+    data["mask"].zero_()
+    data["mask"][begin:total] = True
+    for name, dtype, fill in (("logp", torch.float32, 0.0), ("version", torch.int32, -1)):
+        data[name].fill_(fill)
+        flat = [value for one in completions for value in getattr(one, name)]
+        data[name][begin:total] = torch.tensor(flat, dtype=dtype)
+    flat_tokens = [token for one in completions for token in one.tokens]
+    data["token"][begin:total] = torch.tensor(flat_tokens, dtype=torch.int32)
+    data["finish"].copy_(torch.tensor([FINISHES.index(one.finish) for one in completions]))
+    data["reward"].copy_(torch.tensor([[score.value for score in row] for row in scores]))
+    data["outcome"].copy_(torch.tensor([[score.outcome for score in row] for row in scores]))
+
+
+def read_group(data: Mapping[str, Any], ticket: int = -1) -> Group:
+    """The group in a slot's tree: views, no copies, but `starts`."""
+    starts: Tensor = data["starts"]
+    begin, end = int(starts[0]), int(starts[-1])
+    return Group(
+        prompt=data["token"][:begin],
+        starts=starts - begin,
+        finish=data["finish"],
+        reward=data["reward"],
+        outcome=data["outcome"],
+        ticket=ticket,
+        **{name: data[name][begin:end] for name in ("token", "logp", "mask", "version")},
+    )
