@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -213,6 +214,52 @@ def test_what_a_dead_actor_held_is_issued_again(make_queue: MakeQueue) -> None:
         queue.take(0, timeout=1.0).slots[0].ticket == 1
     )  # strict order no longer waits for ticket 0
     assert queue.acquire(0.0, actor=1).ticket == 2
+
+
+def test_a_ticket_that_is_reissued_is_handed_out_again_before_new_ones(
+    make_queue: MakeQueue,
+) -> None:
+    queue = make_queue(max_staleness=2, batch_size=1)
+    first, second, third = (queue.acquire(0.0, actor=i % 2) for i in range(3))
+    queue.reissue(second)
+    queue.reissue(first)
+    assert (queue.counts()["due"], queue.num_free, queue.unfinished()) == (2, 2, [0, 1, 2])
+    fill(queue, third, 0)
+    with pytest.raises(DeadlineExceeded, match="2 due"):
+        queue.take(0, timeout=0.0)  # strict order waits for the tickets that are due
+    for wanted in (0, 1):
+        slot = queue.acquire(0.0)
+        assert slot.ticket == wanted
+        fill(queue, slot, 0)
+    assert [queue.take(0).slots[0].ticket for _ in range(3)] == [0, 1, 2]
+    assert sum(queue.discarded().values()) == 0
+
+
+def test_tickets_of_a_dead_actor_can_be_issued_again(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=1, batch_size=1)
+    queue.acquire(0.0, actor=1)
+    queue.acquire(0.0, actor=0)
+    assert queue.reclaim(1, reissue=True) == 1
+    assert sum(queue.discarded().values()) == 0
+    assert queue.acquire(0.0, actor=0).ticket == 0
+
+
+def test_unfinished_tickets_are_issued_first_in_another_queue(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=2, batch_size=1)
+    queue.acquire(0.0)
+    produce(queue, 0)
+    queue.acquire(0.0)
+    ready, due = queue.ready_slots(), queue.unfinished()
+    again = make_queue(max_staleness=2, batch_size=1)
+    again.restore(
+        [replace(slot, index=i) for i, slot in enumerate(ready)], queue.next_ticket, due=due
+    )
+    slots = [again.acquire(0.0) for _ in range(2)]
+    assert [slot.ticket for slot in slots] == [0, 2]
+    again.discard(slots[0], "filtered")
+    assert again.acquire(0.0).ticket == 3
+    assert again.reclaim(0) == 2
+    assert again.discarded()["actor_died"] == 2  # every ticket is accounted for
 
 
 def test_acknowledged_samples_survive_in_another_queue(make_queue: MakeQueue) -> None:

@@ -232,22 +232,6 @@ def test_a_target_return_needs_a_learner_that_knows_its_episodes(tmp_path: Path)
         unirl.run(replace(plan, make_learner=Silent), tmp_path / "run", console=False)
 
 
-def test_an_actor_whose_produce_is_a_coroutine_is_refused(tmp_path: Path) -> None:
-    class Coroutine:
-        def __init__(self, context: ActorContext) -> None:
-            pass
-
-        async def produce(self, slot: Slot) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
-
-    plan = replace(unirl.make_plan("impala", **SMALL), make_actor=Coroutine)  # type: ignore[arg-type]
-    with pytest.raises(UniRLError, match="coroutine"):
-        unirl.run(plan, tmp_path / "run", console=False)
-
-
 def test_an_actor_that_always_discards_meets_a_deadline(tmp_path: Path) -> None:
     class Picky:
         def __init__(self, context: ActorContext) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from unirl.bench.parts import policies_in, slot_rows
-from unirl.core.actor import Actor, ActorContext, StreamingActor
+from unirl.core.actor import ActorContext, AnyActor, is_async
 from unirl.core.learner import LearnerContext, LearnerState
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
@@ -99,8 +99,8 @@ class Counter:
 
 
 def make_replaying_actor(
-    context: ActorContext, *, make: Callable[[ActorContext], Actor | StreamingActor]
-) -> Actor | StreamingActor:
+    context: ActorContext, *, make: Callable[[ActorContext], AnyActor]
+) -> AnyActor:
     """The plan's own actor with a replay in the place of its policy.
 
     Raises Unmeasurable when it has no policy.
@@ -111,7 +111,8 @@ def make_replaying_actor(
         for holder, name, policy in policies_in(actor):
             setattr(holder, name, stand_ins.setdefault(id(policy), ReplayPolicy(policy)))
     except BaseException:
-        actor.close()
+        if not is_async(actor):  # such an actor opens nothing before its first sample
+            actor.close()
         raise
     return actor
 

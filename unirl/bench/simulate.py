@@ -17,7 +17,7 @@ from unirl.actors.device import SimConfig
 from unirl.bench.errors import Unmeasurable
 from unirl.bench.parts import policies_in, section, slot_rows
 from unirl.bench.replay import Counter
-from unirl.core.actor import Actor, ActorContext, StreamingActor
+from unirl.core.actor import ActorContext, AnyActor, is_async
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.weights import Weights
 from unirl.envs.device import SimSpec
@@ -97,8 +97,8 @@ def simulator_in(actor: Any) -> SimSpec:
 
 
 def make_random_actor(
-    context: ActorContext, *, make: Callable[[ActorContext], Actor | StreamingActor]
-) -> Actor | StreamingActor:
+    context: ActorContext, *, make: Callable[[ActorContext], AnyActor]
+) -> AnyActor:
     """The plan's own actor with random actions in the place of its policy."""
     actor = make(context)
     try:
@@ -106,7 +106,8 @@ def make_random_actor(
         for holder, name, _ in policies_in(actor):
             setattr(holder, name, stand_in)
     except BaseException:
-        actor.close()
+        if not is_async(actor):  # such an actor opens nothing before its first sample
+            actor.close()
         raise
     return actor
 
@@ -126,9 +127,9 @@ def _without_learning(plan: Plan, **changes: Any) -> Plan:
 def _make_noted(
     context: ActorContext,
     *,
-    make: Callable[[ActorContext], Actor | StreamingActor],
+    make: Callable[[ActorContext], AnyActor],
     found: list[SimSpec],
-) -> Actor | StreamingActor:
+) -> AnyActor:
     actor = make(context)
     found.append(simulator_in(actor))
     return actor

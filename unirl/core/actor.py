@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from typing_extensions import TypeIs
 
 from unirl.core.errors import UniRLError
 from unirl.core.exchange import Exchange
@@ -31,10 +33,18 @@ class Actor(Protocol):
 
 
 class AsyncActor(Protocol):
-    """Fills many slots at once: groups of completions, tools, agents."""
+    """Fills many slots at once, all on one event loop: groups of completions, tools, agents."""
 
     async def produce(self, slot: Slot) -> None:
-        """As Actor.produce, while other slots of the same actor are under way."""
+        """As Actor.produce, while other slots of the same actor are under way.
+
+        Raises DiscardSlot, or ReissueSlot where the slot's ticket must be done again.
+        """
+
+    async def interrupt(self) -> None:
+        """Make every `produce` under way end soon with ReissueSlot, keeping what it has; called
+        where enough samples are ready and nothing can go on beside the learner.
+        """
 
     async def close(self) -> None:
         """Let go of environments and engines; idempotent."""
@@ -51,19 +61,21 @@ class StreamingActor(Protocol):
         """Let go of what it holds; idempotent."""
 
 
-def require_synchronous(actor: Actor | StreamingActor) -> Actor:
-    """The actor itself; UniRLError for one that does not fill one slot after the other."""
+AnyActor: TypeAlias = Actor | AsyncActor | StreamingActor
+
+
+def is_async(actor: AnyActor) -> TypeIs[AsyncActor]:
+    """Whether its `produce` is a coroutine."""
+    return inspect.iscoroutinefunction(getattr(actor, "produce", None))
+
+
+def require_one_by_one(actor: AnyActor) -> Actor | AsyncActor:
+    """The actor itself; UniRLError for one that asks for slots itself."""
     if isinstance(actor, StreamingActor):
         raise UniRLError(
             f"{type(actor).__name__} fills many slots at a time",
-            "the inline runner fills one after the other",
+            "the inline runner hands them out itself",
             "set runner.kind to processes",
-        )
-    if inspect.iscoroutinefunction(actor.produce):
-        raise UniRLError(
-            f"{type(actor).__name__}.produce is a coroutine",
-            "the inline and processes runners call produce and use what it wrote at once",
-            "make it a plain function, or run its coroutine inside produce",
         )
     return actor
 

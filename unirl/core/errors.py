@@ -69,3 +69,9 @@ class DiscardSlot(Exception):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(reason)
+
+
+class ReissueSlot(Exception):
+    """Raised by an actor's `produce`: this sample is not finished, and its ticket is to be issued
+    again. What was done of it so far is the actor's to keep.
+    """

@@ -27,8 +27,9 @@ from typing import Any, Protocol
 from unirl.core.errors import DeadlineExceeded, QueueClosed, UniRLError
 from unirl.core.sample import Batch, SampleSpec, Slot
 
-FREE, RUNNING, READY, TAKEN = range(4)
-STATE_NAMES = ("free", "running", "ready", "taken")
+FREE, RUNNING, READY, TAKEN, DUE = range(5)
+STATE_NAMES = ("free", "running", "ready", "taken", "due")
+"""due: nobody holds the place, but its ticket is still to be done: see `reissue`."""
 LEARNER = 0
 """The learner's bell; actor i listens to bell i + 1."""
 REASONS = (
@@ -100,6 +101,9 @@ class SampleQueue(Protocol):
 
     def discard(self, slot: Slot, reason: str) -> None:
         """Give the place back without a sample; the reason is counted."""
+
+    def reissue(self, slot: Slot) -> None:
+        """Give the place back, but not the ticket: the next to acquire gets it."""
 
     def take(self, learner_version: int, timeout: float | None = None) -> Batch:
         """The next batch, none of it older than max_staleness."""
@@ -209,18 +213,27 @@ class SlotQueue:
         words = self._words
         with self._guard:
             self._raise_if_closed()
-            for index, row in enumerate(self._rows):
-                if words[row + _STATE] == FREE:
-                    ticket = words[_NEXT_TICKET]
-                    words[_NEXT_TICKET] = ticket + 1
-                    words[row + _TICKET] = ticket
-                    words[row + _ACTOR] = actor
-                    words[row + _START_VERSION] = words[_VERSION]
-                    words[row + _START_US] = int(time.monotonic() * 1e6)
-                    words[row + _STATE] = RUNNING
-                    return Slot(index, ticket, self._data[index], actor)
-            words[self._waiting + 1 + actor] = 1
-        return None
+            index = self._acquirable()
+            if index is None:
+                words[self._waiting + 1 + actor] = 1
+                return None
+            row = self._rows[index]
+            if words[row + _STATE] == FREE:
+                words[row + _TICKET] = words[_NEXT_TICKET]
+                words[_NEXT_TICKET] += 1
+            words[row + _ACTOR] = actor
+            words[row + _START_VERSION] = words[_VERSION]
+            words[row + _START_US] = int(time.monotonic() * 1e6)
+            words[row + _STATE] = RUNNING
+            return Slot(index, words[row + _TICKET], self._data[index], actor)
+
+    def _acquirable(self) -> int | None:
+        """The place of the lowest ticket that is due, else a free one."""
+        words, states = self._words, [self._words[row + _STATE] for row in self._rows]
+        due = [i for i, state in enumerate(states) if state == DUE]
+        if due:
+            return min(due, key=lambda index: int(words[self._rows[index] + _TICKET]))
+        return states.index(FREE) if FREE in states else None
 
     def slot_data(self, index: int) -> Mapping[str, Any]:
         """The memory of one place, for whoever helps its actor to fill it."""
@@ -260,6 +273,14 @@ class SlotQueue:
         with self._guard:
             self._require(slot, RUNNING)
             self._free(slot.index, reason)
+
+    def reissue(self, slot: Slot) -> None:
+        """See SampleQueue: for recipes whose tickets name something that must not be lost, such as
+        a prompt.
+        """
+        with self._guard:
+            self._require(slot, RUNNING)
+            self._put_back(slot.index)
 
     # -- the learner's side
     # --------------------------------------------------------------------------------------------
@@ -316,9 +337,9 @@ class SlotQueue:
     # -- faults, checkpoints, the log
     # ----------------------------------------------------------------------------------
 
-    def reclaim(self, actor: int, reason: str = "actor_died") -> int:
+    def reclaim(self, actor: int, reason: str = "actor_died", *, reissue: bool = False) -> int:
         """Discard what a dead actor left unfinished, so that its places are issued again; returns
-        how many.
+        how many. reissue: their tickets too, then nothing is discarded.
         """
         with self._guard:
             lost = [
@@ -327,7 +348,10 @@ class SlotQueue:
                 if self._held(row, RUNNING) and self._words[row + _ACTOR] == actor
             ]
             for index in lost:
-                self._free(index, reason)
+                if reissue:
+                    self._put_back(index)
+                else:
+                    self._free(index, reason)
             self._balance(reason)
         return len(lost)
 
@@ -338,9 +362,25 @@ class SlotQueue:
             waiting = [*self._partial, *(self._slot(i) for i in indices)]
             return sorted(waiting, key=lambda slot: slot.ticket)
 
-    def restore(self, ready: Sequence[Slot], next_ticket: int, version: int = 0) -> None:
+    def unfinished(self) -> list[int]:
+        """Tickets that are running or due, in order: what a checkpoint of a recipe that reissues
+        has to name.
+        """
+        with self._guard:
+            rows = [row for row in self._rows if self._words[row + _STATE] in (RUNNING, DUE)]
+            return sorted(int(self._words[row + _TICKET]) for row in rows)
+
+    def restore(
+        self,
+        ready: Sequence[Slot],
+        next_ticket: int,
+        version: int = 0,
+        *,
+        due: Sequence[int] = (),
+    ) -> None:
         """Put acknowledged samples of an earlier run back, before anyone acquires. Data is copied
-        by the caller.
+        by the caller. due: tickets to issue anew; with the ready ones they must not be more than
+        there are places.
         """
         words = self._words
         with self._guard:
@@ -349,8 +389,11 @@ class SlotQueue:
                 words[row + _TICKET], words[row + _ACTOR] = slot.ticket, slot.actor
                 words[row + _FIRST], words[row + _LAST] = slot.first_version, slot.last_version
                 words[row + _STATE] = READY
+            empty = [row for row in self._rows if words[row + _STATE] == FREE]
+            for row, ticket in zip(empty, due, strict=False):
+                words[row + _TICKET], words[row + _STATE] = ticket, DUE
             words[_NEXT_TICKET], words[_VERSION] = next_ticket, version
-            self._first_ticket = next_ticket - len(ready)
+            self._first_ticket = next_ticket - len(ready) - len(due)
 
     def place(self, index: int) -> Mapping[str, Any]:
         """The memory of one place, for `restore`."""
@@ -369,10 +412,11 @@ class SlotQueue:
     @property
     def num_free(self) -> int:
         """Places that can be acquired right now."""
-        return self.counts()["free"]
+        counts = self.counts()
+        return counts["free"] + counts["due"]
 
     def counts(self) -> dict[str, int]:
-        """How many places are free, running, ready and taken."""
+        """How many places are in each state of STATE_NAMES."""
         states = [self._words[row + _STATE] for row in self._rows]
         return {name: states.count(state) for state, name in enumerate(STATE_NAMES)}
 
@@ -451,7 +495,7 @@ class SlotQueue:
         outstanding = []
         for index, row in enumerate(self._rows):
             state = words[row + _STATE]
-            if state in (RUNNING, READY):
+            if state in (RUNNING, READY, DUE):
                 outstanding.append((words[row + _TICKET], index, state))
         outstanding.sort()
         for _, index, state in outstanding[:window]:
@@ -488,6 +532,10 @@ class SlotQueue:
         self._ring_waiting_actors()
         # Strict order may have waited for exactly this slot.
         self._ring_if_waiting(LEARNER)
+
+    def _put_back(self, index: int) -> None:
+        self._words[self._rows[index] + _STATE] = DUE
+        self._ring_waiting_actors()
 
     def _require(self, slot: Slot, state: int) -> None:
         row = self._rows[slot.index]

@@ -8,7 +8,13 @@ import logging
 import time
 from collections.abc import Sequence
 
-from unirl.core.actor import Actor, ActorContext, require_synchronous
+from unirl.core.actor import (
+    Actor,
+    ActorContext,
+    AsyncActor,
+    is_async,
+    require_one_by_one,
+)
 from unirl.core.errors import (
     ActorFailed,
     DeadlineExceeded,
@@ -20,6 +26,7 @@ from unirl.core.queue import LocalQueue
 from unirl.core.sample import Batch, Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import LocalWeightStore
+from unirl.runners.async_actors import EventLoop, fill_round
 from unirl.runners.loop import Agree, Hook, TrainLoop
 from unirl.runners.plan import Plan
 
@@ -39,7 +46,8 @@ class InlineRunner:
         self._queue = LocalQueue(
             plan.spec, plan.queue, num_actors=plan.num_actors, reasons=plan.reasons
         )
-        self._actors: list[Actor | None] = [None] * plan.num_actors
+        self._actors: list[Actor | AsyncActor | None] = [None] * plan.num_actors
+        self._events = EventLoop()
         self._num_restarts = [0] * plan.num_actors
         learner = plan.make_learner_seeded()
         self.loop = TrainLoop(plan, self._queue, self._weights, learner, agree=agree)
@@ -78,6 +86,7 @@ class InlineRunner:
         self._queue.close()
         for index in range(len(self._actors)):
             self._close_actor(index)
+        self._events.close()
 
     def _take(self) -> Batch | None:
         # All places are filled before each update: with max_staleness k, every sample is k updates
@@ -95,8 +104,7 @@ class InlineRunner:
                         f"all were discarded: {self._discards()}",
                         "see why the actor discards, or raise queue.timeout_seconds",
                     )
-                actor = self._queue.next_ticket % self._plan.num_actors
-                self._produce(self._queue.acquire(0.0, actor=actor))
+                self._fill_some()
             try:
                 return self._queue.take(self.loop.learner.version, 0.0)
             except DeadlineExceeded:
@@ -104,13 +112,39 @@ class InlineRunner:
                 if not self._queue.num_free:
                     raise
 
+    def _fill_some(self) -> None:
+        """One slot, or all free ones where the actor fills many at once."""
+        index = self._queue.next_ticket % self._plan.num_actors
+        actor = self._actors[index]
+        assert actor is not None
+        if is_async(actor):
+            self._produce_round(index, actor)
+        else:
+            self._produce(actor, self._queue.acquire(0.0, actor=index))
+
+    def _produce_round(self, index: int, actor: AsyncActor) -> None:
+        queue, config = self._queue, self._plan.queue
+        slots = [queue.acquire(0.0, actor=index) for _ in range(queue.num_free)]
+        # Whichever is ready first: then what is not ready yet need not be waited for.
+        enough = config.batch_size if config.window is None and config.max_staleness else None
+        try:
+            self._events.run(
+                fill_round(actor, queue, slots, enough=enough, timeout=config.timeout_seconds)
+            )
+        except QueueClosed:
+            raise
+        except UniRLError as error:
+            queue.reclaim(index, "actor_failed", reissue=self._plan.reissue)
+            raise ActorFailed(*error.parts) from error
+        except Exception as error:
+            queue.reclaim(index, "actor_failed", reissue=self._plan.reissue)
+            self._restart(index, error)
+
     def _discards(self) -> str:
         return ", ".join(f"{n} {reason}" for reason, n in self._queue.discarded().items() if n)
 
-    def _produce(self, slot: Slot) -> None:
+    def _produce(self, actor: Actor, slot: Slot) -> None:
         started = time.monotonic()
-        actor = self._actors[slot.actor]
-        assert actor is not None
         try:
             actor.produce(slot)
         except DiscardSlot as discard:
@@ -154,15 +188,17 @@ class InlineRunner:
     def _close_actor(self, index: int) -> None:
         actor, self._actors[index] = self._actors[index], None
         try:
-            if actor is not None:
+            if actor is not None and is_async(actor):
+                self._events.run(actor.close())
+            elif actor is not None:
                 actor.close()
         except Exception:
             # Logged, never raised: something more telling is being handled.
             log.exception("actor %d could not be closed", index)
 
-    def _make(self, index: int, seed: int) -> Actor:
+    def _make(self, index: int, seed: int) -> Actor | AsyncActor:
         context = ActorContext(index, self._plan.num_actors, seed, self._weights)
-        return require_synchronous(self._plan.make_actor(context))
+        return require_one_by_one(self._plan.make_actor(context))
 
     def _seed(self, index: int) -> int:
         own = ("rank", self._rank) if self._rank else ()

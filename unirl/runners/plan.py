@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from unirl.core.actor import Actor, ActorContext, StreamingActor
+from unirl.core.actor import ActorContext, AnyActor
 from unirl.core.env_workers import EnvWorkers
 from unirl.core.errors import UniRLError
 from unirl.core.evaluator import Evaluator
@@ -125,7 +125,7 @@ class Plan:
     spec: SampleSpec
     queue: QueueConfig
     num_actors: int
-    make_actor: Callable[[ActorContext], Actor | StreamingActor]
+    make_actor: Callable[[ActorContext], AnyActor]
     """A StreamingActor in the processes runner only."""
     make_learner: Callable[[LearnerContext], Learner]
     runner: RunnerConfig = field(default_factory=RunnerConfig)
@@ -144,6 +144,10 @@ class Plan:
     """
     reasons: tuple[str, ...] = REASONS
     """Reasons for which actors may discard slots."""
+    reissue: bool = False
+    """A ticket names something that must not be lost, such as a prompt: what a dead actor or a
+    checkpoint left unfinished is issued again.
+    """
 
     def __post_init__(self) -> None:
         if self.num_actors < 1:

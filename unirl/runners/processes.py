@@ -297,8 +297,10 @@ class ActorProcesses:
             for worker in dependants:
                 self._ring_actors_of(worker.index)
         lane, index = self._lane(member.index)
-        num_lost = lane.queue.reclaim(index)
-        return f"{num_lost} unfinished slot(s) discarded"
+        num_lost = lane.queue.reclaim(index, reissue=lane.plan.reissue)
+        return f"{num_lost} unfinished slot(s) " + (
+            "issued again" if lane.plan.reissue else "discarded"
+        )
 
     def _ring_actors_of(self, worker: int) -> None:
         assert self.exchange is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from unirl.core.checkpoint import Checkpoint, save_checkpoint
+from unirl.core.checkpoint import JSON, Checkpoint, save_checkpoint
 from unirl.core.errors import UniRLError
 from unirl.core.learner import LearnerState
 from unirl.core.sample import Slot
@@ -44,6 +44,7 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
             "counters": dict(state.counters),
             "metrics": loop.metrics.state_dict(),
             "next_ticket": loop.queue.next_ticket,
+            "due": list[JSON](loop.queue.unfinished() if loop.plan.reissue else ()),
             "ready": [
                 {
                     "ticket": slot.ticket,
@@ -78,9 +79,12 @@ def restore(loop: TrainLoop, checkpoint: Checkpoint) -> None:
     loop.metrics.load_state_dict(state["metrics"])
     loop.seconds_before = float(state["seconds"])
     torch.set_rng_state(optimizer["rng"]["torch"])
-    loop.queue.restore(
-        _restore_samples(loop, checkpoint), int(state["next_ticket"]), learner.version
-    )
+    ready, due = _restore_samples(loop, checkpoint), state.get("due", [])
+    places = loop.queue.config.num_slots - len(ready)
+    if len(due) > places:
+        # Resumed with fewer places than tickets were under way.
+        loop.metrics.total("queue/discarded/resized", len(due) - places)
+    loop.queue.restore(ready, int(state["next_ticket"]), learner.version, due=due[:places])
 
 
 def _restore_samples(loop: TrainLoop, checkpoint: Checkpoint) -> list[Slot]:

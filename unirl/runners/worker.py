@@ -4,6 +4,7 @@ wrong, never outlive the learner.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -21,9 +22,16 @@ from typing import Any
 
 import torch
 
-from unirl.core.actor import Actor, ActorContext, StreamingActor, require_synchronous
+from unirl.core.actor import (
+    Actor,
+    ActorContext,
+    AnyActor,
+    StreamingActor,
+    is_async,
+)
 from unirl.core.errors import DeadlineExceeded, DiscardSlot, QueueClosed, UniRLError
 from unirl.core.queue import SlotQueue
+from unirl.runners.async_actors import serve
 from unirl.runners.process_settings import die_with_parent, keep_freed_memory
 
 log = logging.getLogger(__name__)
@@ -125,17 +133,20 @@ def _work_and_report(job: Job) -> int:
 
 
 def run_actor(
-    make_actor: Callable[[ActorContext], Actor | StreamingActor],
+    make_actor: Callable[[ActorContext], AnyActor],
     context: ActorContext,
     queue: SlotQueue,
 ) -> None:
     """What an actor process does: make the actor, fill slots until the queue closes."""
     actor = make_actor(context)
+    if is_async(actor):
+        asyncio.run(serve(actor, context.index, queue))
+        return
     try:
         if isinstance(actor, StreamingActor):
             actor.serve(queue)
         else:
-            _produce_until_closed(require_synchronous(actor), context.index, queue)
+            _produce_until_closed(actor, context.index, queue)
     finally:
         try:
             actor.close()
