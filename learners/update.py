@@ -16,7 +16,7 @@ from unirl.core.errors import UniRLError
 from unirl.core.tree import Tree
 from unirl.vtrace.advantages import Reduce
 
-_ADAM_BETAS = (0.9, 0.999)
+_ADAM_BETA1 = 0.9
 _ADAPTIVE_FACTOR = 1.5
 _ADAPTIVE_BOUNDS = (1e-5, 1e-2)
 _ROUNDING = 1e-9
@@ -46,6 +46,12 @@ class OptimizerConfig:
     """rmsprop: memory of the squared gradients. More: smoother."""
     momentum: float = 0.0
     """rmsprop: momentum. adam has its own (0.9)."""
+    beta2: float = 0.999
+    """adam: memory of the squared gradients. Less: reacts sooner, noisier."""
+    weight_decay: float = 0.0
+    """adam: weights shrink by lr times this at every step, as in AdamW. More: smaller weights."""
+    warmup_steps: int = 0
+    """The step size rises from zero over so many samples. More: a gentler start."""
 
     def __post_init__(self) -> None:
         if self.lr <= 0 or self.max_grad_norm <= 0 or self.epsilon <= 0:
@@ -61,11 +67,19 @@ class OptimizerConfig:
                 "it must be > 0",
                 "0.01 is usual",
             )
-        if not 0 <= self.decay < 1 or not 0 <= self.momentum < 1:
+        for name in ("decay", "momentum", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UniRLError(
+                    f"learner.optimizer.{name} is {getattr(self, name)}",
+                    "it must lie in [0, 1)",
+                    "leave it out for the usual value",
+                )
+        if self.weight_decay < 0 or self.warmup_steps < 0:
             raise UniRLError(
-                f"learner.optimizer has decay {self.decay}, momentum {self.momentum}",
-                "both must lie in [0, 1)",
-                "0.99 and 0 are usual",
+                f"learner.optimizer has weight_decay {self.weight_decay}, "
+                f"warmup_steps {self.warmup_steps}",
+                "both must be >= 0",
+                "0 is usual",
             )
 
 
@@ -86,7 +100,11 @@ class Update:
     ) -> None:
         self._module, self._config, self._total_steps = module, config, total_steps
         self._reduce = reduce
-        self._parameters = dict(module.named_parameters())
+        self._parameters = {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        }
         device = next(iter(self._parameters.values())).device
         self.adaptive_lr = torch.tensor(config.lr, dtype=torch.float64, device=device)
         """The step size that `adapt` has come to: on the device, so that nobody waits for it."""
@@ -103,11 +121,13 @@ class Update:
 
     def lr(self, num_steps: int) -> float | Tensor:
         """The step size after `num_steps` samples; a tensor where it is adaptive."""
-        if self._config.lr_schedule == "constant":
-            return self._config.lr
         if self._config.lr_schedule == "adaptive":
             return self.adaptive_lr
-        return self._config.lr * max(0.0, 1.0 - num_steps / self._total_steps)
+        # The first step is not of size zero: it would only cost time.
+        rise = min(1.0, (num_steps + 1) / (self._config.warmup_steps + 1))
+        if self._config.lr_schedule == "constant":
+            return self._config.lr * rise
+        return self._config.lr * rise * max(0.0, 1.0 - num_steps / self._total_steps)
 
     def adapt(self, kl: Tensor) -> None:
         """Correct the adaptive step size by how far the policy has moved, in nats; a scalar.
@@ -154,6 +174,8 @@ class Update:
         gradients = [master.grad for master in masters if master.grad is not None]
         states = [self._state.get(name) or self._new_state(name) for name in names]
         if config.name == "adam":
+            if config.weight_decay:
+                torch._foreach_mul_(masters, 1 - lr * config.weight_decay)
             adam(
                 masters,
                 gradients,
@@ -163,8 +185,8 @@ class Update:
                 [state["step"] for state in states],
                 fused=True,
                 amsgrad=False,
-                beta1=_ADAM_BETAS[0],
-                beta2=_ADAM_BETAS[1],
+                beta1=_ADAM_BETA1,
+                beta2=config.beta2,
                 lr=lr,
                 weight_decay=0.0,
                 eps=config.epsilon,

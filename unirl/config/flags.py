@@ -23,12 +23,14 @@ def parse_flags(
     """Split a command line into positional arguments and flags by dotted key of the given configs.
 
     --a.b value, --a.b=value; for true or false also --a.b and --no-a.b; `--` ends the flags.
+    A class may have NICKNAMES, {"model": "model.path"}: what --model means instead of a table.
     short: {"-o": "out"}. alone: {"video": "none"}, what a flag means that no value follows.
     Of a flag given twice, the last one counts.
     Raises UniRLError for a flag that no config knows and for one without its value.
     """
     classes, short, alone = (cls, *others), short or {}, alone or {}
     known = {item.key: item for kind in classes for item in fields_help(kind)}
+    nicknames = {short: key for kind in classes for short, key in _nicknames(kind).items()}
     positional: list[str] = []
     flags: dict[str, Text] = {}
     waiting = list(reversed(arguments))
@@ -44,6 +46,7 @@ def parse_flags(
             positional.append(argument)
             continue
         name, equals, value = argument[2:].partition("=")
+        name = nicknames.get(name, name)
         key, item, negated = _find_flag(name, known, classes)
         if item is None:
             raise unknown_key(_owner(name, classes), name, flag=True)
@@ -54,6 +57,11 @@ def parse_flags(
             value = "false" if SWITCH_WORDS.get(value.lower(), True) else "true"
         flags[key] = Text(value)
     return positional, flags
+
+
+def _nicknames(cls: type) -> Mapping[str, str]:
+    found: Mapping[str, str] = getattr(cls, "NICKNAMES", {})
+    return found
 
 
 def _refuse_one_hyphen(argument: str, short: Mapping[str, str]) -> None:
