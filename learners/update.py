@@ -143,13 +143,23 @@ class Update:
         higher = (lr * _ADAPTIVE_FACTOR).clamp_(max=high)
         lr.copy_(torch.where(far, lower, torch.where(near & moved, higher, lr)))
 
+    def gather(self) -> None:
+        """Add the gradients of low precision to those of the masters and clear them. After each
+        part of a batch: added up among themselves, they would lose what is small.
+        """
+        for low, master in zip(self._low, self._low_masters, strict=True):
+            if low.grad is not None:
+                if master.grad is None:
+                    master.grad = low.grad.float()
+                else:
+                    master.grad.add_(low.grad)
+                low.grad = None
+
     def apply(self, num_steps: int) -> Tensor:
         """Step with the gradients that lie in the module and clear them; returns their norm before
         clipping.
         """
-        for low, master in zip(self._low, self._low_masters, strict=True):
-            master.grad = low.grad.float() if low.grad is not None else None
-            low.grad = None
+        self.gather()
         moving = [name for name, master in self._masters.items() if master.grad is not None]
         with torch.no_grad():
             self._sum_gradients()
@@ -230,9 +240,15 @@ class Update:
                 torch._foreach_copy_(self._low, self._low_masters)
 
     def model_state(self) -> dict[str, Tensor]:
-        """Parameters in full precision and buffers, by name: the model of a checkpoint."""
+        """Parameters in full precision and buffers, by name: the model of a checkpoint. Frozen
+        parameters, and second names of shared ones, are not in it.
+        """
         state = self._module.state_dict(keep_vars=True)
-        return {name: self._masters.get(name, value).detach() for name, value in state.items()}
+        return {
+            name: self._masters.get(name, value).detach()
+            for name, value in state.items()
+            if name in self._masters or not isinstance(value, nn.Parameter)
+        }
 
     def optimizer_state(self) -> Tree:
         """The optimiser's tensors by parameter name; step sizes come from the config."""

@@ -15,6 +15,7 @@ RECIPES: Mapping[str, str] = MappingProxyType(
         "appo": "unirl.recipes.appo",
         "ppo": "unirl.recipes.ppo",
         "ondevice": "unirl.recipes.ondevice",
+        "grpo": "unirl.recipes.grpo",
     }
 )
 """Recipes by their name on the command line: modules with `Config` and `plan(config)`."""

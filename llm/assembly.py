@@ -1,0 +1,199 @@
+"""The pieces of a language recipe, made from its config in the process that needs them; source:
+none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+
+from unirl.core.actor import ActorContext
+from unirl.core.errors import UniRLError
+from unirl.core.learner import LearnerContext
+from unirl.core.queue import QueueConfig
+from unirl.llm.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
+from unirl.llm.engine import EngineConfig, SamplingConfig
+from unirl.llm.engines import make_engine
+from unirl.llm.evaluate import LlmEvaluator, Parts
+from unirl.llm.group import GroupShape
+from unirl.llm.language_policy import LanguagePolicy
+from unirl.llm.learner import LlmLearner, LlmLearnerConfig
+from unirl.llm.lora import add_adapters
+from unirl.llm.model import ModelConfig, load_model, load_tokenizer
+from unirl.llm.own_code import load_own
+from unirl.llm.prompts import PromptSource
+from unirl.llm.reward_config import RewardConfig
+from unirl.llm.rewards import Rewarder
+from unirl.llm.rollout import Rollout, RolloutConfig
+from unirl.llm.task_config import TaskConfig
+from unirl.llm.tasks import make_tasks
+from unirl.runners.plan import RunConfig
+
+log = logging.getLogger(__name__)
+
+
+class LanguageConfig(Protocol):
+    """What a recipe's config must have."""
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def max_staleness(self) -> int: ...
+    @property
+    def model(self) -> ModelConfig: ...
+    @property
+    def task(self) -> TaskConfig: ...
+    @property
+    def reward(self) -> RewardConfig: ...
+    @property
+    def engine(self) -> EngineConfig: ...
+    @property
+    def sampling(self) -> SamplingConfig: ...
+    @property
+    def rollout(self) -> RolloutConfig: ...
+    @property
+    def algorithm(self) -> AlgorithmConfig: ...
+    @property
+    def learner(self) -> LlmLearnerConfig: ...
+    @property
+    def queue(self) -> QueueConfig: ...
+    @property
+    def run(self) -> RunConfig: ...
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The size of a slot, and what a checkpoint must agree on."""
+
+    shape: GroupShape
+    fingerprint: Mapping[str, Any]
+
+
+def probe(config: LanguageConfig) -> Probe:
+    """Load everything but the model, so that what cannot work fails before anything is started."""
+    check_group_size(algorithm_of(config), config.rollout.group_size)
+    _, _, rewarder = _prompts(config)
+    rewarder.close()
+    return Probe(
+        GroupShape(
+            config.rollout.group_size,
+            config.task.max_prompt,
+            config.sampling.max_tokens,
+            len(rewarder.names),
+        ),
+        {
+            "model": config.model.path,
+            "lora_rank": config.model.lora_rank,
+            "task": config.task.name if not config.task.mix else sorted(config.task.mix),
+        },
+    )
+
+
+def algorithm_of(config: LanguageConfig) -> Algorithm:
+    """Every term decided."""
+    return resolve(config.algorithm, max_tokens=config.sampling.max_tokens)
+
+
+def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
+    """The factory of a plan's actor."""
+    tokenizer, prompts, rewarder = _prompts(config)
+    own = config.rollout
+    return Rollout(
+        make_engine(config.engine, config.model),
+        context.weights,
+        prompts,
+        rewarder,
+        own,
+        config.sampling,
+        seed=config.run.seed,
+        max_staleness=config.max_staleness,
+        sleeps=config.mode == "colocated",
+        decode=_decoder(tokenizer),
+        function=load_own(own.function, "rollout.function") if own.function else None,
+        keep=load_own(own.filter, "rollout.filter") if own.filter else None,
+    )
+
+
+def make_learner(context: LearnerContext, *, config: LanguageConfig) -> LlmLearner:
+    """The factory of a plan's learner."""
+    algorithm, device = algorithm_of(config), _device(config.learner.device)
+    log.info("algorithm %s\n%s", algorithm.name, algorithm.describe())
+    torch.manual_seed(context.seed % 2**63)  # adapters begin at random
+    policy = _policy(config, algorithm, device)
+    reference = None
+    if algorithm.needs_reference and config.model.lora_rank == 0:
+        frozen = load_model(config.model, device).requires_grad_(False)
+        reference = LanguagePolicy(frozen, temperature=config.sampling.temperature)
+    return LlmLearner(
+        policy,
+        algorithm,
+        config.learner,
+        reward_weights=config.reward.weights,
+        max_tokens=config.sampling.max_tokens,
+        skip_zero=config.rollout.zero_variance != "train",
+        total_steps=config.run.total_steps,
+        seed=context.seed,
+        num_recent=config.run.target_window,
+        reference=reference,
+        tokenizer=load_tokenizer(config.model),
+    )
+
+
+def make_evaluator(seed: int, *, config: LanguageConfig) -> LlmEvaluator:
+    """The factory of a plan's evaluator: always with the embedded engine, which starts at once."""
+
+    def make() -> Parts:
+        engine = replace(config.engine, kind="hf", url="")
+        tokenizer, prompts, rewarder = _prompts(config)
+        return make_engine(engine, config.model), prompts, rewarder, _decoder(tokenizer)
+
+    return LlmEvaluator(seed, make=make, sampling=config.sampling)
+
+
+def _policy(config: LanguageConfig, algorithm: Algorithm, device: torch.device) -> LanguagePolicy:
+    model = add_adapters(load_model(config.model, device), config.model)
+    if config.model.lora_rank == 0:
+        model.requires_grad_(True)
+    if config.model.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()  # its layers look at this; dropout is zero
+    return LanguagePolicy(
+        model, temperature=config.sampling.temperature, critic=algorithm.needs_critic
+    )
+
+
+def _prompts(config: LanguageConfig) -> tuple[Any, PromptSource, Rewarder]:
+    tokenizer = load_tokenizer(config.model)
+    tasks = make_tasks(config.task)
+    prompts = PromptSource(
+        tasks,
+        tokenizer,
+        config.task,
+        max_context=config.engine.max_context,
+        max_tokens=config.sampling.max_tokens,
+    )
+    return tokenizer, prompts, Rewarder(config.reward, tasks)
+
+
+def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    def decode(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    return decode
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UniRLError(
+            f"learner.device is {name!r}",
+            "this machine has no usable CUDA device",
+            "set learner.device to auto or cpu",
+        )
+    return device

@@ -1,0 +1,96 @@
+"""What every engine counts, and how a continued completion is put together. Source: none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from unirl.core.errors import UniRLError
+from unirl.llm.engine import Completion, Finish, Request
+
+
+class Usage:
+    """Who is under way, how many tokens went in and out, and how long the engine was busy."""
+
+    def __init__(self) -> None:
+        self.ids: set[str] = set()
+        self._prompt = self._generated = 0
+        self._busy = 0.0
+        self._since = 0.0
+        self._paused = False
+
+    @contextmanager
+    def running(self, name: str) -> Iterator[None]:
+        """This request is under way inside. Raises UniRLError when one of its name is already."""
+        if name in self.ids:
+            raise UniRLError(
+                f"request {name} is under way already",
+                "an id names one request at a time",
+                "give each request an id of its own",
+            )
+        if not self.ids:
+            self._since = time.perf_counter()
+        self.ids.add(name)
+        try:
+            yield
+        finally:
+            self.ids.remove(name)
+            if not self.ids and not self._paused:
+                self._busy += time.perf_counter() - self._since
+
+    def pause(self) -> None:
+        """Waiting is not work."""
+        if self.ids and not self._paused:
+            self._busy += time.perf_counter() - self._since
+        self._paused = True
+
+    def resume(self) -> None:
+        """The inverse of `pause`."""
+        self._since = time.perf_counter()
+        self._paused = False
+
+    def count(self, *, prompt: int, generated: int) -> None:
+        """Tokens of one request that has ended."""
+        self._prompt += prompt
+        self._generated += generated
+
+    def as_stats(self) -> dict[str, float]:
+        """See Engine.stats."""
+        now = time.perf_counter() - self._since if self.ids and not self._paused else 0.0
+        return {
+            "generated_tokens": float(self._generated),
+            "prompt_tokens": float(self._prompt),
+            "busy_seconds": self._busy + now,
+        }
+
+
+def nothing_left(request: Request) -> bool:
+    """Whether the aborted completion has all its tokens already."""
+    before = request.partial
+    return before is not None and len(before.tokens) >= request.sampling.max_tokens
+
+
+def continuation_seed(request: Request) -> int:
+    """The request's seed; another one where it goes on, which must not meet the numbers again that
+    drew its beginning. In [0, 2^63).
+    """
+    done = len(request.partial.tokens) if request.partial else 0
+    return (request.seed + done * 0x9E3779B97F4A7C15) % 2**63
+
+
+def extend(
+    request: Request,
+    tokens: Sequence[int],
+    logp: Sequence[float],
+    version: Sequence[int],
+    finish: Finish,
+) -> Completion:
+    """What was generated now, behind the aborted beginning if there is one."""
+    before = request.partial
+    return Completion(
+        tokens=(before.tokens if before else ()) + tuple(tokens),
+        logp=(before.logp if before else ()) + tuple(logp),
+        version=(before.version if before else ()) + tuple(version),
+        finish=finish,
+    )

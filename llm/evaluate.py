@@ -1,0 +1,91 @@
+"""Held-out prompts answered with given weights; source: none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from unirl.core.errors import UniRLError
+from unirl.core.evaluator import EvalResult
+from unirl.core.seeding import derive_seed
+from unirl.core.weights import Weights
+from unirl.llm.engine import Completion, Engine, Request, SamplingConfig
+from unirl.llm.prompts import Prompt, PromptSource
+from unirl.llm.rewards import Rewarder, combine
+
+Parts = tuple[Engine, PromptSource, Rewarder, Callable[[tuple[int, ...]], str]]
+
+
+class LlmEvaluator:
+    """See Evaluator: an episode is one completion of a held-out prompt, its return the reward.
+
+    make: engine, prompts, rewards and how tokens become text; made at the first evaluation.
+    """
+
+    def __init__(self, seed: int, *, make: Callable[[], Parts], sampling: SamplingConfig) -> None:
+        self._seed, self._make, self._sampling = seed, make, sampling
+        self._parts: Parts | None = None
+        self._runner = asyncio.Runner()
+        self._version = 0
+
+    def evaluate(
+        self, weights: Weights, num_episodes: int, *, deterministic: bool = False
+    ) -> EvalResult:
+        """See Evaluator. Prompts come in their order, and again from the first when they are fewer.
+        deterministic: the likeliest token each time. Completions whose reward fails are left out.
+        """
+        if self._parts is None:
+            self._parts = self._make()
+        prompts = self._parts[1]
+        if not prompts.num_eval:
+            raise UniRLError(
+                "there are no held-out prompts",
+                "task.num_eval is 0",
+                "leave it out, or set run.eval_steps to 0",
+            )
+        sampling = replace(self._sampling, temperature=0.0) if deterministic else self._sampling
+        self._version += 1
+        return self._runner.run(self._evaluate(self._parts, weights, num_episodes, sampling))
+
+    async def _evaluate(
+        self, parts: Parts, weights: Weights, num_episodes: int, sampling: SamplingConfig
+    ) -> EvalResult:
+        engine, prompts, rewarder, decode = parts
+        await engine.start()
+        await engine.load_weights(weights, self._version)
+
+        async def one(i: int) -> tuple[float, int] | None:
+            prompt = prompts.held_out(i % prompts.num_eval)
+            seed = derive_seed(self._seed, "evaluation", i)
+            completion = await engine.generate(Request(f"eval.{i}", prompt.tokens, sampling, seed))
+            return await _judge(rewarder, prompt, completion, decode)
+
+        found = await asyncio.gather(*(one(i) for i in range(num_episodes)))
+        known = [each for each in found if each is not None]
+        if not known:
+            raise UniRLError(
+                f"none of {num_episodes} completions could be judged",
+                "every reward failed or timed out",
+                "look at the log for why",
+            )
+        return EvalResult([reward for reward, _ in known], [length for _, length in known])
+
+    def close(self) -> None:
+        """See Evaluator."""
+        if self._parts is not None:
+            self._parts[2].close()
+            self._runner.run(self._parts[0].close())
+            self._parts = None
+        self._runner.close()
+
+
+async def _judge(
+    rewarder: Rewarder,
+    prompt: Prompt,
+    completion: Completion,
+    decode: Callable[[tuple[int, ...]], str],
+) -> tuple[float, int] | None:
+    scores = await rewarder.score_group(prompt, [decode(completion.tokens)], [completion])
+    reward, valid = combine(scores, rewarder.weights)
+    return (float(reward[0]), len(completion.tokens)) if valid[0] else None

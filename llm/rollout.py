@@ -1,0 +1,221 @@
+"""The actor of language recipes: a slot is a prompt, filled with a group of completions and their
+rewards while other groups are under way.
+
+Aborted tails that are gone on with: APRIL, arXiv 2509.18521. Discarding groups without spread:
+DAPO, arXiv 2503.14476, section 3.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from unirl.core.errors import DiscardSlot, ReissueSlot, UniRLError
+from unirl.core.sample import Slot
+from unirl.core.seeding import derive_seed
+from unirl.core.weights import Weights, WeightStore
+from unirl.llm.engine import Completion, Engine, Request, SamplingConfig
+from unirl.llm.group import Score, write_group
+from unirl.llm.prompts import Prompt, PromptSource
+from unirl.llm.rewards import Rewarder, combine
+
+REASONS = ("reward_failed", "filtered", "zero_variance", "prompt_too_long")
+"""Why a rollout discards a group."""
+
+RolloutFunction = Callable[["Rollout", Prompt, Sequence[Request]], Awaitable[list[Completion]]]
+"""What generates a group: one completion for each request. The default asks the engine."""
+GroupFilter = Callable[[Prompt, Sequence[Completion], Sequence[Sequence[Score]]], bool]
+"""Whether a finished group is worth learning from."""
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """How groups are made."""
+
+    group_size: int = 8
+    """Completions of each prompt. More: a better baseline, fewer prompts for the same work."""
+    zero_variance: str = "skip"
+    """Groups whose rewards are all equal. skip: they count, and no time is spent on learning
+    nothing from them; discard: another prompt takes their place (dynamic sampling); train: they are
+    computed all the same, for what the KL or entropy term makes of them.
+    """
+    function: str = ""
+    """module:attr of an own rollout function: see RolloutFunction. "": one request, one answer."""
+    filter: str = ""
+    """module:attr of an own group filter: see GroupFilter. "": every group is kept."""
+
+    def __post_init__(self) -> None:
+        if self.group_size < 1:
+            raise UniRLError(
+                f"rollout.group_size is {self.group_size}", "it must be >= 1", "8 is usual"
+            )
+        if self.zero_variance not in ("skip", "discard", "train"):
+            raise UniRLError(
+                f"rollout.zero_variance {self.zero_variance!r} is unknown",
+                "known: skip, discard, train",
+                "skip costs nothing",
+            )
+
+
+class Rollout:
+    """See AsyncActor. It starts its engine with the first sample.
+
+    decode: token ids as the text that rewards read. seed: the run's, so that a completion is a
+    function of seed, ticket and weights, whichever actor makes it. max_staleness: a kept part that
+    is older is generated anew. sleeps: the engine gives its memory back while no sample is under
+    way.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        weights: WeightStore,
+        prompts: PromptSource,
+        rewarder: Rewarder,
+        config: RolloutConfig,
+        sampling: SamplingConfig,
+        *,
+        seed: int,
+        max_staleness: int,
+        sleeps: bool = False,
+        decode: Callable[[Sequence[int]], str],
+        function: RolloutFunction | None = None,
+        keep: GroupFilter | None = None,
+    ) -> None:
+        self.engine, self.prompts, self.sampling = engine, prompts, sampling
+        self._weights, self._rewarder, self._config = weights, rewarder, config
+        self._seed, self._max_staleness, self._decode = seed, max_staleness, decode
+        self._function, self._keep = function or ask_engine, keep
+        self._swap = asyncio.Lock()
+        self._incoming = Incoming()
+        self._sleeps, self._num_open = sleeps, 0
+        self._num_running = 0
+        self._kept: dict[int, list[Completion | None]] = {}
+        """By ticket, what interrupted groups have so far."""
+
+    async def produce(self, slot: Slot) -> None:
+        """See AsyncActor."""
+        self._num_open += 1
+        try:
+            await self._produce(slot)
+        finally:
+            self._num_open -= 1
+            if self._sleeps and self._num_open == 0:
+                await self.engine.sleep()
+
+    async def _produce(self, slot: Slot) -> None:
+        await self._refresh()
+        prompt = self.prompts.prompt(slot.ticket)
+        started = time.monotonic()
+        self._num_running += 1
+        try:
+            completions = await self._function(self, prompt, self._requests(slot.ticket, prompt))
+        finally:
+            self._num_running -= 1
+        generated = time.monotonic()
+        if any(one.finish == "aborted" for one in completions):
+            self._kept[slot.ticket] = list(completions)
+            raise ReissueSlot
+        texts = [self._decode(one.tokens) for one in completions]
+        scores = await self._rewarder.score_group(prompt, texts, completions)
+        self._judge(prompt, completions, scores)
+        write_group(slot.data, prompt.tokens, completions, scores)
+        slot.data["generate_seconds"].fill_(generated - started)
+        slot.data["reward_seconds"].fill_(time.monotonic() - generated)
+        versions = [version for one in completions for version in one.version]
+        slot.first_version = min(versions, default=self.engine.version)
+        slot.last_version = max(versions, default=self.engine.version)
+
+    async def interrupt(self) -> None:
+        """See AsyncActor: running completions end as they are, and are gone on with later."""
+        await self.engine.abort()
+
+    def restart(self, seed: int) -> None:
+        """Nothing to put back: a sample depends on its ticket alone. See Actor."""
+
+    async def close(self) -> None:
+        """See AsyncActor."""
+        self._rewarder.close()
+        await self.engine.close()
+
+    def _requests(self, ticket: int, prompt: Prompt) -> list[Request]:
+        kept = self._kept.pop(ticket, [None] * self._config.group_size)
+        oldest = self.engine.version - self._max_staleness
+        requests = []
+        for i, partial in enumerate(kept):
+            if partial is not None and min(partial.version, default=oldest) < oldest:
+                partial = None
+            requests.append(
+                Request(
+                    id=f"{ticket}.{i}",
+                    prompt=prompt.tokens,
+                    sampling=self.sampling,
+                    seed=derive_seed(self._seed, "completion", ticket, i),
+                    partial=partial,
+                )
+            )
+        return requests
+
+    def _judge(
+        self, prompt: Prompt, completions: Sequence[Completion], scores: Sequence[Sequence[Score]]
+    ) -> None:
+        """Raise DiscardSlot for a group that nothing can be learned from."""
+        reward, valid = combine(scores, self._rewarder.weights)
+        if not valid.any():
+            raise DiscardSlot("reward_failed")
+        if self._keep is not None and not self._keep(prompt, completions, scores):
+            raise DiscardSlot("filtered")
+        if self._config.zero_variance == "discard":
+            known = reward[valid]
+            if known.numel() > 1 and bool((known == known[0]).all()):
+                raise DiscardSlot("zero_variance")
+
+    async def _refresh(self) -> None:
+        """Give the engine the newest weights; completions under way go on with them."""
+        async with self._swap:
+            await self.engine.start()
+            if self._sleeps:
+                await self.engine.wake()
+            version = self._weights.pull(self._incoming, self.engine.version)
+            if version == self.engine.version:
+                return
+            busy = self._num_running > 0
+            if busy:
+                await self.engine.pause("keep")
+            try:
+                await self.engine.load_weights(self._incoming.weights, version)
+            finally:
+                if busy:
+                    await self.engine.resume()
+
+
+async def ask_engine(
+    rollout: Rollout, prompt: Prompt, requests: Sequence[Request]
+) -> list[Completion]:
+    """The default rollout function: what was finished before an interruption stays as it is."""
+
+    async def one(request: Request) -> Completion:
+        if request.partial is not None and request.partial.finish != "aborted":
+            return request.partial
+        return await rollout.engine.generate(request)
+
+    return list(await asyncio.gather(*(one(request) for request in requests)))
+
+
+class Incoming:
+    """Weights on their way from the store to an engine that takes its time: a copy, reused."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, torch.Tensor] = {}
+
+    def load_weights(self, weights: Weights) -> None:
+        """See Loadable."""
+        if not self.weights:
+            self.weights = {name: value.detach().clone() for name, value in weights.items()}
+        else:
+            for name, value in weights.items():
+                self.weights[name].copy_(value)

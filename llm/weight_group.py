@@ -1,0 +1,65 @@
+"""A small process group beside torch's own, for one learner-side process and the workers of an
+engine: torch's default group belongs to whoever else uses it. Source: torch.distributed.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_CHUNK = 64 * 2**20
+"""Bytes per broadcast: each has the whole deadline for itself."""
+
+
+class BroadcastGroup:
+    """Members of one broadcast; every wait has the deadline given to `join`."""
+
+    def __init__(self, group: Any, seconds: float) -> None:
+        self._group, self._limit = group, timedelta(seconds=seconds)
+
+    def broadcast(self, memory: Tensor) -> None:
+        """Rank 0's bytes to all others, in place; returns when they are there.
+
+        Raises RuntimeError when a member is gone or the deadline passed.
+        """
+        options = torch.distributed.BroadcastOptions()
+        options.rootRank = 0
+        options.rootTensor = 0
+        for begin in range(0, memory.numel(), _CHUNK):
+            self._group.broadcast([memory[begin : begin + _CHUNK]], options).wait(self._limit)
+        if memory.is_cuda:
+            torch.cuda.synchronize(memory.device)
+
+
+def join(
+    *, host: str, port: int, size: int, rank: int, backend: str, seconds: float
+) -> BroadcastGroup:
+    """Meet the others at host:port; rank 0 is the one that listens.
+
+    Raises RuntimeError when not all came within the deadline.
+    """
+    limit = timedelta(seconds=seconds)
+    dist: Any = torch.distributed
+    store = dist.TCPStore(host, port, size, rank == 0, limit)
+    if backend == "nccl":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = limit
+        return BroadcastGroup(dist.ProcessGroupNCCL(store, rank, size, options), seconds)
+    options = dist.ProcessGroupGloo._Options()
+    # By address: a machine's own name often leads nowhere, or to the wrong interface.
+    here = host if rank == 0 or host.startswith("127.") else _own_address(host, port)
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=here)]
+    options._timeout = limit
+    return BroadcastGroup(dist.ProcessGroupGloo(store, rank, size, options), seconds)
+
+
+def _own_address(host: str, port: int) -> str:
+    """The address of the interface that leads to `host`."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])

@@ -1,0 +1,91 @@
+"""How weights lie one after the other in a single piece of memory: what travels between a learner's
+process and an inference engine's is this piece, and a table in plain JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unirl.core.weights import Weights
+
+_ALIGNMENT = 64
+"""Bytes: no tensor begins within another one's cache line, so kernels may read it as it lies."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one tensor lies: its first byte, and how to read from there."""
+
+    name: str
+    dtype: str
+    """As torch spells it, without "torch."."""
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype itself; ValueError for a name that torch does not know."""
+        found = getattr(torch, self.dtype, None)
+        if not isinstance(found, torch.dtype):
+            raise ValueError(f"{self.dtype!r} is no dtype of torch")
+        return found
+
+    @property
+    def num_bytes(self) -> int:
+        """Without the rest up to the next tensor."""
+        return self.torch_dtype.itemsize * torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A table of places, in the order of the weights."""
+
+    places: tuple[Place, ...]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, weights: Weights, dtype: torch.dtype | None = None) -> Layout:
+        """One place per tensor. dtype: what floating-point numbers become on the way."""
+        places, offset = [], 0
+        for name, value in weights.items():
+            kind = dtype if dtype is not None and value.is_floating_point() else value.dtype
+            place = Place(name, str(kind).removeprefix("torch."), tuple(value.shape), offset)
+            places.append(place)
+            offset += -(-place.num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return cls(tuple(places), offset)
+
+    def as_json(self) -> list[list[Any]]:
+        """Nothing but lists, strings and numbers."""
+        return [[one.name, one.dtype, list(one.shape), one.offset] for one in self.places]
+
+    @classmethod
+    def from_json(cls, table: Sequence[Sequence[Any]]) -> Layout:
+        """The inverse of `as_json`."""
+        places = tuple(Place(name, dtype, tuple(shape), at) for name, dtype, shape, at in table)
+        return cls(places, max((one.offset + one.num_bytes for one in places), default=0))
+
+    def views(self, memory: Tensor) -> dict[str, Tensor]:
+        """The tensors in `memory` (uint8, one dimension): views, no copies.
+
+        Raises ValueError when the table reaches beyond the memory.
+        """
+        end = max((one.offset + one.num_bytes for one in self.places), default=0)
+        if end > memory.numel():
+            raise ValueError(f"weights need {end} bytes, the memory has {memory.numel()}")
+        return {
+            one.name: memory[one.offset : one.offset + one.num_bytes]
+            .view(one.torch_dtype)
+            .view(one.shape)
+            for one in self.places
+        }
+
+    @torch.no_grad()
+    def write(self, weights: Weights, memory: Tensor) -> None:
+        """Copy the weights to where they belong; to another dtype and device where asked to."""
+        views = self.views(memory)
+        torch._foreach_copy_(list(views.values()), [weights[name] for name in views])

@@ -1,0 +1,154 @@
+"""`unirl algorithms`: the named algorithms for language models, how two differ; source: none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unirl import config as configs
+from unirl.commands.arguments import parse
+from unirl.core.errors import UniRLError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from unirl.llm.algorithm import Algorithm
+    from unirl.llm.algorithm_diff import Difference
+
+_COLUMNS = ("advantage", "objective", "aggregation", "correction", "KL")
+_USAGE = "unirl algorithms, unirl algorithms NAME, unirl algorithms diff A B"
+
+
+@dataclass(frozen=True)
+class AlgorithmsOptions:
+    """Flags of `unirl algorithms`."""
+
+    batch: Path | None = None
+    """diff: a batch of tokens as safetensors, as save_batch writes it. None: a small built-in one.
+    """
+
+
+def algorithms(arguments: Sequence[str]) -> int:
+    """List the presets with their terms, tell one's, or compare two on a batch."""
+    positional, options = parse(arguments, AlgorithmsOptions)
+    if not positional:
+        _show(_all_presets())
+        return 0
+    if positional[0] != "diff" and len(positional) == 1:
+        _describe(_preset(positional[0]), positional[0])
+        return 0
+    if positional[0] != "diff" or len(positional) != 3:
+        raise UniRLError(
+            f'"{" ".join(positional)}" is not understood',
+            f"there is {_USAGE}",
+            configs.suggestion(positional[0], ["diff"])
+            or "try unirl algorithms diff verl:grpo trl:grpo",
+        )
+    return _diff(positional[1], positional[2], options.batch)
+
+
+def _preset(name: str) -> Algorithm:
+    from unirl.llm.algorithm import AlgorithmConfig, resolve
+
+    return resolve(AlgorithmConfig(preset=name))
+
+
+def _all_presets() -> Table:
+    from rich.table import Table
+
+    from unirl.llm.presets import DEFAULT, PRESETS
+
+    table = Table(title="Algorithms of LLM post-training (algorithm.preset)", expand=True)
+    for column in ("name", *_COLUMNS):
+        table.add_column(column, overflow="fold", min_width=9)
+    for name, preset in PRESETS.items():
+        terms = preset.algorithm.terms()
+        table.add_row(
+            f"{name} (default)" if name == DEFAULT else name,
+            *(
+                terms[term]
+                for term in ("advantage", "objective", "aggregation", "correction", "KL")
+            ),
+        )
+    return table
+
+
+def _describe(algorithm: Algorithm, name: str) -> None:
+    from unirl.llm.presets import PRESETS
+
+    preset = PRESETS[name]
+    print(f"{name}: after {preset.source}" + (f" ({preset.note})" if preset.note else ""))
+    print(algorithm.describe())
+    print(
+        f"{'needs':<12}"
+        + (
+            ", ".join(
+                text
+                for needed, text in (
+                    (algorithm.needs_groups, "groups of at least 2"),
+                    (algorithm.needs_old_logp, "log-probs before the update"),
+                    (algorithm.needs_reference, "a reference model"),
+                    (algorithm.needs_critic, "a critic"),
+                )
+                if needed
+            )
+            or "nothing but the engine's log-probs"
+        )
+    )
+
+
+def _diff(first: str, second: str, path: Path | None) -> int:
+    from dataclasses import replace
+
+    from unirl.llm.algorithm_diff import difference
+    from unirl.llm.batch_file import example_batch, load_batch
+
+    one, two = _preset(first), _preset(second)
+    batch = example_batch() if path is None else load_batch(path)
+    _show(_terms_table(one, two))
+    full = [
+        replace(algorithm, norm_tokens=algorithm.norm_tokens or batch.max_tokens)
+        for algorithm in (one, two)
+    ]
+    found = difference(full[0], full[1], batch)
+    where = "the built-in batch" if path is None else str(path)
+    _show(_figures_table(first, second, found, where))
+    return 0
+
+
+def _terms_table(one: Algorithm, two: Algorithm) -> Table:
+    from rich.table import Table
+
+    from unirl.llm.algorithm_diff import differing_terms
+
+    fields = differing_terms(one, two)
+    title = "Terms that differ" if fields else "No term differs"
+    table = Table("term", one.name, two.name, title=title)
+    for name, pair in fields.items():
+        table.add_row(name, *(_plain(value) for value in pair))
+    return table
+
+
+def _figures_table(first: str, second: str, found: Difference, where: str) -> Table:
+    from rich.table import Table
+
+    table = Table("", first, second, title=f"On {where}: policy and KL, by log-probability")
+    table.add_row("loss", f"{found.first.loss:.6g}", f"{found.second.loss:.6g}")
+    norms = (float(side.gradient.norm()) for side in (found.first, found.second))
+    table.add_row("gradient, length", *(f"{norm:.6g}" for norm in norms))
+    table.add_row("gradient, ratio of lengths", "1", f"{found.factor:.6g}")
+    table.add_row("gradient, cosine", "1", f"{found.cosine:.6f}")
+    table.add_row("gradient, largest difference", "0", f"{found.largest:.6g}")
+    return table
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _show(table: Table) -> None:
+    from rich.console import Console
+
+    Console().print(table)

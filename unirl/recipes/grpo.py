@@ -1,0 +1,104 @@
+"""GRPO and its family: a language model answers prompts in groups and learns from their rewards.
+
+    task -> rollout (engine, rewards) -> slots of one group -> queue -> learner -> weights -> engine
+
+Shao et al., arXiv 2402.03300; what is in force is `algorithm` (see unirl algorithms).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import ClassVar, Literal
+
+from unirl.core.errors import UniRLError
+from unirl.core.queue import REASONS, QueueConfig
+from unirl.llm import assembly
+from unirl.llm.algorithm import AlgorithmConfig
+from unirl.llm.engine import EngineConfig, SamplingConfig
+from unirl.llm.learner import LlmLearnerConfig
+from unirl.llm.model import ModelConfig
+from unirl.llm.reward_config import RewardConfig
+from unirl.llm.rollout import REASONS as GROUP_REASONS
+from unirl.llm.rollout import RolloutConfig
+from unirl.llm.task_config import TaskConfig
+from unirl.runners.plan import Plan, RunConfig, RunnerConfig
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that can be set for a run with a language model."""
+
+    NICKNAMES: ClassVar[Mapping[str, str]] = {
+        "model": "model.path",
+        "task": "task.name",
+        "engine": "engine.kind",
+        "algorithm": "algorithm.preset",
+    }
+
+    mode: Literal["sync", "colocated", "one-step-off", "async"] = "sync"
+    """sync: engine and learner take turns. colocated: and the engine gives its memory back
+    meanwhile. one-step-off: a batch is generated while the one before is learned from. async:
+    generation goes on all the time, completions are at most queue.max_staleness updates old.
+    """
+    model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    learner: LlmLearnerConfig = field(default_factory=LlmLearnerConfig)
+    queue: QueueConfig = field(default_factory=lambda: QueueConfig(batch_size=8, window=None))
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    run: RunConfig = field(
+        default_factory=lambda: RunConfig(
+            total_steps=100_000, checkpoint_steps=10_000, eval_episodes=200, log_seconds=5.0
+        )
+    )
+
+    @property
+    def max_staleness(self) -> int:
+        """What the mode makes of queue.max_staleness."""
+        return {"sync": 0, "colocated": 0, "one-step-off": 1}.get(
+            self.mode, self.queue.max_staleness
+        )
+
+    def __post_init__(self) -> None:
+        if self.mode == "async" and self.queue.max_staleness < 1:
+            raise UniRLError(
+                "mode async with queue.max_staleness 0",
+                "completions under way are at least 1 update old when they end",
+                "set queue.max_staleness to 1 or more, or mode to sync",
+            )
+        if self.sampling.temperature == 0:
+            raise UniRLError(
+                "sampling.temperature is 0",
+                "it must be > 0 in training: equal answers teach nothing",
+                "1 is usual; run.eval_deterministic evaluates with the likeliest tokens",
+            )
+
+
+def plan(config: Config) -> Plan:
+    """Load tokenizer and prompts to find what cannot work, and bind the pieces; nothing is
+    started.
+    """
+    found = assembly.probe(config)
+    overlaps = config.mode in ("one-step-off", "async")
+    queue = replace(config.queue, max_staleness=config.max_staleness)
+    return Plan(
+        recipe="grpo",
+        config=config,
+        spec=found.shape.spec(),
+        queue=replace(queue, window=1) if config.mode == "one-step-off" else queue,
+        num_actors=1,
+        make_actor=partial(assembly.make_rollout, config=config),
+        make_learner=partial(assembly.make_learner, config=config),
+        runner=replace(config.runner, kind="processes") if overlaps else config.runner,
+        run=config.run,
+        make_evaluator=partial(assembly.make_evaluator, config=config),
+        fingerprint=found.fingerprint,
+        reasons=tuple(dict.fromkeys((*REASONS, *GROUP_REASONS))),
+        reissue=True,
+    )

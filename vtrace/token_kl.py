@@ -1,0 +1,71 @@
+"""Estimates of KL(policy || reference) per token, and which gradient they have.
+
+Schulman 2020, "Approximating KL divergence". Their values are sound; their gradients need care
+(arXiv 2506.09477): of tokens that the policy drew, k1's gradient is 0 in expectation, k3's is that
+of the other KL (reference to policy), and k2's is right.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from unirl.vtrace.token_rows import check_tokens
+
+KlEstimate: TypeAlias = Literal["k1", "k2", "k3"]
+"""With d = log policy - log reference: d, d^2 / 2, or e^-d - 1 + d."""
+KlGradient: TypeAlias = Literal["direct", "k2", "score", "ratio"]
+"""direct: that of the estimate as written. k2: the value as said, the gradient of k2. score: also
+through the probability of having drawn the token, right on-policy. ratio: the estimate times the
+policy's ratio to old_logp's, right off-policy too."""
+
+MAX_LOG_RATIO = 20.0
+"""|d| counts as at most 20 where the estimate is clamped too, else as at most 80, for e^89
+overflows."""
+
+
+def token_kl(
+    new_logp: Tensor,
+    reference: Tensor,
+    mask: Tensor,
+    sequence: Tensor,
+    *,
+    estimate: KlEstimate = "k3",
+    gradient: KlGradient = "direct",
+    old_logp: Tensor | None = None,
+    clamp: float = 10.0,
+) -> Tensor:
+    """The estimate of each token, [N]; 0 where mask is 0.
+
+    new_logp, reference, mask, sequence, old_logp (for gradient ratio): [N]. clamp: an estimate
+    beyond +-clamp counts as that, and has no gradient. No gradient flows into reference and
+    old_logp. Raises ValueError when shapes disagree or old_logp is missing.
+    """
+    check_tokens(mask, sequence, 0, new_logp=new_logp, reference=reference)
+    rows = mask != 0
+    limit = MAX_LOG_RATIO if math.isfinite(clamp) else 80.0
+    difference = torch.where(rows, new_logp - reference.detach(), 0.0).clamp(-limit, limit)
+    if estimate == "k1":
+        value = difference
+    elif estimate == "k2":
+        value = 0.5 * difference.square()
+    else:
+        value = (-difference).expm1() + difference
+    if gradient == "ratio":
+        if old_logp is None:
+            raise ValueError(
+                "old_logp is missing, but gradient ratio needs it. Give it, or choose score."
+            )
+        moved = torch.where(rows, new_logp - old_logp.detach(), 0.0)
+        value = moved.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() * value
+    elif gradient == "score":
+        drawn = torch.where(rows, new_logp, 0.0)
+        value = (drawn - drawn.detach()).exp() * value
+    value = value.clamp(-clamp, clamp)
+    if gradient == "k2":
+        right = 0.5 * difference.square()
+        value = right - right.detach() + value.detach()
+    return value
