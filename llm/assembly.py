@@ -76,7 +76,7 @@ class Probe:
 def probe(config: LanguageConfig) -> Probe:
     """Load everything but the model, so that what cannot work fails before anything is started."""
     check_group_size(algorithm_of(config), config.rollout.group_size)
-    _, _, rewarder = _prompts(config)
+    _, prompts, rewarder = _prompts(config)
     rewarder.close()
     return Probe(
         GroupShape(
@@ -132,7 +132,7 @@ def make_learner(context: LearnerContext, *, config: LanguageConfig) -> LlmLearn
         policy,
         algorithm,
         config.learner,
-        reward_weights=config.reward.weights,
+        reward_weights=config.reward.weight_of,
         max_tokens=config.sampling.max_tokens,
         skip_zero=config.rollout.zero_variance != "train",
         total_steps=config.run.total_steps,

@@ -22,7 +22,8 @@ after the other takes longer than the softmax does.
 
 def seed_keys(seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Scatter seeds over all 64 bits, so that neighbours share no stretch of their sequences."""
-    return _mixed(seeds + _GOLDEN)
+    result: NDArray[np.uint64] = _mixed(seeds + _GOLDEN)
+    return result
 
 
 def uniforms(keys: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.float64]:

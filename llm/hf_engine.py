@@ -14,42 +14,36 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
-from unirl.llm import hf_attention
 from unirl.llm import model as models
-from unirl.llm.decoding import draw
 from unirl.llm.engine import (
     Capabilities,
     Completion,
     EngineConfig,
     EngineFailed,
-    Finish,
     PauseMode,
     Request,
 )
-from unirl.llm.hf_attention import Decode, Prefill, Probe, Step
-from unirl.llm.hf_rows import Rows, Running
-from unirl.llm.kv_cache import KeyValueCache
+from unirl.llm.hf_generation import Generation
+from unirl.llm.hf_rows import Running
 from unirl.llm.model_checksum import checksum
 
 log = logging.getLogger(__name__)
 
 _PREFILL_TOKENS = 8192
 """Of prompts that enter in one pass, unless one alone is longer: bounds its memory."""
-_STOP_MARGIN = 8
-"""Tokens decoded beyond those a stop text can have: the first of a piece may decode otherwise."""
 
 
 class HfEngine:
-    """See Engine. Loads the model in `start`; the first `generate` does it where nobody has.
+    """See Engine. `start` loads the model; the first `generate` does it where nobody has.
 
-    `loaded` brings model and tokenizer along instead; the engine then owns the model.
+    loaded: a model and its tokenizer that are there already; the engine then owns the model.
     """
 
     def __init__(
@@ -61,29 +55,19 @@ class HfEngine:
     ) -> None:
         self._settings, self._config = model, config or EngineConfig()
         self._device = torch.device(_device_name(self._config.device))
-        self._model, self._tokenizer = loaded or (None, None)
-        self._ready = False
+        self._loaded = loaded
+        self._generation: Generation | None = None
         self._version = -1
-        self._rows = Rows()
         self._waiting: list[Running] = []
+        self._ids: set[str] = set()
         self._orders = 0
-        self._paused = False
+        self._paused = self._asleep = False
         self._last_order: int | None = None
+        """While a pause waits: the last request that it waits for."""
         self._drained: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._failure: EngineFailed | None = None
-        self._asleep = False
-        self._counts = dict.fromkeys(
-            (
-                "generated_tokens",
-                "prompt_tokens",
-                "prefilled_tokens",
-                "steps",
-                "busy_seconds",
-                "aborted",
-            ),
-            0.0,
-        )
+        self._counts = dict.fromkeys(("prompt_tokens", "busy_seconds", "aborted"), 0.0)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -97,40 +81,21 @@ class HfEngine:
 
     async def start(self) -> None:
         """See Engine."""
-        if self._failure is not None:
-            raise self._failure
-        if self._ready:
-            return
-        if self._model is None:
-            dtype = self._settings.dtype if self._config.dtype == "auto" else self._config.dtype
-            settings = self._settings.__class__(**{**vars(self._settings), "dtype": dtype})
-            self._tokenizer = models.load_tokenizer(settings)
-            self._model = models.load_model(settings, self._device)
-        model = self._model.to(self._device).eval().requires_grad_(False)
-        hf_attention.plug_in(model)
-        probe = Probe()
-        self._forward(np.zeros(1, np.int64), np.zeros(1, np.int64), probe)
-        shape = probe.shape(model.config.get_text_config().num_hidden_layers, type(model).__name__)
-        self._cache = KeyValueCache(shape, model.dtype, self._device)
-        self._vocabulary = model.get_input_embeddings().weight.shape[0]
-        self._ends = np.zeros(self._vocabulary, bool)
-        ends = models.end_token_ids(self._tokenizer, model)
-        self._ends[[end for end in ends if end < self._vocabulary]] = True
-        self._context = self._config.max_context or models.context_length(model)
-        self._ready = True
+        self._started()
 
     async def generate(self, request: Request) -> Completion:
         """See Engine."""
-        await self.start()
-        self._check(request)
+        generation = self._started()
+        self._check(request, generation)
         done = request.partial
-        limit = min(request.sampling.max_tokens, self._context - len(request.prompt))
+        limit = min(request.sampling.max_tokens, generation.context - len(request.prompt))
         if done is not None and len(done.tokens) >= limit:
-            return Completion(done.tokens, done.logp, done.version, "length")
+            return replace(done, finish="length")
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         running = Running(request, self._orders, future)
         self._orders += 1
         self._waiting.append(running)
+        self._ids.add(request.id)
         self._counts["prompt_tokens"] += len(request.prompt)
         self._go()
         try:
@@ -138,6 +103,8 @@ class HfEngine:
         except asyncio.CancelledError:
             self._abort([running])
             raise
+        finally:
+            self._ids.discard(request.id)
 
     async def abort(self, ids: list[str] | None = None) -> None:
         """See Engine."""
@@ -152,7 +119,6 @@ class HfEngine:
             self._last_order = self._orders - 1
             drained = asyncio.get_running_loop().create_future()
             self._drained.append(drained)
-            self._go()
             await drained
         if mode == "abort":
             self._abort(self._under_way())
@@ -165,16 +131,16 @@ class HfEngine:
 
     async def load_weights(self, weights: Weights, version: int) -> None:
         """See Engine. Frozen sequences keep the keys and values of the weights that made them."""
-        await self.start()
+        model = self._started().model
         if self._under_way() and not self._paused:
             raise UniRLError(
                 "engine hf cannot take new weights now",
                 f"{len(self._under_way())} completions are under way, and it is not paused",
                 "await engine.pause() first, engine.resume() after",
             )
-        models.load_flat_weights(self._model, weights)
-        expected = checksum({name: value.to(self._model.dtype) for name, value in weights.items()})
-        found = checksum(self._model)
+        models.load_flat_weights(model, weights)
+        expected = checksum({name: value.to(model.dtype) for name, value in weights.items()})
+        found = checksum(model)
         if expected != found:
             raise self._fail(
                 f"engine hf holds other weights than version {version}",
@@ -185,52 +151,69 @@ class HfEngine:
 
     async def sleep(self) -> None:
         """See Engine. On CUDA, model and cache move to the host's memory."""
-        if self._ready and not self._asleep:
-            self._freeze()
-            self._asleep = True
-            self._move(torch.device("cpu"))
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
+        if self._generation is None or self._asleep:
+            return
+        self._freeze()
+        self._asleep = True
+        self._generation.move(torch.device("cpu"))
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     async def wake(self) -> None:
         """See Engine."""
-        if self._asleep:
+        if self._asleep and self._generation is not None:
+            self._generation.move(self._device)
             self._asleep = False
-            self._move(self._device)
             await self.resume()
 
     def stats(self) -> Mapping[str, float]:
         """See Engine. prefilled_tokens: of prompts, after sharing; running and waiting: now."""
-        return {**self._counts, "running": len(self._rows), "waiting": len(self._waiting)}
+        counts = {"generated_tokens": 0.0, **self._counts}
+        running = 0
+        if self._generation is not None:
+            counts |= self._generation.counts
+            running = len(self._generation.rows)
+        return counts | {"running": running, "waiting": len(self._waiting)}
 
     async def close(self) -> None:
         """See Engine."""
         if self._failure is None:
             self._fail("engine hf is closed", "it generates nothing any more", "make a new one")
-        self._model = self._tokenizer = None
-        self._ready = False
-        if hasattr(self, "_cache"):
-            self._cache.clear()
 
-    def _check(self, request: Request) -> None:
+    def _started(self) -> Generation:
+        if self._failure is not None:
+            raise self._failure
+        if self._generation is None:
+            if self._loaded is None:
+                dtype = self._settings.dtype if self._config.dtype == "auto" else self._config.dtype
+                settings = replace(self._settings, dtype=dtype)
+                tokenizer = models.load_tokenizer(settings)
+                model = models.load_model(settings, self._device)
+            else:
+                (model, tokenizer), self._loaded = self._loaded, None
+            self._generation = Generation(
+                model, tokenizer, self._device, max_context=self._config.max_context
+            )
+        return self._generation
+
+    def _check(self, request: Request, generation: Generation) -> None:
         prompt, partial = request.prompt, request.partial
-        used = len(prompt) + 1
-        if used > self._context:
+        if len(prompt) + 1 > generation.context:
             raise UniRLError(
                 f"the prompt of request {request.id} is too long",
                 f"it has {len(prompt)} tokens; prompt and completion together may have "
-                f"{self._context}",
+                f"{generation.context}",
                 "drop long prompts (task.max_prompt), or raise engine.max_context where the model "
                 "allows it",
             )
         tokens = prompt + (partial.tokens if partial else ())
-        if not prompt or min(tokens) < 0 or max(tokens) >= self._vocabulary:
+        if not prompt or min(tokens) < 0 or max(tokens) >= generation.vocabulary:
             raise UniRLError(
                 f"the prompt of request {request.id} is not one of this model's",
-                f"it must have at least one token, each from 0 to {self._vocabulary - 1}",
+                f"it must have at least one token, each from 0 to {generation.vocabulary - 1}",
                 "use the tokenizer that belongs to the model",
             )
-        if any(one.request.id == request.id for one in self._under_way()):
+        if request.id in self._ids:
             raise UniRLError(
                 f'request "{request.id}" is under way already',
                 "ids must be unique among the requests under way",
@@ -238,7 +221,8 @@ class HfEngine:
             )
 
     def _under_way(self) -> list[Running]:
-        return [*self._rows.running, *self._waiting]
+        running = self._generation.rows.running if self._generation is not None else []
+        return [*running, *self._waiting]
 
     def _go(self) -> None:
         """Have the loop work, if there is work and nothing forbids it."""
@@ -246,15 +230,15 @@ class HfEngine:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def _has_work(self) -> bool:
-        return not self._paused and self._failure is None and bool(self._rows or self._waiting)
+        return not self._paused and self._failure is None and bool(self._under_way())
 
     async def _run(self) -> None:
         try:
             while self._has_work():
                 begin = time.perf_counter()
-                with torch.inference_mode():
-                    if not self._admit():
-                        self._decode()
+                generation = self._started()
+                if not self._admit(generation):
+                    generation.decode(self._version)
                 self._counts["busy_seconds"] += time.perf_counter() - begin
                 self._check_drained()
                 await asyncio.sleep(0)
@@ -266,11 +250,11 @@ class HfEngine:
                 "the trace is in the log; less memory: lower engine.max_sequences",
             )
 
-    def _admit(self) -> bool:
+    def _admit(self, generation: Generation) -> bool:
         """Take in as many waiting requests as there is room for, up to a bound on their tokens;
         whether there were any.
         """
-        room = self._config.max_sequences - len(self._rows)
+        room = self._config.max_sequences - len(generation.rows)
         documents: dict[tuple[int, ...], int] = {}
         new, source, tokens = [], [], 0
         for one in self._waiting[:room]:
@@ -284,112 +268,31 @@ class HfEngine:
                 tokens += len(document)
             new.append(one)
             source.append(documents[document])
-        if not new:
-            return False
-        del self._waiting[: len(new)]
-        self._prefill(new, list(documents), source)
-        return True
-
-    def _prefill(
-        self, new: list[Running], documents: list[tuple[int, ...]], source: list[int]
-    ) -> None:
-        first = len(self._rows)
-        lengths = [len(document) for document in documents]
-        longest = int(self._rows.length.max()) if first else 0
-        self._cache.reserve(
-            first + len(new), max(lengths) + 1, used_rows=first, used_positions=longest
-        )
-        sources = torch.tensor(source, device=self._device)
-        step = Prefill(self._cache, lengths, sources, first)
-        tokens = np.array([token for document in documents for token in document])
-        places = np.concatenate([np.arange(length) for length in lengths])
-        ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1
-        logits = self._forward(tokens, places, step, logits_to_keep=ends)
-        self._rows.add(new, self._context)
-        self._counts["prefilled_tokens"] += len(tokens)
-        self._draw(first, logits.index_select(0, sources))
-
-    def _decode(self) -> None:
-        length = self._rows.length
-        longest, shortest = int(length.max()), int(length.min())
-        self._cache.reserve(
-            len(self._rows), longest + 1, used_rows=len(self._rows), used_positions=longest
-        )
-        place = torch.from_numpy(length.copy()).to(self._device)
-        step = Decode(self._cache, place, longest, shortest)
-        logits = self._forward(self._rows.last, place, step)
-        length += 1
-        self._draw(0, logits)
-
-    def _forward(self, tokens: Any, places: Any, step: Step, **settings: Any) -> torch.Tensor:
-        """Logits [N, V] of tokens [N] at these positions [N]."""
-        ids, positions = (torch.as_tensor(one).to(self._device)[None] for one in (tokens, places))
-        with torch.inference_mode():
-            result = self._model(
-                input_ids=ids,
-                position_ids=positions,
-                use_cache=False,
-                **settings,
-                **{hf_attention.STEP: step},
-            )
-        logits: torch.Tensor = result.logits[0]
-        return logits
-
-    def _draw(self, first: int, logits: torch.Tensor) -> None:
-        """The next token of the rows from `first` on; those that end leave."""
-        rows = self._rows
-        token, logp = draw(
-            logits, rows.uniforms(first, self._device), **rows.filters(first, self._device)
-        )
-        drawn = token.cpu().numpy()  # device -> host, once per step
-        full = rows.record(first, drawn, logp.cpu().numpy(), self._version)
-        self._counts["generated_tokens"] += len(drawn)
-        self._counts["steps"] += 1
-        ended = self._ends[drawn]
-        for row in rows.stopping:
-            if row >= first and not ended[row - first]:
-                ended[row - first] = self._stops(row)
-        over = np.flatnonzero(full | ended)
-        if len(over):
-            self._end([(int(row) + first, "stop" if ended[row] else "length") for row in over])
-
-    def _stops(self, row: int) -> bool:
-        """Whether the newest token completes a stop text: earlier ones would have ended it before,
-        so the last few tokens are enough.
-        """
-        stop = self._rows.running[row].request.sampling.stop
-        longest = max(len(text.encode()) for text in stop)
-        text = self._tokenizer.decode(self._rows.tail(row, longest + _STOP_MARGIN))
-        return any(one in text for one in stop)
-
-    def _end(self, over: list[tuple[int, Finish]]) -> None:
-        """Tell who waits, and close the gaps these rows leave."""
-        for row, finish in over:
-            self._rows.running[row].end(self._rows.completion(row, finish))
-        used = int(self._rows.length.max())
-        with torch.inference_mode():
-            self._cache.move(*self._rows.remove([row for row, _ in over]), used)
+        if new:
+            del self._waiting[: len(new)]
+            generation.prefill(new, list(documents), source, self._version)
+        return bool(new)
 
     def _abort(self, gone: list[Running]) -> None:
         if not gone:
             return
         dead = set(gone)
         self._counts["aborted"] += len(dead)
-        rows = [row for row, one in enumerate(self._rows.running) if one in dead]
-        if rows:
-            self._end([(row, "aborted") for row in rows])
+        if self._generation is not None:
+            rows = enumerate(self._generation.rows.running)
+            if running := [row for row, one in rows if one in dead]:
+                self._generation.end([(row, "aborted") for row in running])
         for one in self._waiting:
             if one in dead:
                 have = one.request.partial or Completion((), (), (), "aborted")
-                one.end(Completion(have.tokens, have.logp, have.version, "aborted"))
+                one.end(replace(have, finish="aborted"))
         self._waiting = [one for one in self._waiting if one not in dead]
         self._check_drained()
 
     def _check_drained(self) -> None:
         """End a pause that waits, once all it waits for have ended."""
-        if self._last_order is None:
-            return
-        if all(one.order > self._last_order for one in self._under_way()):
+        last = self._last_order
+        if last is not None and all(one.order > last for one in self._under_way()):
             self._freeze()
 
     def _freeze(self) -> None:
@@ -399,20 +302,12 @@ class HfEngine:
                 drained.set_result(None)
         self._drained.clear()
 
-    def _move(self, device: torch.device) -> None:
-        self._model.to(device)
-        if len(self._rows):
-            self._cache.to(device)
-        else:
-            self._cache.clear()
-            self._cache.to(device)
-
     def _fail(self, what: str, rule: str, remedy: str) -> EngineFailed:
         self._failure = EngineFailed(what, rule, remedy)
         for one in self._under_way():
             if not one.future.done():
                 one.future.set_exception(self._failure)
-        self._rows, self._waiting = Rows(), []
+        self._generation, self._waiting = None, []
         self._freeze()
         return self._failure
 

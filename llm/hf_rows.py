@@ -114,7 +114,7 @@ class Rows:
         )
 
     def filters(self, first: int, device: torch.device) -> dict[str, Tensor]:
-        """Keywords of `decoding.draw` for the rows from `first` on; what no row uses is left out."""
+        """Keywords of `decoding.draw` for the rows from `first` on, without what no row uses."""
         found = {}
         for name, plain in (("temperature", 1), ("top_k", 0), ("top_p", 1)):
             value = self._row[name][first : len(self)]

@@ -111,8 +111,8 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> PreTr
     if config.path == TINY:
         from unirl.llm.tiny import tiny_model
 
-        tiny = tiny_model(config.seed, attention=config.attention)
-        return tiny.to(_DTYPES.get(config.dtype, torch.float32)).to(device)  # type: ignore[return-value]
+        tiny: Any = tiny_model(config.seed, attention=config.attention)
+        return tiny.to(device, _DTYPES.get(config.dtype, torch.float32))  # type: ignore[no-any-return]
     _check_folder(config.path)
     dtype: Any = _DTYPES.get(config.dtype, "auto")
     try:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -113,24 +115,7 @@ def pack_groups(
         else:
             packs.append([piece])
             room.append(token_budget - piece.num_tokens)
-    firsts = _Firsts.of(groups)
-    return [_pack(groups, wanted, firsts, chosen, share_prompt) for chosen in packs]
-
-
-@dataclass(frozen=True)
-class _Firsts:
-    """Number of each group's first completion and first token in the batch."""
-
-    sequence: list[int]
-    token: list[int]
-
-    @classmethod
-    def of(cls, groups: Sequence[Group]) -> _Firsts:
-        sequence, token = [0], [0]
-        for group in groups:
-            sequence.append(sequence[-1] + group.size)
-            token.append(token[-1] + group.token.numel())
-        return cls(sequence, token)
+    return [_pack(groups, wanted, chosen, share_prompt) for chosen in packs]
 
 
 def _wanted(groups: Sequence[Group], train: Sequence[Tensor] | None) -> list[dict[int, Tensor]]:
@@ -174,67 +159,82 @@ def _pieces(
     return pieces
 
 
+class _Document(NamedTuple):
+    """What one row of the layout holds."""
+
+    group: int
+    completion: int
+    """-1: the prompt alone."""
+    tokens: Tensor
+    prompt_row: int | None
+    """Where the prompt stands, if it is not part of this row."""
+
+
 def _pack(
     groups: Sequence[Group],
     wanted: list[dict[int, Tensor]],
-    firsts: _Firsts,
     pieces: list[_Piece],
     share: bool,
 ) -> Pack:
-    chosen: dict[int, list[int]] = {}
-    for piece in pieces:
-        chosen.setdefault(piece.group, []).extend(piece.chosen)
-    rows: list[Row] = []
-    tokens: list[Tensor] = []
-    first_positions: list[int] = []
-    of_row: list[tuple[int, int, int | None]] = []  # group, completion, the prompt's row
-    for g, completions in chosen.items():
-        group = groups[g]
-        prompt_row = None
-        if share:
-            prompt_row = len(rows)
-            rows.append(Row(group.prompt.numel()))
-            tokens.append(group.prompt)
-            first_positions.append(0)
-            of_row.append((g, -1, None))
-        starts = group.starts.tolist()
-        for c in completions:
-            begin = starts[c]
-            own = group.token[begin : begin + int(wanted[g][c][-1])]
-            tokens.append(own if share else torch.cat([group.prompt, own]))
-            rows.append(Row(tokens[-1].numel(), prompt_row))
-            first_positions.append(group.prompt.numel() if share else 0)
-            of_row.append((g, c, prompt_row))
+    documents = _documents(groups, wanted, pieces, share)
+    rows = [Row(one.tokens.numel(), one.prompt_row) for one in documents]
     layout, order = place(rows)
-    start = [0] * len(rows)
-    total = 0
+    start, num_tokens = [0] * len(rows), 0
     for i in order:
-        start[i] = total
-        total += rows[i].length
-    source, sequence, position, flat = [], [], [], []
-    for i, (g, c, prompt_row) in enumerate(of_row):
+        start[i] = num_tokens
+        num_tokens += rows[i].length
+    # A completion goes on counting where its prompt ended.
+    ahead = [0 if row.prompt is None else rows[row.prompt].length for row in rows]
+    positions = [torch.arange(rows[i].length) + ahead[i] for i in order]
+    first_sequence = [0, *accumulate(group.size for group in groups)]
+    first_token = [0, *accumulate(group.token.numel() for group in groups)]
+    parts: list[tuple[Tensor, ...]] = []
+    for i, (g, c, _, prompt_row) in enumerate(documents):
         if c < 0:
             continue
         group, where = groups[g], wanted[g][c]
         if prompt_row is None:
-            row = where + (start[i] + group.prompt.numel() - 1)
+            source = where + (start[i] + group.prompt.numel() - 1)
         else:
             last = start[prompt_row] + rows[prompt_row].length - 1
-            row = torch.where(where == 0, last, where + (start[i] - 1))
-        source.append(row)
-        sequence.append(torch.full_like(where, firsts.sequence[g] + c))
-        position.append(where)
-        flat.append(where + (firsts.token[g] + int(group.starts[c])))
-    targets = [groups[g].token[wanted[g][c] + groups[g].starts[c]] for g, c, _ in of_row if c >= 0]
+            source = torch.where(where == 0, last, where + (start[i] - 1))
+        in_group = where + int(group.starts[c])
+        number = torch.full_like(where, first_sequence[g] + c)
+        parts.append((source, group.token[in_group], number, where, in_group + first_token[g]))
+    source, target, sequence, position, flat = map(torch.cat, zip(*parts, strict=True))
     return Pack(
-        input_ids=torch.cat([tokens[i] for i in order]).long()[None],
-        position_ids=torch.cat([torch.arange(rows[i].length) + first_positions[i] for i in order])[
-            None
-        ],
+        input_ids=torch.cat([documents[i].tokens for i in order]).long()[None],
+        position_ids=torch.cat(positions)[None],
         layout=layout,
-        source=torch.cat(source),
-        target=torch.cat(targets).long(),
-        sequence=torch.cat(sequence),
-        position=torch.cat(position),
-        flat=torch.cat(flat),
+        source=source,
+        target=target.long(),
+        sequence=sequence,
+        position=position,
+        flat=flat,
     )
+
+
+def _documents(
+    groups: Sequence[Group],
+    wanted: list[dict[int, Tensor]],
+    pieces: list[_Piece],
+    share: bool,
+) -> list[_Document]:
+    """The rows of a pack, a shared prompt before its completions."""
+    # Two pieces of one group may have met again in one pack.
+    chosen: dict[int, list[int]] = {}
+    for piece in pieces:
+        chosen.setdefault(piece.group, []).extend(piece.chosen)
+    documents: list[_Document] = []
+    for g, completions in chosen.items():
+        group, prompt_row = groups[g], None
+        if share:
+            prompt_row = len(documents)
+            documents.append(_Document(g, -1, group.prompt, None))
+        for c in completions:
+            begin = int(group.starts[c])
+            tokens = group.token[begin : begin + int(wanted[g][c][-1])]
+            if not share:
+                tokens = torch.cat([group.prompt, tokens])
+            documents.append(_Document(g, c, tokens, prompt_row))
+    return documents

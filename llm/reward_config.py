@@ -14,10 +14,10 @@ from unirl.llm.reward_judge import JudgeConfig
 class RewardConfig:
     """What completions are rewarded for; the reward is the weighted sum."""
 
-    weights: Mapping[str, float] = field(default_factory=lambda: {"auto": 1.0})
+    weights: Mapping[str, float] = field(default_factory=dict)
     """Rewards by name: auto (the task's own), exact, last_number, characters, regex, math
     (math-verify), gym (reasoning-gym), model, judge, or module:function of your own. A larger
-    weight: counts more. 0: only reported.
+    weight: counts more. 0: only reported. None at all: auto alone.
     """
     timeout_seconds: float = 10.0
     """How long judging one completion may take, repetitions included, before it counts as timed
@@ -57,14 +57,10 @@ class RewardConfig:
         for name in ("rate_per_second", "give_up_after"):
             if not getattr(self, name) >= 0:
                 raise _wrong(name, getattr(self, name), "must be >= 0", "0 sets no limit")
-        if not self.weights:
-            raise UniRLError(
-                "there is no reward", "reward.weights is empty", "leave it out for the task's own"
-            )
         for name, weight in self.weights.items():
             if not math.isfinite(weight):
                 raise _wrong(f"weights.{name}", weight, "must be finite", "1 is usual")
-        if not any(self.weights.values()):
+        if self.weights and not any(self.weights.values()):
             raise UniRLError(
                 "no reward counts",
                 f"one weight must differ from 0, all {len(self.weights)} are 0",
@@ -81,6 +77,12 @@ class RewardConfig:
                 f'reward.judge.url is "{self.judge.url}", reward.judge.model "{self.judge.model}"',
                 "set both, such as http://127.0.0.1:8000/v1 and the model's name there",
             )
+
+    @property
+    def weight_of(self) -> dict[str, float]:
+        """All rewards with their weights, the default included."""
+        # Not a default of the field: what a file or a flag names is added to a field's default.
+        return dict(self.weights) or {"auto": 1.0}
 
 
 def _wrong(name: str, value: object, rule: str, remedy: str) -> UniRLError:

@@ -68,11 +68,12 @@ class Rewarder:
 
     def __init__(self, config: RewardConfig, tasks: Sequence[Task]) -> None:
         self._config = config
-        self.names = tuple(config.weights)
+        weights = config.weight_of
+        self.names = tuple(weights)
         """In the order of the scores."""
-        self.weights = tuple(config.weights.values())
-        self._own = _rewards_of_tasks(tasks) if "auto" in config.weights else {}
-        needed = [name for name in config.weights if name != "auto"] + list(self._own.values())
+        self.weights = tuple(weights.values())
+        self._own = _rewards_of_tasks(tasks) if "auto" in weights else {}
+        needed = [name for name in weights if name != "auto"] + list(self._own.values())
         self._limits = Limits(config.concurrency, config.rate_per_second)
         functions = {name: _function(name) for name in needed if _is_pooled(name)}
         modules = [_PACKAGES[name][0] for name in functions if name in _PACKAGES]
@@ -206,7 +207,7 @@ def _rewards_of_tasks(tasks: Sequence[Task]) -> dict[str, str]:
         if not task.reward:
             raise UniRLError(
                 f'task "{task.name}" has no reward of its own',
-                'reward.weights is "auto", which takes the task\'s own',
+                "reward.weights asks for auto, the task's own, as it does when it is empty",
                 "name one, such as reward.weights.exact = 1.0 or reward.weights.math = 1.0",
             )
     return {task.name: task.reward for task in tasks}

@@ -1,4 +1,4 @@
-"""The `unirl` command: train, resume, eval, play, plot, card, list, bench, tune; source: none.
+"""The `unirl` command and its subcommands; source: none.
 
 Nothing heavy is imported until a command needs it: `unirl --help` and `unirl list` answer at once.
 """
@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from unirl import config as configs
 from unirl import registry
+from unirl.commands.algorithms import AlgorithmsOptions, algorithms
 from unirl.commands.bench import BenchOptions, bench
 from unirl.commands.command import Command
 from unirl.commands.inspect import (
@@ -28,6 +29,7 @@ from unirl.commands.inspect import (
     plot,
 )
 from unirl.commands.listing import list_things
+from unirl.commands.model import model
 from unirl.commands.resume import ResumeOptions, resume
 from unirl.commands.session import Crash
 from unirl.commands.train import TrainOptions, recipe_and_files, train
@@ -63,6 +65,13 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "Try shapes of a plan and write the fastest as TOML.",
             tune,
             TuneOptions,
+        ),
+        "model": Command("smollm2|tiny DIR", "Write a small language model as a folder.", model),
+        "algorithms": Command(
+            "[NAME | diff A B]",
+            "Show the named algorithms for language models, and how two differ.",
+            algorithms,
+            AlgorithmsOptions,
         ),
     }
 )

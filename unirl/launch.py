@@ -33,6 +33,7 @@ from unirl.runners.hooks import (
     LogHook,
     RestartHook,
     RowWriter,
+    SamplesHook,
     StopHook,
 )
 from unirl.runners.inline import InlineRunner
@@ -227,7 +228,8 @@ class _Desk:
             folder, plan.run.checkpoint_steps, runner.begin_anew, start_step=start_step
         )
         stop = StopHook(plan.run.target_return, plan.run.max_seconds, window=plan.run.target_window)
-        hooks: list[Hook | None] = [stop, self.log, self.evaluate, self.save]
+        samples = SamplesHook(folder, plan.run.log_seconds)
+        hooks: list[Hook | None] = [stop, self.log, samples, self.evaluate, self.save]
         self.hooks = [hook for hook in hooks if hook is not None]
 
 

@@ -1,4 +1,4 @@
-"""Models are found, loaded and written; weights keep their names, and a checksum tells them apart."""
+"""Models are found, loaded and written; a checksum tells their weights apart."""
 
 import json
 from pathlib import Path
@@ -108,12 +108,11 @@ def test_weights_that_do_not_fit_are_named_and_nothing_is_copied() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8])
 def test_the_checksum_sees_one_changed_bit_anywhere(dtype: torch.dtype) -> None:
     weights = {"a": torch.arange(3001).to(dtype), "b": torch.ones(5, 7).to(dtype)}
-    sums = {checksum(weights)}
+    expected = checksum(weights)
     for place in (0, 1, 1500, 2999, 3000):
         changed = {**weights, "a": weights["a"].clone()}
         changed["a"].view(torch.uint8)[place * dtype.itemsize] ^= 1
-        sums.add(checksum(changed))
-    assert len(sums) == 6
+        assert checksum(changed) != expected
 
 
 def test_the_checksum_sees_where_weights_are_but_not_their_order() -> None:
@@ -129,7 +128,7 @@ def test_the_checksum_reads_tensors_that_begin_between_words() -> None:
 
 
 def test_missing_models_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(UniRLError, match="does not exist.*unirl model smollm2"):
+    with pytest.raises(UniRLError, match=r"does not exist.*unirl model smollm2"):
         load_model(ModelConfig(path=str(tmp_path / "nowhere")))
     with pytest.raises(UniRLError, match=r"holds no model.*config\.json"):
         load_tokenizer(ModelConfig(path=str(tmp_path)))
@@ -166,8 +165,8 @@ def test_the_command_writes_a_model_and_never_over_another(
     with pytest.raises(UniRLError, match="is there already"):
         model_command(["tiny", str(folder)])
     with pytest.raises(UniRLError, match=r'did you mean "tiny"\?'):
-        model_command(["tyni", str(folder)])
-    with pytest.raises(UniRLError, match="nothing"):
+        model_command(["tinny", str(folder)])
+    with pytest.raises(UniRLError, match="nothing cannot be written"):
         model_command([])
 
 

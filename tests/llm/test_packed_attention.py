@@ -12,6 +12,7 @@ from tests.llm.packed_groups import VOCAB, gradients, make_groups, make_model, p
 from unirl.core.errors import UniRLError
 from unirl.llm.group import Group
 from unirl.llm.packed_attention import hidden_states
+from unirl.llm.packed_check import check_packing
 from unirl.llm.packing import pack_groups
 from unirl.llm.token_logp import token_logp_of
 
@@ -234,3 +235,23 @@ def test_an_adapter_on_the_output_layer_is_refused() -> None:
     model = peft.get_peft_model(make_model(), config)
     with pytest.raises(UniRLError, match="learns a prompt"):
         token_logp_of(model, pack)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_the_check_before_training_lets_known_models_pass(dtype: torch.dtype) -> None:
+    model = make_model("qwen3", dtype=dtype).train()
+    assert check_packing(model, TEMPERATURE) < (0.3 if dtype == torch.bfloat16 else 1e-4)
+    assert model.training
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_check_before_training_finds_what_no_setting_tells(dtype: torch.dtype) -> None:
+    model = make_model(dtype=dtype)
+    # A layer that mixes neighbours, as convolutions and recurrent layers do.
+    model.model.layers[0].mlp.register_forward_hook(lambda _, __, out: out + out.roll(1, 1))
+    with pytest.raises(UniRLError, match="other log-probabilities on packs"):
+        check_packing(model)
+    model = make_model(dtype=dtype)
+    model.lm_head.register_forward_hook(lambda _, __, out: 3 * torch.tanh(out / 3))
+    with pytest.raises(UniRLError, match="other log-probabilities on packs"):
+        check_packing(model)

@@ -186,7 +186,6 @@ def test_a_reward_that_never_scores_ends_the_run() -> None:
         ({"weights": {f"{OWN}:NOT_A_FUNCTION": 1.0}}, "found int"),
         ({"weights": {f"{OWN}:demanding": 1.0}}, 'has an argument "weather"'),
         ({"weights": {"math:dict.get": 1.0}}, "does not exist|without a signature"),
-        ({"weights": {}}, "no reward"),
         ({"weights": {"exact": 0.0}}, "no reward counts"),
         ({"weights": {"exact": math.inf}}, "must be finite"),
         ({"weights": {"regex": 1.0}}, "lacks its pattern"),

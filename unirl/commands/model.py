@@ -1,4 +1,4 @@
-"""`unirl model`: write a small language model as a folder that model.path can name; source: none."""
+"""`unirl model`: write a small language model as a folder for model.path; source: none."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ MODELS = {
 def model(arguments: Sequence[str]) -> int:
     """`unirl model smollm2|tiny DIR`: write the model, say where it is."""
     positional, _ = parse(arguments, NoOptions)
-    if len(positional) != 2 or positional[0] not in MODELS:
+    asked = positional[0] if positional else "nothing"
+    if len(positional) != 2 or asked not in MODELS:
         raise UniRLError(
-            f'"{" ".join(positional) or "nothing"}" is no model and folder',
-            f"unirl model takes {' or '.join(MODELS)}, and the folder to write to",
-            configs.suggestion(positional[0] if positional else "", MODELS)
+            f"{' '.join(positional) or asked} cannot be written",
+            f"unirl model takes {' or '.join(MODELS)}, and the folder to write it to",
+            (asked not in MODELS and configs.suggestion(asked, MODELS))
             or "unirl model tiny models/tiny",
         )
     name, folder = positional[0], Path(positional[1])

@@ -8,8 +8,9 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from unirl.core.checkpoint import JSON
 from unirl.core.errors import UniRLError
 from unirl.core.evaluator import EvalResult, Evaluator
 from unirl.core.learner import EpisodicLearner
@@ -200,6 +201,41 @@ class EvalHook:
         loop.metrics.last("eval/return_std", result.std)
         loop.metrics.interval("time/eval", time.monotonic() - started)
         write_evaluation(self._run_dir, loop.learner.num_steps, result, self._deterministic)
+
+
+@runtime_checkable
+class TellingLearner(Protocol):
+    """A learner that can show what it learns from."""
+
+    def take_samples(self) -> Sequence[Mapping[str, JSON]]:
+        """Samples of the newest batch as rows, once."""
+
+
+class SamplesHook:
+    """Every `log_seconds`: the newest batch of a learner that shows it, in samples/samples.jsonl."""
+
+    def __init__(self, run_dir: Path, log_seconds: float) -> None:
+        self._path, self._log_seconds = run_dir / "samples" / "samples.jsonl", log_seconds
+        self._last_time = -math.inf
+
+    def after_update(self, loop: TrainLoop) -> None:
+        """See Hook."""
+        due = time.monotonic() - self._last_time >= self._log_seconds
+        if due and isinstance(loop.learner, TellingLearner):
+            self._write(loop.learner.take_samples())
+
+    def at_end(self, loop: TrainLoop) -> None:
+        """See Hook."""
+        if isinstance(loop.learner, TellingLearner):
+            self._write(loop.learner.take_samples())
+
+    def _write(self, rows: Sequence[Mapping[str, JSON]]) -> None:
+        if not rows:
+            return
+        self._last_time = time.monotonic()
+        self._path.parent.mkdir(exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 class StopHook:
