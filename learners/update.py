@@ -86,7 +86,7 @@ class OptimizerConfig:
 class Update:
     """Owns the optimiser and the float32 master copy of every parameter that computes in less.
 
-    The module's own float32 parameters are their own masters. `total_steps` is what a linear
+    The module's own parameters of float32 and above are their own masters. `total_steps` is what a linear
     schedule ends at. reduce: sums gradients over the processes that share a batch; None: alone.
     """
 
@@ -109,10 +109,10 @@ class Update:
         self.adaptive_lr = torch.tensor(config.lr, dtype=torch.float64, device=device)
         """The step size that `adapt` has come to: on the device, so that nobody waits for it."""
         self._masters: dict[str, Tensor] = {
-            name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
+            name: p if p.dtype.itemsize >= 4 else p.detach().float().requires_grad_()
             for name, p in self._parameters.items()
         }
-        low = [name for name, p in self._parameters.items() if p.dtype != torch.float32]
+        low = [name for name, p in self._parameters.items() if p.dtype.itemsize < 4]
         self._low: list[Tensor] = [self._parameters[name] for name in low]
         self._low_masters = [self._masters[name] for name in low]
         # Torch's optimizer classes import its compiler, 70 MB and a second of start-up; the

@@ -15,6 +15,9 @@ from unirl.core.actor import ActorContext
 from unirl.core.errors import UniRLError
 from unirl.core.learner import LearnerContext
 from unirl.core.queue import QueueConfig
+from unirl.core.tree import flatten
+from unirl.core.weights import Weights
+from unirl.learners.parallel import Ranks
 from unirl.llm.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.engines import make_engine
@@ -22,7 +25,7 @@ from unirl.llm.evaluate import LlmEvaluator, Parts
 from unirl.llm.group import GroupShape
 from unirl.llm.language_policy import LanguagePolicy
 from unirl.llm.learner import LlmLearner, LlmLearnerConfig
-from unirl.llm.lora import add_adapters
+from unirl.llm.lora import add_adapters, published_weights
 from unirl.llm.model import ModelConfig, load_model, load_tokenizer
 from unirl.llm.own_code import load_own
 from unirl.llm.prompts import PromptSource
@@ -81,7 +84,7 @@ def probe(config: LanguageConfig) -> Probe:
     return Probe(
         GroupShape(
             config.rollout.group_size,
-            config.task.max_prompt,
+            prompts.longest,
             config.sampling.max_tokens,
             len(rewarder.names),
         ),
@@ -101,7 +104,7 @@ def algorithm_of(config: LanguageConfig) -> Algorithm:
 def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
     """The factory of a plan's actor."""
     tokenizer, prompts, rewarder = _prompts(config)
-    own = config.rollout
+    own, ranks = config.rollout, Ranks.from_environment()
     return Rollout(
         make_engine(config.engine, config.model),
         context.weights,
@@ -110,6 +113,8 @@ def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
         own,
         config.sampling,
         seed=config.run.seed,
+        first=ranks.rank,
+        stride=ranks.size,
         max_staleness=config.max_staleness,
         sleeps=config.mode == "colocated",
         decode=_decoder(tokenizer),
@@ -118,9 +123,12 @@ def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
     )
 
 
-def make_learner(context: LearnerContext, *, config: LanguageConfig) -> LlmLearner:
-    """The factory of a plan's learner."""
-    algorithm, device = algorithm_of(config), _device(config.learner.device)
+def make_learner(
+    context: LearnerContext, *, config: LanguageConfig, ranks: Ranks | None = None
+) -> LlmLearner:
+    """The factory of a plan's learner. ranks: the processes that train together."""
+    ranks = ranks or Ranks()
+    algorithm, device = algorithm_of(config), _device(ranks.place(config.learner.device))
     log.info("algorithm %s\n%s", algorithm.name, algorithm.describe())
     torch.manual_seed(context.seed % 2**63)  # adapters begin at random
     policy = _policy(config, algorithm, device)
@@ -140,7 +148,23 @@ def make_learner(context: LearnerContext, *, config: LanguageConfig) -> LlmLearn
         num_recent=config.run.target_window,
         reference=reference,
         tokenizer=load_tokenizer(config.model),
+        ranks=ranks,
     )
+
+
+def weights_of(model: Mapping[str, Any], *, config: LanguageConfig) -> Weights:
+    """What engines take, of the model of a checkpoint."""
+    policy = _policy(config, algorithm_of(config), torch.device("cpu"))
+    saved = flatten(model)
+    learned = {name for name, value in policy.named_parameters() if value.requires_grad}
+    if missing := sorted(learned - saved.keys()):
+        raise UniRLError(
+            f"the checkpoint has no {missing[0]}",
+            f"{len(missing)} of {len(learned)} parameters that learn are not in it",
+            "use it with the model settings of its run",
+        )
+    policy.load_state_dict(saved, strict=False)
+    return published_weights(policy.model)
 
 
 def make_evaluator(seed: int, *, config: LanguageConfig) -> LlmEvaluator:

@@ -15,6 +15,7 @@ from unirl.llm import model as models
 from unirl.llm.decoding import draw
 from unirl.llm.engine import Finish
 from unirl.llm.hf_attention import Decode, Prefill, Probe, Step
+from unirl.llm.hf_linear import quicken
 from unirl.llm.hf_rows import Rows, Running
 from unirl.llm.kv_cache import KeyValueCache
 
@@ -36,6 +37,7 @@ class Generation:
         self.rows = Rows()
         self._tokenizer, self._device = tokenizer, device
         hf_attention.plug_in(model)
+        quicken(model)
         probe = Probe()
         self._forward(np.zeros(1, np.int64), np.zeros(1, np.int64), probe)
         layers = model.config.get_text_config().num_hidden_layers

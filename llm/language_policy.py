@@ -59,11 +59,13 @@ class LanguagePolicy(nn.Module):
         """Log-probabilities and values of all packs' targets, [N] in the batch's numbering; 0 where
         no pack has the token.
         """
-        logp = torch.zeros(num_tokens, device=self._head[0].weight.device)
+        weight = self._head[0].weight
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        logp = torch.zeros(num_tokens, dtype=dtype, device=weight.device)
         value = torch.zeros_like(logp) if self.critic is not None else None
         for pack in packs:
             terms = self(pack)
-            logp[pack.flat] = terms.logp.float()
+            logp[pack.flat] = terms.logp
             if value is not None and terms.value is not None:
-                value[pack.flat] = terms.value
+                value[pack.flat] = terms.value.to(dtype)
         return logp, value

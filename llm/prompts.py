@@ -79,6 +79,8 @@ class PromptSource:
     ) -> None:
         self._tasks, self._tokenizer, self._config = tuple(tasks), tokenizer, config
         self._max_context, self._max_tokens = max_context, max_tokens
+        self.longest = 0
+        """Tokens of the longest prompt that is kept."""
         self.dropped: dict[str, int] = {}
         """Prompts left out because they are too long, of each task, both splits together."""
         self._train = [self._fitting(task, task.train) for task in tasks]
@@ -141,6 +143,7 @@ class PromptSource:
             length = len(self._encode(task, examples[index])[1])
             if length <= most:
                 kept.append(index)
+                self.longest = max(self.longest, length)
             elif self._config.too_long == "error":
                 raise self._too_long(task, index, length)
         num_dropped = len(examples) - len(kept)

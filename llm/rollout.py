@@ -65,9 +65,10 @@ class Rollout:
     """See AsyncActor. It starts its engine with the first sample.
 
     decode: token ids as the text that rewards read. seed: the run's, so that a completion is a
-    function of seed, ticket and weights, whichever actor makes it. max_staleness: a kept part that
-    is older is generated anew. sleeps: the engine gives its memory back while no sample is under
-    way.
+    function of seed, ticket and weights, whichever actor makes it. Ticket n asks prompt number
+    first + stride * n: what several processes do that share one order of prompts. max_staleness:
+    a kept part that is older is generated anew. sleeps: the engine gives its memory back while no
+    sample is under way.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class Rollout:
         sampling: SamplingConfig,
         *,
         seed: int,
+        first: int = 0,
+        stride: int = 1,
         max_staleness: int,
         sleeps: bool = False,
         decode: Callable[[Sequence[int]], str],
@@ -89,13 +92,14 @@ class Rollout:
         self.engine, self.prompts, self.sampling = engine, prompts, sampling
         self._weights, self._rewarder, self._config = weights, rewarder, config
         self._seed, self._max_staleness, self._decode = seed, max_staleness, decode
+        self._first, self._stride = first, stride
         self._function, self._keep = function or ask_engine, keep
         self._swap = asyncio.Lock()
         self._incoming = Incoming()
         self._sleeps, self._num_open = sleeps, 0
         self._num_running = 0
         self._kept: dict[int, list[Completion | None]] = {}
-        """By ticket, what interrupted groups have so far."""
+        """By number of the prompt, what interrupted groups have so far."""
 
     async def produce(self, slot: Slot) -> None:
         """See AsyncActor."""
@@ -109,16 +113,17 @@ class Rollout:
 
     async def _produce(self, slot: Slot) -> None:
         await self._refresh()
-        prompt = self.prompts.prompt(slot.ticket)
+        number = self._first + self._stride * slot.ticket
+        prompt = self.prompts.prompt(number)
         started = time.monotonic()
         self._num_running += 1
         try:
-            completions = await self._function(self, prompt, self._requests(slot.ticket, prompt))
+            completions = await self._function(self, prompt, self._requests(number, prompt))
         finally:
             self._num_running -= 1
         generated = time.monotonic()
         if any(one.finish == "aborted" for one in completions):
-            self._kept[slot.ticket] = list(completions)
+            self._kept[number] = list(completions)
             raise ReissueSlot
         texts = [self._decode(one.tokens) for one in completions]
         scores = await self._rewarder.score_group(prompt, texts, completions)
@@ -142,8 +147,8 @@ class Rollout:
         self._rewarder.close()
         await self.engine.close()
 
-    def _requests(self, ticket: int, prompt: Prompt) -> list[Request]:
-        kept = self._kept.pop(ticket, [None] * self._config.group_size)
+    def _requests(self, number: int, prompt: Prompt) -> list[Request]:
+        kept = self._kept.pop(number, [None] * self._config.group_size)
         oldest = self.engine.version - self._max_staleness
         requests = []
         for i, partial in enumerate(kept):
@@ -151,10 +156,10 @@ class Rollout:
                 partial = None
             requests.append(
                 Request(
-                    id=f"{ticket}.{i}",
+                    id=f"{number}.{i}",
                     prompt=prompt.tokens,
                     sampling=self.sampling,
-                    seed=derive_seed(self._seed, "completion", ticket, i),
+                    seed=derive_seed(self._seed, "completion", number, i),
                     partial=partial,
                 )
             )

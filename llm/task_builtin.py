@@ -56,13 +56,13 @@ def _digits(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
 
 
 def _reverse(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
-    """4 7 = 7 4."""
-    return _strings(name, config, lambda text: _plain(f"{_spaced(text)} =", _spaced(text[::-1])))
+    """4 7 = 74."""
+    return _strings(name, config, lambda text: _plain(f"{_spaced(text)} =", text[::-1]))
 
 
 def _copy(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
-    """4 7 : 4 7."""
-    return _strings(name, config, lambda text: _plain(f"{_spaced(text)} :", _spaced(text)))
+    """4 7 : 47."""
+    return _strings(name, config, lambda text: _plain(f"{_spaced(text)} :", text))
 
 
 def _count(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:

@@ -29,12 +29,11 @@ _PARTS = (".lora_A.weight", ".lora_B.weight")
 class AdapterFolder:
     """Writes adapters, and knows what a worker must hold after loading one.
 
-    settings: peft's, as the learner uses them: r, lora_alpha, target_modules. Left out: read from
-    the tensors, with lora_alpha = r.
+    alpha: adapters are scaled by alpha / rank. rank 0: read it from the tensors, and scale by 1.
     """
 
-    def __init__(self, settings: Mapping[str, Any] | None = None, folder: str = "") -> None:
-        self._settings = dict(settings or {})
+    def __init__(self, rank: int = 0, alpha: float = 1.0, folder: str = "") -> None:
+        self._rank, self._alpha = rank, alpha
         self._own = not folder
         self._folder = Path(folder or tempfile.mkdtemp(prefix="unirl-adapter-"))
         self._last: Path | None = None
@@ -59,9 +58,9 @@ class AdapterFolder:
             "task_type": "CAUSAL_LM",
             "bias": "none",
             "r": rank,
-            "lora_alpha": rank,
+            "lora_alpha": self._alpha if self._rank else rank,
             "target_modules": sorted({name.split(".")[-3] for name in tensors}),
-        } | {name: _plain(value) for name, value in self._settings.items()}
+        }
         flat = {
             name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()
         }
@@ -109,7 +108,3 @@ def _peft_name(name: str) -> str:
     kind = after[0]
     clean = before if before.startswith(_PREFIX) else _PREFIX + before
     return f"{clean}{dot}{kind}.weight"
-
-
-def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, (set, frozenset)) else value

@@ -10,6 +10,8 @@ import difflib
 import json
 import math
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +19,13 @@ from typing import Any
 
 from unirl.core.errors import UniRLError
 from unirl.llm.engine import EngineConfig
+from unirl.llm.model import TINY, ModelConfig
 from unirl.llm.vllm_lifeline import OWNER, owner_tag
 from unirl.llm.vllm_worker import BACKEND, EXTENSION
 
 _GIB = 2**30
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of adapters that vLLM reserves room for."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -39,22 +44,22 @@ def import_vllm() -> Any:
     return vllm
 
 
-def engine_arguments(config: EngineConfig, model: str, *, seed: int = 0) -> dict[str, Any]:
-    """Arguments of AsyncEngineArgs; engine.options come last and win.
-
-    Raises UniRLError for a model that is not there.
-    """
-    check_model(model)
+def engine_arguments(
+    config: EngineConfig, model: ModelConfig, folder: str, *, seed: int = 0
+) -> dict[str, Any]:
+    """Arguments of AsyncEngineArgs; engine.options come last and win. folder: see model_folder."""
     cpu = on_cpu()
     found: dict[str, Any] = {
-        "model": model,
-        "dtype": config.dtype,
+        "model": folder,
+        "dtype": dtype(config, model, folder),
         "max_num_seqs": config.max_sequences,
         "enforce_eager": config.eager,
         "seed": seed,
         # The log-probabilities of the distribution that tokens are drawn from, not of the model's.
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "trust_remote_code": model.trust_remote_code,
         "worker_extension_cls": EXTENSION,
         "weight_transfer_config": {"backend": BACKEND},
     }
@@ -62,10 +67,13 @@ def engine_arguments(config: EngineConfig, model: str, *, seed: int = 0) -> dict
         found["kv_cache_memory_bytes"] = int(config.memory_gib * _GIB)
     if config.max_context:
         found["max_model_len"] = config.max_context
-    if not has_tokenizer(model):
+    if model.revision:
+        found["revision"] = model.revision
+    if not has_tokenizer(folder):
         found["skip_tokenizer_init"] = True
     if config.transfer == "lora":
-        found |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2}
+        rank = next((one for one in _RANKS if one >= model.lora_rank), _RANKS[-1])
+        found |= {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 2, "max_lora_rank": rank}
     return found | options(config)
 
 
@@ -118,7 +126,7 @@ def variables(config: EngineConfig) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         "VLLM_CPU_OMP_THREADS_BIND": cores(),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.timeout_seconds)),
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "VLLM_NO_USAGE_STATS": "1",
     }
@@ -138,28 +146,63 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
+def dtype(config: EngineConfig, model: ModelConfig, folder: str) -> str:
+    """What to compute in: as asked for, else as the learner does, else what the folder says. vLLM's
+    own "auto" makes float16 of float32.
+    """
+    for name in (config.dtype, model.dtype):
+        if name != "auto":
+            return name
+    try:
+        settings = json.loads((Path(folder) / "config.json").read_text())
+    except (OSError, ValueError):
+        return "auto"
+    return str(settings.get("dtype") or settings.get("torch_dtype") or "float32")
+
+
 def has_tokenizer(model: str) -> bool:
     """A folder without one can still be used by token ids; a hub's model is taken to have one."""
     folder = Path(model)
     return not folder.is_dir() or any((folder / name).exists() for name in _TOKENIZERS)
 
 
-def check_model(model: str) -> None:
-    """Raise UniRLError for a folder that is missing or holds no model; hub ids pass."""
-    folder = Path(model).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise UniRLError(
-                f"folder {model} holds no model",
-                "there must be a config.json in it, as save_pretrained writes",
-                "name the folder that has one",
-            )
-    elif model.startswith(("/", ".", "~")) or model.count("/") != 1:
+def model_folder(model: ModelConfig, scratch: Scratch) -> str:
+    """The folder that vLLM loads; the tiny model is written to one. Hub ids stay as they are.
+
+    Raises UniRLError for a folder that is missing or holds no model.
+    """
+    if model.path == TINY:
+        from unirl.llm.tiny import make_tiny
+
+        return str(make_tiny(Path(scratch.folder()) / TINY, model.seed))
+    folder = Path(model.path).expanduser()
+    if not folder.is_dir() and model.path.count("/") == 1 and model.path[0] not in "/.~":
+        return model.path
+    if not (folder / "config.json").is_file():
         raise UniRLError(
-            f"model {model} is no folder",
-            "engine vllm loads a folder, or an id of the hub (owner/name), by itself",
-            "unirl model smollm2 DIR makes a folder without a download from the hub",
+            f"folder {model.path} holds no model",
+            "there must be a config.json in it, as save_pretrained writes",
+            "name another one, or make one: unirl model smollm2 DIR",
         )
+    return str(folder)
+
+
+class Scratch:
+    """A temporary folder, made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._folder = ""
+
+    def folder(self) -> str:
+        """Its path."""
+        self._folder = self._folder or tempfile.mkdtemp(prefix="unirl-vllm-")
+        return self._folder
+
+    def remove(self) -> None:
+        """With all that is in it; idempotent."""
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = ""
 
 
 def shown(arguments: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,14 @@ from typing import Any, TypeVar
 
 from unirl.core.errors import UniRLError
 from unirl.llm.engine import EngineConfig, EngineFailed
-from unirl.llm.vllm_arguments import engine_arguments, environment, import_vllm
+from unirl.llm.model import ModelConfig
+from unirl.llm.vllm_arguments import (
+    Scratch,
+    engine_arguments,
+    environment,
+    import_vllm,
+    model_folder,
+)
 from unirl.llm.vllm_processes import Family
 
 _Answer = TypeVar("_Answer")
@@ -27,9 +34,12 @@ class VllmCore:
     busy: whether requests are under way, so that silence means something.
     """
 
-    def __init__(self, config: EngineConfig, model: str, seed: int, busy: Callable[[], bool]):
+    def __init__(
+        self, config: EngineConfig, model: ModelConfig, seed: int, busy: Callable[[], bool]
+    ):
         self._config, self._model, self._seed, self._busy = config, model, seed, busy
         self._family = Family()
+        self._scratch = Scratch()
         self._broken: asyncio.Future[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self.llm: Any = None
@@ -75,6 +85,7 @@ class VllmCore:
             ending = asyncio.create_task(asyncio.to_thread(self.llm.shutdown, 5.0))
             await asyncio.wait({ending}, timeout=20)
         await asyncio.to_thread(self._family.kill)
+        self._scratch.remove()
         self.break_off(closed())
 
     # What WeightSync asks of a vLLM, whichever way it is reached.
@@ -194,12 +205,13 @@ class VllmCore:
     def _build(self) -> Any:
         with environment(self._config):
             vllm = import_vllm()
-            arguments = engine_arguments(self._config, self._model, seed=self._seed)
+            folder = model_folder(self._model, self._scratch)
+            arguments = engine_arguments(self._config, self._model, folder, seed=self._seed)
             try:
                 prepared = vllm.AsyncEngineArgs(**arguments).create_engine_config()
             except (ValueError, OSError, TypeError, ImportError, RuntimeError) as error:
                 raise UniRLError(
-                    f"vLLM does not take {self._model} with these settings",
+                    f"vLLM does not take {self._model.path} with these settings",
                     " ".join(str(error).split())[:400],
                     "change what it names, or set engine.kind to hf",
                 ) from error

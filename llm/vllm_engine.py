@@ -20,6 +20,7 @@ from unirl.llm.engine import (
     Request,
 )
 from unirl.llm.engine_usage import Usage, continuation_seed, extend, nothing_left
+from unirl.llm.model import ModelConfig
 from unirl.llm.vllm_adapter import ADAPTER_ID, ADAPTER_NAME, AdapterFolder
 from unirl.llm.vllm_core import VllmCore, closed
 from unirl.llm.weight_sync import WeightSync
@@ -28,25 +29,25 @@ from unirl.llm.weight_sync import WeightSync
 class VllmEngine:
     """Engine (see there) on vLLM. One event loop for all calls.
 
-    model: a folder in Hugging Face's layout, or an id of its hub. adapter: for engine.transfer
-    lora, the learner's settings for peft (r, lora_alpha, target_modules). folder: where
-    engine.transfer file and lora write; "": a temporary folder of this machine.
+    folder: where engine.transfer file and lora write; "": a temporary folder of this machine. With
+    engine.transfer lora, lora_rank and lora_alpha must be the learner's.
     """
 
     def __init__(
         self,
-        config: EngineConfig,
-        model: str,
+        model: ModelConfig,
+        config: EngineConfig | None = None,
         *,
-        adapter: Mapping[str, Any] | None = None,
         folder: str = "",
         seed: int = 0,
     ) -> None:
-        self._config = config
+        self._config = config = config or EngineConfig(kind="vllm")
         self._usage = Usage()
         self._core = VllmCore(config, model, seed, lambda: bool(self._usage.ids))
         self._sync = WeightSync(config, self._core, folder)
-        self._adapter = AdapterFolder(adapter, folder) if config.transfer == "lora" else None
+        self._adapter = None
+        if config.transfer == "lora":
+            self._adapter = AdapterFolder(model.lora_rank, model.lora_alpha, folder)
         self._lora: Any = None
         self._version = -1
         self._starting = asyncio.Lock()
@@ -245,9 +246,7 @@ class VllmEngine:
         if self._closed:
             raise closed()
         if self._core.llm is None:
-            raise UniRLError(
-                "the engine is not ready", "start comes before all else", "await start()"
-            )
+            raise UniRLError("the engine is not ready", "start comes first", "await start()")
         self._core.require_alive()
 
 

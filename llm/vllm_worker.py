@@ -85,7 +85,7 @@ def _backend() -> type:
     )
 
     @dataclass
-    class Introduction(WeightTransferInitInfo):
+    class Introduction(WeightTransferInitInfo):  # type: ignore[misc]
         kind: str = "shared"
         host: str = ""
         port: int = 0
@@ -94,7 +94,7 @@ def _backend() -> type:
         seconds: float = 60.0
 
     @dataclass
-    class Update(WeightTransferUpdateInfo):
+    class Update(WeightTransferUpdateInfo):  # type: ignore[misc]
         kind: str = "shared"
         version: int = -1
         path: str = ""

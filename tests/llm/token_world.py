@@ -42,13 +42,12 @@ class TokenWorld:
             return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
         self.table = normal(self.num_states, VOCABULARY)
-        self.stale = self.table + 0.6 * normal(self.num_states, VOCABULARY)
-        num = len(self.completions)
-        order = torch.randperm(num, generator=generator)
-        easy, hard = torch.ones(num).double(), torch.zeros(num).double()
-        easy[order[: num // 3]] = 0.0
-        hard[order[-1 - num // 6 :]] = 1.0
-        self.reward = torch.stack([easy, hard])  # [prompts, completions]
+        self.stale = self.table + normal(self.num_states, VOCABULARY)
+        # Easy: wrong is what begins with 1. Hard: right is only the last of what begins with 1.
+        easy = [float(c[0] != 1) for c in self.completions]
+        hard = [0.0] * len(easy)
+        hard[max(i for i, c in enumerate(self.completions) if c[0] == 1)] = 1.0
+        self.reward = torch.tensor([easy, hard], dtype=torch.float64)  # [prompts, completions]
 
     def log_prob(self, table: Tensor) -> Tensor:
         """Of each completion, [C]."""
@@ -115,18 +114,19 @@ class TokenWorld:
         mask = torch.ones(token.numel(), dtype=torch.bool)
         value = critic[prompt[sequence], state] if critic is not None else None
         ref = reference.log_softmax(-1)[state, token] if reference is not None else None
-        parts = [batch == b for b in range(num_batches)] if apart else [batch >= 0]
+        num_tokens = torch.tensor([len(self.states[c]) for c in flat]).view(num_batches, size)
+        ends = num_tokens.sum(1).cumsum(0).tolist()
         advantage = torch.zeros_like(logp)
-        for part in parts:
-            rows = part[sequence]
-            first = int(part.int().argmax())
+        for part in range(num_batches) if apart else range(1):
+            rows = slice(ends[part - 1] if part else 0, ends[part] if apart else None)
+            mine = slice(part * size, (part + 1) * size) if apart else slice(None)
             advantage[rows] = advantages(
                 algorithm,
-                reward[part],
-                (batch * 2 + prompt)[part],
-                torch.ones(int(part.sum())),
+                reward[mine],
+                (batch * 2 + prompt)[mine],
+                torch.ones_like(reward[mine]),
                 mask[rows],
-                sequence[rows] - (first if apart else 0),
+                sequence[rows] - part * size,
                 old_logp=new_logp.detach()[rows],
                 logp=logp[rows],
                 value=None if value is None else value[rows],
@@ -135,8 +135,13 @@ class TokenWorld:
         # A batch's denominator is that of its tokens alone.
         below = torch.stack(
             [
-                denominator(algorithm, mask[:num], torch.arange(size).repeat_interleave(each), size)
-                for each, num in self._lengths(picks)
+                denominator(
+                    algorithm,
+                    mask[: int(each.sum())],
+                    torch.arange(size).repeat_interleave(each),
+                    size,
+                )
+                for each in num_tokens
             ]
         )
         factor = (probability / below)[batch][sequence]
@@ -152,10 +157,6 @@ class TokenWorld:
         )
         (found,) = torch.autograd.grad(loss.numerator, table)
         return found
-
-    def _lengths(self, picks: Tensor) -> list[tuple[Tensor, int]]:
-        length = torch.tensor([len(c) for c in self.completions])
-        return [(row, int(row.sum())) for row in length[picks]]
 
 
 def compare(found: Tensor, exact: Tensor) -> tuple[float, float]:

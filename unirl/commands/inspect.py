@@ -72,14 +72,13 @@ def evaluate(arguments: Sequence[str]) -> int:
     plan, checkpoint = run_folder.load(where)
     if plan.make_evaluator is None:
         raise _no_evaluation(plan, "evaluated")
-    from unirl.core.tree import flatten
     from unirl.runners.hooks import write_evaluation
 
     deterministic = _deterministic(options, plan)
     evaluator = plan.make_evaluator(options.seed)
     try:
         result = evaluator.evaluate(
-            flatten(checkpoint.model), options.episodes, deterministic=deterministic
+            plan.weights_in(checkpoint.model), options.episodes, deterministic=deterministic
         )
     finally:
         evaluator.close()
@@ -118,7 +117,6 @@ def play(arguments: Sequence[str]) -> int:
         os.environ.setdefault("MUJOCO_GL", "egl")
     plan, checkpoint = run_folder.load(where)
     from unirl.core.evaluator import Player
-    from unirl.core.tree import flatten
     from unirl.report.video import write_video
 
     player = plan.make_evaluator(options.seed) if plan.make_evaluator is not None else None
@@ -129,7 +127,7 @@ def play(arguments: Sequence[str]) -> int:
     )
     try:
         frames = player.frames(
-            flatten(checkpoint.model),
+            plan.weights_in(checkpoint.model),
             deterministic=_deterministic(options, plan),
             num_episodes=options.episodes,
         )

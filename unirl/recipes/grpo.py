@@ -98,6 +98,7 @@ def plan(config: Config) -> Plan:
         runner=replace(config.runner, kind="processes") if overlaps else config.runner,
         run=config.run,
         make_evaluator=partial(assembly.make_evaluator, config=config),
+        weights_of=partial(assembly.weights_of, config=config),
         fingerprint=found.fingerprint,
         reasons=tuple(dict.fromkeys((*REASONS, *GROUP_REASONS))),
         reissue=True,

@@ -16,6 +16,8 @@ from unirl.core.learner import Learner, LearnerContext
 from unirl.core.queue import REASONS, QueueConfig
 from unirl.core.sample import SampleSpec
 from unirl.core.seeding import derive_seed
+from unirl.core.tree import flatten
+from unirl.core.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,8 @@ class Plan:
     run: RunConfig = field(default_factory=RunConfig)
     make_evaluator: Callable[[int], Evaluator] | None = None
     """From a seed; None: the recipe has no evaluation."""
+    weights_of: Callable[[Mapping[str, Any]], Weights] | None = None
+    """From the model of a checkpoint to what evaluators take; None: the same, flat."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """What a checkpoint must agree on to be resumed: environment, spaces, policy. JSON."""
     env_workers: EnvWorkers | None = None
@@ -175,6 +179,10 @@ class Plan:
         """The learner with the seed that this plan's run seed gives to this policy."""
         path = ("policy", policy) if policy else ()
         return self.make_learner(LearnerContext(derive_seed(self.run.seed, "learner", *path)))
+
+    def weights_in(self, model: Mapping[str, Any]) -> Weights:
+        """What evaluators take, of the model of a checkpoint."""
+        return flatten(model) if self.weights_of is None else self.weights_of(model)
 
     def describe(self) -> str:
         """The plan in a few lines, for --dry-run and the log."""

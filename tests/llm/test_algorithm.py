@@ -1,0 +1,441 @@
+"""Claims about algorithms as learners call them: what a config resolves to, what is refused, that
+no split of a batch matters, and that every one of them learns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from unirl.commands.algorithms import algorithms
+from unirl.core.errors import UniRLError
+from unirl.llm.algorithm import (
+    Algorithm,
+    AlgorithmConfig,
+    advantages,
+    check_group_size,
+    critic_loss,
+    denominator,
+    kl_loss,
+    policy_loss,
+    policy_terms,
+    resolve,
+)
+from unirl.llm.algorithm_diff import difference, differing_terms, outcome
+from unirl.llm.batch_file import TokenBatch, example_batch, load_batch, save_batch
+from unirl.llm.presets import DEFAULT, PRESETS
+
+every_preset = pytest.mark.parametrize("name", PRESETS)
+
+
+def test_the_config_has_every_term_and_no_other() -> None:
+    terms = {item.name for item in fields(Algorithm)} - {"name"}
+    assert {item.name for item in fields(AlgorithmConfig)} - {"preset"} == terms
+    assert AlgorithmConfig().preset == DEFAULT
+
+
+@every_preset
+def test_a_preset_alone_resolves_to_itself_and_describes_each_term(name: str) -> None:
+    found = resolve(AlgorithmConfig(preset=name))
+    assert found == PRESETS[name].algorithm
+    assert len(found.describe().splitlines()) == len(found.terms()) == 6
+    assert "e+" not in found.describe()
+
+
+def test_what_is_set_replaces_the_presets_term_and_the_name_tells() -> None:
+    found = resolve(AlgorithmConfig(preset="verl:grpo", clip_high=0.4))
+    assert found == replace(PRESETS["verl:grpo"].algorithm, clip_high=0.4, name="verl:grpo+")
+    same = resolve(AlgorithmConfig(preset="verl:grpo", clip_high=0.2))
+    assert same.name == "verl:grpo"
+
+
+@pytest.mark.parametrize(
+    ("objective", "low", "high"),
+    [("cispo", 1.0, 4.0), ("gspo", 3e-4, 4e-4), ("dppo", 0.2, 0.2)],
+)
+def test_another_objective_brings_its_own_bounds(objective: Any, low: float, high: float) -> None:
+    found = resolve(AlgorithmConfig(objective=objective))
+    assert (found.clip_low, found.clip_high, found.dual_clip) == (low, high, 0.0)
+    set_by_hand = resolve(AlgorithmConfig(objective=objective, clip_high=0.5))
+    assert (set_by_hand.clip_low, set_by_hand.clip_high) == (low, 0.5)
+
+
+def test_another_correction_brings_its_own_bounds() -> None:
+    found = resolve(AlgorithmConfig(correction="icepop"))
+    assert (found.correction_low, found.correction_high) == (0.5, 5.0)
+    none = resolve(AlgorithmConfig(advantage="vtrace"))
+    assert none.correction == "none" and not none.weighs
+
+
+def test_the_constant_of_dr_grpo_is_max_tokens_unless_set() -> None:
+    assert resolve(AlgorithmConfig(preset="trl:dr_grpo"), max_tokens=64).norm_tokens == 64
+    config = AlgorithmConfig(preset="trl:dr_grpo", norm_tokens=9)
+    assert resolve(config, max_tokens=64).norm_tokens == 9
+    batch = example_batch()
+    with pytest.raises(ValueError, match="max_tokens"):
+        outcome(resolve(AlgorithmConfig(preset="trl:dr_grpo")), batch)
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(UniRLError, match='did you mean "openrlhf:rloo"'):
+        resolve(AlgorithmConfig(preset="openrlfh:rlo"))
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"ratio": "behaviour", "correction": "tis"},
+        {"advantage": "vtrace", "correction": "tis"},
+        {"advantage": "vtrace", "ratio": "behaviour"},
+        {"baseline": "none", "scale": "std"},
+        {"correction": "icepop", "correction_low": 6.0},
+        {"kl": "k1", "kl_coef": 0.1},
+        {"kl_in": "reward", "kl_against": "behaviour"},
+    ],
+    ids=str,
+)
+def test_terms_that_contradict_each_other_are_refused(terms: dict[str, Any]) -> None:
+    with pytest.raises(UniRLError, match="contradicts itself"):
+        resolve(AlgorithmConfig(**terms))
+
+
+@pytest.mark.parametrize(
+    "term", [{"clip_low": -0.1}, {"dual_clip": 0.5}, {"discount": 1.1}, {"tau_positive": 0.0}]
+)
+def test_values_out_of_range_are_refused_by_name(term: dict[str, float]) -> None:
+    with pytest.raises(UniRLError, match=f"algorithm.{next(iter(term))}"):
+        AlgorithmConfig(**term)  # type: ignore[arg-type]
+
+
+def test_a_group_of_one_is_refused_where_the_group_is_the_baseline() -> None:
+    for name, alone in (
+        ("unirl:grpo", False),
+        ("unirl:vtrace", False),
+        ("openrlhf:reinforce++", True),
+        ("verl:ppo", True),
+        ("unirl:vtrace-critic", True),
+    ):
+        algorithm = PRESETS[name].algorithm
+        check_group_size(algorithm, 2)
+        if alone:
+            check_group_size(algorithm, 1)
+        else:
+            with pytest.raises(UniRLError, match="at least 2"):
+                check_group_size(algorithm, 1)
+
+
+def test_what_an_algorithm_needs() -> None:
+    needs = {
+        name: (p.algorithm.needs_reference, p.algorithm.needs_critic, p.algorithm.needs_old_logp)
+        for name, p in PRESETS.items()
+    }
+    assert needs["unirl:grpo"] == (False, False, True)
+    assert needs["verl:ppo"] == (False, True, True)
+    assert needs["openrlhf:ppo"] == (True, True, True)
+    assert needs["nemo:grpo"] == (True, False, True)
+    assert needs["prime-rl:default"] == (False, False, False)
+    assert needs["unirl:vtrace-critic"] == (False, True, True)
+
+
+def full(name: str, batch: TokenBatch) -> Algorithm:
+    return resolve(AlgorithmConfig(preset=name), max_tokens=batch.max_tokens)
+
+
+@every_preset
+def test_micro_batches_of_whole_completions_give_the_gradient_of_the_batch(name: str) -> None:
+    batch = example_batch()
+    algorithm = full(name, batch)
+    shaped = resolve(AlgorithmConfig(preset=name, overlong_share=0.0), max_tokens=batch.max_tokens)
+    want = outcome(shaped, batch)
+    mask = batch.mask & batch.valid[batch.sequence]
+    advantage = advantages(
+        algorithm,
+        batch.reward,
+        batch.group,
+        batch.valid,
+        mask,
+        batch.sequence,
+        old_logp=batch.old_logp,
+        logp=batch.logp,
+        reference=batch.reference,
+        value=batch.value,
+        bootstrap=torch.zeros_like(batch.reward),
+    ).token
+    order = torch.randperm(batch.num_sequences, generator=torch.Generator().manual_seed(1))
+    parts = []
+    for completions in order.split([5, 1, 20, 22]):
+        rows = torch.cat([(batch.sequence == c).nonzero().squeeze(1) for c in completions])
+        number = torch.empty(batch.num_sequences, dtype=torch.int64)
+        number[completions] = torch.arange(completions.numel())
+        where = (mask[rows], number[batch.sequence[rows]], completions.numel())
+        parts.append((rows, where))
+    total = sum(denominator(algorithm, *where) for _, where in parts)
+    new = batch.new_logp.clone().requires_grad_()
+    for rows, where in parts:
+        old, logp = batch.old_logp[rows], batch.logp[rows]
+        loss = policy_loss(algorithm, new[rows], old, logp, advantage[rows], *where).numerator
+        if algorithm.kl_coef and algorithm.kl_in == "loss":
+            kl = kl_loss(algorithm, new[rows], old, logp, batch.reference[rows], *where)
+            loss = loss + algorithm.kl_coef * kl.numerator
+        (loss / total).backward()
+    assert new.grad is not None
+    assert torch.allclose(new.grad, want.gradient, atol=1e-14)
+    assert want.gradient.abs().max() > 1e-4
+
+
+@every_preset
+def test_completions_without_advantage_can_be_skipped(name: str) -> None:
+    """Left out of the forward pass but not of the denominator, they change no gradient."""
+    batch = example_batch()
+    algorithm = full(name, batch)
+    if not algorithm.skips_zero_advantage:
+        return
+    mask = batch.mask & batch.valid[batch.sequence]
+    found = advantages(
+        algorithm,
+        batch.reward,
+        batch.group,
+        batch.valid,
+        mask,
+        batch.sequence,
+        old_logp=batch.old_logp,
+        logp=batch.logp,
+        reference=batch.reference,
+    )
+    assert not found.active.all()  # the one without a reward, and groups of equal rewards
+    total = denominator(algorithm, mask, batch.sequence, batch.num_sequences)
+    gradients = []
+    for rows in (mask, mask & found.active[batch.sequence]):
+        new = batch.new_logp.clone().requires_grad_()
+        loss = policy_loss(
+            algorithm,
+            new,
+            batch.old_logp,
+            batch.logp,
+            found.token,
+            rows,
+            batch.sequence,
+            batch.num_sequences,
+        )
+        gradients.append(torch.autograd.grad(loss.numerator / total, new)[0])
+    assert torch.equal(gradients[0], gradients[1])
+
+
+def test_without_old_log_probs_the_update_is_the_only_one_of_its_batch() -> None:
+    batch = example_batch()
+    algorithm = full(DEFAULT, batch)
+    where = (batch.mask, batch.sequence, batch.num_sequences)
+    gradients = []
+    for old in (None, batch.new_logp):
+        new = batch.new_logp.clone().requires_grad_()
+        found = policy_terms(algorithm, new, old, batch.logp, batch.value, *where)
+        gradients.append(torch.autograd.grad(found.loss.mean(), new)[0])
+        assert found.metrics.values()["losses/approx_kl"] == 0
+    assert torch.equal(gradients[0], gradients[1])
+
+
+def test_a_critic_learns_its_target_and_no_faster_than_the_clip() -> None:
+    algorithm = replace(full("verl:ppo", example_batch()), value_clip=0.5)
+    mask, sequence = torch.tensor([1, 1, 1, 0]), torch.zeros(4).long()
+    value = torch.tensor([0.2, 2.0, 0.9, math.nan]).requires_grad_()
+    loss = critic_loss(
+        algorithm, value, torch.zeros(4), torch.tensor([1.0, 5.0, 0.0, 1.0]), mask, sequence, 1
+    )
+    want = 0.5 * (0.8**2 + 4.5**2 + 0.9**2) / 3
+    assert float(loss.mean()) == pytest.approx(want, rel=1e-6)
+    (slope,) = torch.autograd.grad(loss.mean(), value)
+    assert slope.tolist() == pytest.approx([-0.8 / 3, 0.0, 0.3, 0.0])
+
+
+def test_what_is_missing_is_named() -> None:
+    batch = example_batch()
+    scores = (batch.reward, batch.group, batch.valid, batch.mask, batch.sequence)
+    for name, missing in (("verl:ppo", "value"), ("unirl:vtrace", "old_logp")):
+        with pytest.raises(ValueError, match=missing):
+            advantages(full(name, batch), *scores)
+
+
+# Batches as files, and the command.
+
+
+def test_a_batch_survives_its_file(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors", reason="batches are safetensors files")
+    batch = example_batch()
+    save_batch(batch, tmp_path / "batch.safetensors")
+    found = load_batch(tmp_path / "batch.safetensors")
+    assert found.max_tokens == batch.max_tokens
+    for item in fields(TokenBatch):
+        if item.name != "max_tokens":
+            assert torch.equal(getattr(found, item.name), getattr(batch, item.name))
+
+
+def test_a_file_that_is_no_batch_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors", reason="batches are safetensors files")
+    with pytest.raises(UniRLError, match="is missing"):
+        load_batch(tmp_path / "nothing")
+    (tmp_path / "text").write_text("hello, I am not a batch of tokens")
+    with pytest.raises(UniRLError, match="no batch of tokens"):
+        load_batch(tmp_path / "text")
+
+
+def test_the_command_lists_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert algorithms([]) == 0
+    text = "".join(capsys.readouterr().out.split())
+    first_words = {name.partition(":")[0] for name in PRESETS}
+    assert all(f"{word}:" in text for word in first_words)
+
+
+def test_the_command_tells_one_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert algorithms(["nemo:grpo"]) == 0
+    text = capsys.readouterr().out
+    assert "std of the others" in text and "a reference model" in text
+
+
+def test_the_command_says_what_differs_and_by_how_much(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("safetensors", reason="batches are safetensors files")
+    save_batch(example_batch(), tmp_path / "b.safetensors")
+    for more in ([], ["--batch", str(tmp_path / "b.safetensors")]):
+        assert algorithms(["diff", "verl:grpo", "trl:dr_grpo", *more]) == 0
+        text = capsys.readouterr().out
+        assert "aggregation" in text and "seq-mean-token-sum-norm" in text
+        found = difference(
+            full("verl:grpo", example_batch()),
+            full("trl:dr_grpo", example_batch()),
+            example_batch(),
+        )
+        assert f"{found.cosine:.6f}" in text and f"{found.second.loss:.6g}" in text
+
+
+def test_the_command_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(UniRLError, match='did you mean "verl:grpo"'):
+        algorithms(["diff", "verl:gpro", "trl:grpo"])
+    with pytest.raises(UniRLError, match="not understood"):
+        algorithms(["diff", "verl:grpo"])
+
+
+def test_an_algorithm_differs_from_itself_in_nothing() -> None:
+    batch = example_batch()
+    one = full("verl:grpo", batch)
+    found = difference(one, one, batch)
+    assert not differing_terms(one, one)
+    assert (found.cosine, found.factor, found.largest) == (pytest.approx(1.0), 1.0, 0.0)
+
+
+# Canaries: every algorithm learns.
+
+
+@every_preset
+def test_every_preset_learns_a_bandit_of_five_arms(name: str) -> None:
+    """Two updates per batch, drawn by an engine that is a little off; the fourth arm is best."""
+    generator = torch.Generator().manual_seed(0)
+    algorithm = replace(full(name, example_batch()), norm_tokens=1, overlong_share=0.0)
+    if algorithm.objective == "gspo":  # bounds for means over long completions
+        algorithm = replace(algorithm, clip_low=0.2, clip_high=0.28)
+    payoff = torch.tensor([0.1, 0.3, 0.2, 0.9, 0.4])
+    logits = torch.zeros(5, requires_grad=True)
+    optimiser = torch.optim.Adam([logits], lr=0.15)
+    group = torch.arange(4).repeat_interleave(8)
+    mask, sequence = torch.ones(32, dtype=torch.bool), torch.arange(32)
+    for _ in range(40):
+        engine = logits.detach() + 0.05 * torch.randn(5, generator=generator)
+        arm = torch.multinomial(engine.softmax(-1), 32, replacement=True, generator=generator)
+        noise = 0.1 * torch.randn(32, generator=generator)
+        old = logits.detach().log_softmax(-1)[arm]
+        logp = engine.log_softmax(-1)[arm]
+        reference = torch.full((32,), -math.log(5))
+        advantage = advantages(
+            algorithm,
+            payoff[arm] + noise,
+            group,
+            torch.ones(32),
+            mask,
+            sequence,
+            old_logp=old,
+            logp=logp,
+            reference=reference,
+            value=torch.full((32,), 0.4),
+            bootstrap=torch.zeros(32),
+        ).token
+        for _ in range(2):
+            new = logits.log_softmax(-1)[arm]
+            loss = policy_loss(algorithm, new, old, logp, advantage, mask, sequence, 32).mean()
+            if algorithm.kl_coef and algorithm.kl_in == "loss":
+                kl = kl_loss(algorithm, new, old, logp, reference, mask, sequence, 32)
+                loss = loss + algorithm.kl_coef * kl.mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    assert float(logits.detach().softmax(-1)[3]) > 0.8
+
+
+NUM_EPISODES, LIMIT = 24, 200
+
+
+def play(policy: torch.nn.Module, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Episodes of CartPole as completions: observations and actions [N], sequence, length [S]."""
+    gym = pytest.importorskip("gymnasium", reason="CartPole is Gymnasium's")
+    envs = gym.make_vec(
+        "CartPole-v1", num_envs=NUM_EPISODES, vectorization_mode="vector_entry_point"
+    )
+    obs, _ = envs.reset(seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    alive = np.ones(NUM_EPISODES, dtype=bool)
+    seen, acted, whose = [], [], []
+    for _ in range(LIMIT):
+        with torch.no_grad():
+            chance = policy(torch.from_numpy(obs)).softmax(-1)
+        action = torch.multinomial(chance, 1, generator=generator).squeeze(1)
+        seen.append(torch.from_numpy(obs)[alive])
+        acted.append(action[alive])
+        whose.append(torch.arange(NUM_EPISODES)[alive])
+        obs, _, terminated, truncated, _ = envs.step(action.numpy())
+        alive = alive & ~(terminated | truncated)
+        if not alive.any():
+            break
+    envs.close()
+    sequence = torch.cat(whose)
+    length = torch.bincount(sequence, minlength=NUM_EPISODES)
+    return torch.cat(seen), torch.cat(acted), sequence, length
+
+
+@pytest.mark.parametrize("objective", ["ppo", "cispo", "gspo", "sapo", "dppo", "reinforce"])
+def test_every_objective_learns_cartpole_with_actions_as_tokens(objective: Any) -> None:
+    """An episode is a completion of up to 200 tokens, its only reward how long it was."""
+    torch.manual_seed(0)
+    policy = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
+    optimiser = torch.optim.Adam(policy.parameters(), lr=0.02)
+    algorithm = resolve(AlgorithmConfig(objective=objective, aggregation="token-mean"))
+    lengths = []
+    for update in range(30):
+        seen, action, sequence, length = play(policy, update)
+        lengths.append(float(length.float().mean()))
+        with torch.no_grad():
+            logp = policy(seen).log_softmax(-1).gather(1, action[:, None]).squeeze(1)
+        mask = torch.ones(action.numel(), dtype=torch.bool)
+        advantage = advantages(
+            algorithm,
+            length.float() / LIMIT,
+            torch.zeros(NUM_EPISODES, dtype=torch.int64),
+            torch.ones(NUM_EPISODES),
+            mask,
+            sequence,
+        ).token
+        for _ in range(1 if objective == "reinforce" else 2):
+            new = policy(seen).log_softmax(-1).gather(1, action[:, None]).squeeze(1)
+            loss = policy_loss(
+                algorithm, new, logp, logp, advantage, mask, sequence, NUM_EPISODES
+            ).mean()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    assert np.mean(lengths[:1]) < 50
+    assert max(np.mean(lengths[i : i + 3]) for i in range(len(lengths) - 2)) > 120

@@ -1,0 +1,253 @@
+"""The language learner's gradient is that of the formulas, however a batch is divided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers", reason="language models need the extra llm")
+
+from tests.llm.packed_groups import make_groups, make_model
+from unirl.core.sample import Batch, Slot
+from unirl.learners.update import OptimizerConfig
+from unirl.llm.algorithm import AlgorithmConfig, resolve
+from unirl.llm.group import Group, GroupShape
+from unirl.llm.language_policy import LanguagePolicy
+from unirl.llm.learner import LlmLearner, LlmLearnerConfig
+
+# Not a step of Adam, which divides by what is to be compared: weights move by minus the gradient.
+PLAIN = OptimizerConfig(name="rmsprop", lr=1e6, epsilon=1e12, max_grad_norm=1e9)
+SIZES = ((5, (4, 7, 1, 3)), (3, (2, 2, 6, 5)), (8, (1, 9, 3, 3)), (2, (4, 4, 4, 4)))
+
+
+def groups_with_rewards(seed: int = 0) -> list[Group]:
+    """Four groups of four; all rewards of the third are equal."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = make_groups(*SIZES, seed=seed)
+    for i, one in enumerate(groups):
+        one.reward.copy_(torch.rand((4, 1), generator=generator).round(decimals=1))
+        one.logp.sub_(3.0)
+        if i == 2:
+            one.reward.fill_(0.4)
+    return groups
+
+
+def batch_of(groups: Sequence[Group], version: int = 0) -> Batch:
+    """As a queue would hand them out."""
+    shape = GroupShape(4, 8, 16)
+    slots = []
+    for i, one in enumerate(groups):
+        data = shape.spec().allocate()
+        begin, end = one.prompt.numel(), one.prompt.numel() + one.token.numel()
+        data["token"][:begin], data["token"][begin:end] = one.prompt, one.token
+        for name in ("logp", "mask", "version"):
+            data[name][begin:end] = getattr(one, name)
+        data["starts"].copy_(one.starts + begin)
+        for name in ("finish", "reward", "outcome"):
+            data[name].copy_(getattr(one, name))
+        slots.append(Slot(i, one.ticket, data, 0, version, version))
+    return Batch(slots, version)
+
+
+def make_learner(
+    algorithm: AlgorithmConfig | None = None, *, dtype: Any = torch.float64, **settings: Any
+) -> LlmLearner:
+    skip_zero = settings.pop("skip_zero", True)
+    optimizer = settings.pop("optimizer", PLAIN)
+    resolved = resolve(algorithm or AlgorithmConfig(), max_tokens=16)
+    model = make_model(dtype=dtype).requires_grad_(True)
+    policy = LanguagePolicy(model, temperature=0.7, critic=resolved.needs_critic)
+    reference = None
+    if resolved.needs_reference:
+        other = make_model(dtype=dtype)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.mul_(1.1)
+        reference = LanguagePolicy(other, temperature=0.7)
+    return LlmLearner(
+        policy.to(dtype),
+        resolved,
+        LlmLearnerConfig(optimizer=optimizer, **settings),
+        reward_weights={"test": 1.0},
+        max_tokens=16,
+        skip_zero=skip_zero,
+        total_steps=1000,
+        seed=3,
+        reference=reference,
+    )
+
+
+def moved(learner: LlmLearner, *batches: Sequence[Group]) -> dict[str, Tensor]:
+    """How far the weights went."""
+    before = {name: value.clone() for name, value in learner.state_dict().model.items()}  # type: ignore[union-attr,operator]
+    for groups in batches:
+        learner.step(batch_of(groups, learner.version))
+    after = learner.state_dict().model
+    return {name: after[name] - value for name, value in before.items()}  # type: ignore[index,operator]
+
+
+def close(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    scale = max(float(value.abs().max()) for value in one.values())
+    assert scale > 1e-4
+    for name, value in one.items():
+        assert (value - other[name]).abs().max() <= tolerance * scale, name
+
+
+ALGORITHMS = {
+    "unirl:grpo": AlgorithmConfig(),
+    "seq means": AlgorithmConfig(preset="trl:grpo", entropy_coef=0.01),
+    "GSPO": AlgorithmConfig(preset="verl:gspo"),
+    "KL in the loss": AlgorithmConfig(kl_coef=0.1, kl="k3"),
+    "KL in the reward": AlgorithmConfig(preset="openrlhf:reinforce++"),
+    "critic": AlgorithmConfig(preset="verl:ppo"),
+    "V-trace": AlgorithmConfig(preset="unirl:vtrace"),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_gradient_does_not_depend_on_how_the_batch_is_divided(name: str) -> None:
+    groups = groups_with_rewards()
+    whole = moved(make_learner(ALGORITHMS[name], micro_tokens=10_000), groups)
+    divided = moved(make_learner(ALGORITHMS[name], micro_tokens=12), groups)
+    close(whole, divided, 1e-9)
+    backwards = moved(make_learner(ALGORITHMS[name]), groups[::-1])
+    close(whole, backwards, 1e-9)
+    apart = moved(make_learner(ALGORITHMS[name], share_prompt=False), groups)
+    close(whole, apart, 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_groups_without_spread_may_be_left_out(dtype: torch.dtype) -> None:
+    groups = groups_with_rewards()
+    skipped = moved(make_learner(skip_zero=True, dtype=dtype), groups)
+    computed = moved(make_learner(skip_zero=False, dtype=dtype), groups)
+    close(skipped, computed, 1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def test_the_gradient_is_that_of_the_formula() -> None:
+    """unirl:grpo on one update: ratios are 1, so each token adds -A w grad logp."""
+    groups = groups_with_rewards()
+    found = moved(make_learner(), groups)
+    model = make_model().requires_grad_(True)
+    rewards = torch.cat([one.reward[:, 0].double() for one in groups])
+    loss, num = torch.zeros((), dtype=torch.float64), 0
+    for one in groups:
+        reward = one.reward[:, 0].double()
+        for i in range(one.size):
+            others = torch.cat([reward[:i], reward[i + 1 :]])
+            gain = (reward[i] - others.mean()) / (rewards.std() + 1e-6)
+            begin, end = int(one.starts[i]), int(one.starts[i + 1])
+            tokens = torch.cat([one.prompt, one.token[begin:end]]).long()
+            logits = model(tokens[None]).logits[0, len(one.prompt) - 1 : -1] / 0.7
+            logp = logits.log_softmax(1).gather(1, tokens[len(one.prompt) :, None])[:, 0]
+            weight = (logp.detach() - one.logp[begin:end].double()).exp().clamp(max=2.0)
+            loss = loss - (gain * weight * logp).sum()
+            num += end - begin
+    (loss / num).backward()
+    wanted = {f"model.{name}": -value.grad for name, value in model.named_parameters()}
+    close(found, wanted, 1e-6)  # epsilon of the optimiser
+
+
+def test_a_completion_whose_reward_failed_takes_no_part() -> None:
+    groups = groups_with_rewards()
+    groups[0].outcome[1, 0] = 2
+    groups[0].reward[1, 0] = 77.0
+    found = moved(make_learner(), groups)
+    first = groups[0]
+    keep = [0, 2, 3]
+    pieces = [slice(int(first.starts[i]), int(first.starts[i + 1])) for i in keep]
+    without = replace(
+        first,
+        **{
+            name: torch.cat([getattr(first, name)[piece] for piece in pieces])
+            for name in ("token", "logp", "mask", "version")
+        },
+        **{name: getattr(first, name)[keep] for name in ("finish", "reward", "outcome")},
+        starts=torch.tensor([0, *(int(first.lengths[i]) for i in keep)]).cumsum(0).int(),
+    )
+    learner = make_learner()
+    batch = batch_of(groups[1:])
+    slot = batch_of([groups[0]]).slots[0]
+    data = GroupShape(3, 8, 16).spec().allocate()
+    begin, end = without.prompt.numel(), without.prompt.numel() + without.token.numel()
+    data["token"][:begin], data["token"][begin:end] = without.prompt, without.token
+    for name in ("logp", "mask", "version"):
+        data[name][begin:end] = getattr(without, name)
+    data["starts"].copy_(without.starts + begin)
+    for name in ("finish", "reward", "outcome"):
+        data[name].copy_(getattr(without, name))
+    slot.data = data
+    before = {name: value.clone() for name, value in learner.state_dict().model.items()}  # type: ignore[union-attr,operator]
+    learner.step(Batch([slot, *batch.slots], 0))
+    after: Any = learner.state_dict().model
+    close(found, {name: after[name] - value for name, value in before.items()}, 1e-9)
+
+
+def test_several_passes_are_clipped_around_the_policy_before_the_batch() -> None:
+    settings = {"optimizer": OptimizerConfig(lr=0.05, max_grad_norm=1e9), "epochs": 6}
+    learner = make_learner(AlgorithmConfig(correction="none"), minibatches=2, **settings)
+    metrics = learner.step(batch_of(groups_with_rewards())).flush()
+    assert metrics["clip_ratio/high_mean"] > 0.05
+    assert metrics["losses/approx_kl"] > 1e-3
+    assert learner.version == 1 and learner.num_steps == 16
+
+
+def test_a_batch_that_teaches_nothing_leaves_the_weights_alone() -> None:
+    groups = groups_with_rewards()
+    for one in groups:
+        one.reward.fill_(1.0)
+    learner = make_learner(optimizer=OptimizerConfig(lr=0.1))
+    learner.step(batch_of(groups_with_rewards()))  # Adam has momentum now
+    before = {name: value.clone() for name, value in learner.weights().items()}
+    metrics = learner.step(batch_of(groups, 1)).flush()
+    assert metrics["losses/empty_steps"] == 1 and metrics["frac_reward_zero_std"] == 1.0
+    assert all(torch.equal(value, learner.weights()[name]) for name, value in before.items())
+    assert learner.version == 2
+
+
+@pytest.mark.parametrize("name", ["unirl:grpo", "critic", "KL in the loss"])
+def test_a_restored_learner_goes_on_bit_for_bit(name: str) -> None:
+    settings: dict[str, Any] = {"optimizer": OptimizerConfig(lr=0.01), "minibatches": 2}
+    batches = [groups_with_rewards(seed) for seed in range(4)]
+    learner = make_learner(ALGORITHMS[name], dtype=torch.float32, **settings)
+    for groups in batches[:2]:
+        learner.step(batch_of(groups, learner.version))
+    state = learner.state_dict()
+    saved = type(state)(
+        {key: value.clone() for key, value in state.model.items()},  # type: ignore[union-attr,operator]
+        {
+            "update": {
+                key: {part: tensor.clone() for part, tensor in tensors.items()}  # type: ignore[union-attr]
+                for key, tensors in state.optimizer["update"].items()  # type: ignore[index,union-attr,call-overload]
+            },
+            "generator": state.optimizer["generator"].clone(),  # type: ignore[index,union-attr,operator,call-overload]
+        },
+        dict(state.counters),
+    )
+    again = make_learner(ALGORITHMS[name], dtype=torch.float32, **settings)
+    again.load_state_dict(saved)
+    again.version, again.num_steps = learner.version, learner.num_steps
+    for groups in batches[2:]:
+        learner.step(batch_of(groups, learner.version))
+        again.step(batch_of(groups, again.version))
+    for key, value in learner.state_dict().model.items():  # type: ignore[union-attr]
+        assert torch.equal(value, again.state_dict().model[key]), key  # type: ignore[index,arg-type]
+    assert again.recent_returns == learner.recent_returns
+
+
+def test_bfloat16_gradients_add_up_in_full_precision() -> None:
+    groups = groups_with_rewards()
+    whole = moved(make_learner(dtype=torch.bfloat16, micro_tokens=10_000), groups)
+    divided = moved(make_learner(dtype=torch.bfloat16, micro_tokens=12), groups)
+    exact = moved(make_learner(dtype=torch.float32), groups)
+    norm = math.sqrt(sum(float(value.square().sum()) for value in exact.values()))
+    for found in (whole, divided):
+        wrong = sum(float((found[name] - exact[name]).square().sum()) for name in exact)
+        assert math.sqrt(wrong) < 0.1 * norm
