@@ -5,7 +5,7 @@ step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -86,6 +86,12 @@ class Group:
     def size(self) -> int:
         """Completions in it."""
         return self.starts.numel() - 1
+
+    def copy(self) -> Group:
+        """The same in memory of its own."""
+        names = ("prompt", "token", "logp", "mask", "version", "starts")
+        names += ("finish", "reward", "outcome")
+        return replace(self, **{name: getattr(self, name).clone() for name in names})
 
     @property
     def lengths(self) -> Tensor:

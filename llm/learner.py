@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -116,7 +116,7 @@ class LlmLearner:
         self._generator.manual_seed(derive_seed(seed, "minibatches"))
         self._rewards: deque[float] = deque(maxlen=num_recent)
         self._lengths: deque[int] = deque(maxlen=num_recent)
-        self._samples: list[dict[str, Any]] = []
+        self._newest: tuple[TokenBatch, Tensor] | None = None
         self._ended: float | None = None
 
     @property
@@ -126,8 +126,10 @@ class LlmLearner:
 
     def take_samples(self) -> list[dict[str, Any]]:
         """What was learned from since the last call, as rows of JSON; the newest batch at most."""
-        taken, self._samples = self._samples, []
-        return taken
+        newest, self._newest = self._newest, None
+        if newest is None:
+            return []
+        return sample_rows(*newest, self._tokenizer, self.version)
 
     def step(self, batch: Batch) -> Metrics:
         """One update from one batch: up to epochs * minibatches steps of the optimiser."""
@@ -315,7 +317,9 @@ class LlmLearner:
             metrics.last("charts/episodic_return", sum(self._rewards) / len(self._rewards))
             metrics.last("charts/episodic_length", sum(self._lengths) / len(self._lengths))
         if self._tokenizer is not None:
-            self._samples = sample_rows(tokens, advantage, self._tokenizer, self.version)
+            # Copied: the slots are written anew before anyone asks. Text is made when somebody does.
+            copies = [one.copy() for one in tokens.groups]
+            self._newest = replace(tokens, groups=tuple(copies)), advantage
 
     def weights(self) -> Weights:
         """See Learner: by the names of the transformers model, adapters merged."""

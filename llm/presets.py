@@ -26,12 +26,13 @@ class Preset:
     note: str = ""
 
 
-# Why: the mean of the others is the one baseline without bias. Dividing by the deviation of the
-# group weighs prompts by how uneven their rewards are; that of the batch only fits the step to the
-# unit of the reward. A mean over tokens gives a token of a long completion the same pull as one of
-# a short. A wide upper clip leaves rare tokens room to grow; the dual clip bounds what a token with
-# negative advantage can do. The engine never computes exactly what the learner does: TIS is the
-# correction whose bias is smallest at bounded weights (docs/algorithms.md has the table).
+# Why: the mean of the others is the baseline without bias. Dividing by the deviation of the group
+# weighs prompts by how even their rewards are; that of the batch only fits the step to the unit of
+# the reward. A mean over completions would turn the gradient, one over tokens hardly does. A wide
+# upper clip leaves rare tokens room to grow; the dual clip bounds what a token with negative
+# advantage can do. The engine never computes exactly what the learner does, and asynchronous
+# samples are older still: the token's ratio up to 2 halves the bias of very old samples at bounded
+# weights, and is all but exact for the small mismatch of fresh ones (docs/algorithms.md).
 _UNIRL = Algorithm(
     baseline="leave_one_out",
     scale="batch_std",

@@ -58,7 +58,7 @@ def tiny_model(
     seed: int = 0,
     *,
     width: int = 128,
-    layers: int = 5,
+    layers: int = 4,
     heads: int = 4,
     attention: str = "sdpa",
 ) -> LlamaForCausalLM:
@@ -69,7 +69,7 @@ def tiny_model(
     settings = transformers.LlamaConfig(
         vocab_size=4 + len(CHARACTERS),
         hidden_size=width,
-        intermediate_size=3 * width,
+        intermediate_size=4 * width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,

@@ -7,6 +7,7 @@ Source: vLLM's interface WeightTransferEngine (vllm.distributed.weight_transfer.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import mmap
 import os
@@ -210,6 +211,9 @@ def _enter() -> type:
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, _backend())
         hold_on()
+        # All is shut down by then, and the interpreter's last garbage collection may take ten
+        # seconds, or hang.
+        atexit.register(os._exit, 0)
     return _Extension
 
 

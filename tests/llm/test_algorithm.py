@@ -249,7 +249,7 @@ def test_a_critic_learns_its_target_and_no_faster_than_the_clip() -> None:
         algorithm, value, torch.zeros(4), torch.tensor([1.0, 5.0, 0.0, 1.0]), mask, sequence, 1
     )
     want = 0.5 * (0.8**2 + 4.5**2 + 0.9**2) / 3
-    assert float(loss.mean()) == pytest.approx(want, rel=1e-6)
+    assert loss.mean().item() == pytest.approx(want, rel=1e-6)
     (slope,) = torch.autograd.grad(loss.mean(), value)
     assert slope.tolist() == pytest.approx([-0.8 / 3, 0.0, 0.3, 0.0])
 
@@ -317,7 +317,7 @@ def test_the_command_says_what_differs_and_by_how_much(
 
 def test_the_command_refuses_what_it_does_not_know() -> None:
     with pytest.raises(UniRLError, match='did you mean "verl:grpo"'):
-        algorithms(["diff", "verl:gpro", "trl:grpo"])
+        algorithms(["diff", "verl:grppo", "trl:grpo"])
     with pytest.raises(UniRLError, match="not understood"):
         algorithms(["diff", "verl:grpo"])
 
