@@ -1,4 +1,4 @@
-# `make run`  trains IMPALA on CartPole-v1, evaluates it and draws the curve.
+# `make run`  trains IMPALA on CartPole-v1, then a tiny language model with GRPO; evaluates both and draws their curves.
 # `make test` lints, type-checks and tests everything. Both need python >= 3.11, make, git and a C++ compiler, no more.
 #
 # Settings: TORCH=2.13.0 (exact version), VENV=.venv, PYTHON=python3.12, PYTEST_ARGS="-k queue", PIP_ARGS (more
@@ -30,6 +30,9 @@ run: $(VENV)/run.stamp
 	$(BIN)/unirl train impala @$(CONFIG) --name $(NAME) --overwrite
 	$(BIN)/unirl eval runs/$(NAME) --episodes 100
 	$(BIN)/unirl plot runs/$(NAME)
+	$(BIN)/unirl train @configs/reverse.toml --overwrite
+	$(BIN)/unirl eval runs/reverse --episodes 100
+	$(BIN)/unirl plot runs/reverse
 
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -65,7 +68,7 @@ $(TORCH_STAMP):
 # Editable, and built with the setuptools just installed: one download less, and the checkout is what runs.
 $(VENV)/run.stamp: pyproject.toml $(TORCH_STAMP)
 	@echo "installing unirl"
-	@$(PIP) --no-build-isolation --editable '.[plot]'
+	@$(PIP) --no-build-isolation --editable '.[plot,llm]'
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml $(TORCH_STAMP)

@@ -82,7 +82,10 @@ class VllmCore:
             self._watch.cancel()
             self._watch = None
         if self.llm is not None:
-            ending = asyncio.create_task(asyncio.to_thread(self.llm.shutdown, 5.0))
+            if self.llm.output_handler is not None:
+                self.llm.output_handler.cancel()  # or it tells that the core died
+            # Within a second all is let go of; what follows is the interpreter's own end.
+            ending = asyncio.create_task(asyncio.to_thread(self.llm.shutdown, 3.0))
             await asyncio.wait({ending}, timeout=20)
         await asyncio.to_thread(self._family.kill)
         self._scratch.remove()

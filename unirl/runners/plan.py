@@ -65,7 +65,7 @@ class RunConfig:
     seed: int = 1
     """Everything random is derived from it. Another seed is another run."""
     total_steps: int = 1_000_000
-    """Samples to learn from (environment steps without filler rows, or tokens) before the run ends.
+    """Samples to learn from (environment steps without filler rows, or completions) before the run ends.
     """
     log_seconds: float = 2.0
     """Seconds between two rows of metrics.jsonl, TensorBoard and the console."""
