@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from unirl.vtrace.advantages import Reduce
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _WORD_BYTES = 32
 _MEETING_SECONDS = 300.0
@@ -176,6 +177,18 @@ class Ranks:
             return list(numbers)
         (totals,) = self.sum([torch.tensor(numbers, dtype=torch.int64)])
         return [int(total) for total in totals]
+
+    def share(self, own: T) -> list[T]:
+        """What every rank gave, in their order. It is pickled: small things, without tensors of a
+        device.
+        """
+        if self.alone:
+            return [own]
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.size
+        self._meet(lambda: dist.all_gather_object(found, own))
+        return found
 
     def agree(self, word: str | None) -> str | None:
         """The word of the lowest rank that has one; at most 32 bytes."""

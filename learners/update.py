@@ -155,6 +155,12 @@ class Update:
                     master.grad.add_(low.grad)
                 low.grad = None
 
+    def gather_nothing(self) -> None:
+        """A gradient of zero: for a process that has nothing to add to what the others sum up."""
+        for master in self._masters.values():
+            if master.grad is None:
+                master.grad = torch.zeros_like(master, requires_grad=False)
+
     def apply(self, num_steps: int) -> Tensor:
         """Step with the gradients that lie in the module and clear them; returns their norm before
         clipping.

@@ -16,7 +16,7 @@ from unirl.llm.algorithm import (
     overlong_penalty,
     policy_loss,
 )
-from unirl.llm.batch_file import TokenBatch
+from unirl.llm.batch_file import SavedBatch
 from unirl.vtrace import per_completion
 
 
@@ -40,7 +40,7 @@ class Difference(NamedTuple):
     """Largest difference of one token's gradient."""
 
 
-def outcome(algorithm: Algorithm, batch: TokenBatch) -> Outcome:
+def outcome(algorithm: Algorithm, batch: SavedBatch) -> Outcome:
     """Loss and gradient: policy and KL; without critic and entropy, whose gradients go elsewhere.
 
     A completion without a reward is left out, as learners do.
@@ -73,7 +73,7 @@ def outcome(algorithm: Algorithm, batch: TokenBatch) -> Outcome:
     return Outcome(float(loss.detach()), gradient)
 
 
-def difference(first: Algorithm, second: Algorithm, batch: TokenBatch) -> Difference:
+def difference(first: Algorithm, second: Algorithm, batch: SavedBatch) -> Difference:
     """Both algorithms on the batch."""
     one, two = outcome(first, batch), outcome(second, batch)
     a, b = one.gradient.double(), two.gradient.double()

@@ -18,7 +18,7 @@ _KIND = "unirl token batch"
 
 
 @dataclass(frozen=True)
-class TokenBatch:
+class SavedBatch:
     """N packed tokens of S completions."""
 
     new_logp: Tensor
@@ -50,19 +50,25 @@ class TokenBatch:
         return self.reward.numel()
 
 
-_TENSORS = tuple(item.name for item in fields(TokenBatch) if item.name != "max_tokens")
+_TENSORS = tuple(item.name for item in fields(SavedBatch) if item.name != "max_tokens")
 
 
-def save_batch(batch: TokenBatch, path: Path) -> None:
+def save_batch(batch: SavedBatch, path: Path) -> None:
     """Write a batch. Raises UniRLError when safetensors is missing."""
-    save_file, _ = _safetensors()
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise _missing(error) from error
     tensors = {name: getattr(batch, name).detach().cpu().contiguous() for name in _TENSORS}
     save_file(tensors, path, {"kind": _KIND, "max_tokens": str(batch.max_tokens)})
 
 
-def load_batch(path: Path) -> TokenBatch:
+def load_batch(path: Path) -> SavedBatch:
     """Read what `save_batch` wrote. Raises UniRLError when it is not such a file."""
-    _, safe_open = _safetensors()
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise _missing(error) from error
     if not path.is_file():
         raise UniRLError(
             f"batch {path} is missing", "it must be a file", "leave it out for the built-in one"
@@ -76,12 +82,12 @@ def load_batch(path: Path) -> TokenBatch:
     missing = [name for name in _TENSORS if name not in found]
     if about.get("kind") != _KIND or missing:
         raise _not_a_batch(path, f"it lacks {', '.join(missing) or 'its mark'}")
-    return TokenBatch(
+    return SavedBatch(
         **{name: found[name] for name in _TENSORS}, max_tokens=int(about["max_tokens"])
     )
 
 
-def example_batch() -> TokenBatch:
+def example_batch() -> SavedBatch:
     """A small deterministic batch: 6 groups of 8 completions of 2 to 24 tokens, some by a tool.
 
     The engine is off by a little everywhere and by much for a few tokens, and the policy has moved
@@ -106,7 +112,7 @@ def example_batch() -> TokenBatch:
     logp = (old + 0.03 * normal(tokens) + far * 1.5 * normal(tokens)).clamp(max=-1e-3)
     valid = torch.ones(num, dtype=torch.bool)
     valid[5] = False
-    return TokenBatch(
+    return SavedBatch(
         new_logp=(old + 0.15 * normal(tokens)).clamp(max=-1e-3),
         old_logp=old,
         logp=logp,
@@ -127,14 +133,9 @@ def _not_a_batch(path: Path, why: str) -> UniRLError:
     )
 
 
-def _safetensors():  # type: ignore[no-untyped-def]
-    try:
-        from safetensors import safe_open
-        from safetensors.torch import save_file
-    except ImportError as error:
-        raise UniRLError(
-            "safetensors is not installed",
-            "batches of tokens are safetensors files",
-            "pip install 'unirl[llm]'",
-        ) from error
-    return save_file, safe_open
+def _missing(error: ImportError) -> UniRLError:
+    return UniRLError(
+        "safetensors is not installed",
+        f"batches of tokens are safetensors files ({error})",
+        "pip install 'unirl[llm]'",
+    )

@@ -10,12 +10,13 @@ from unirl.llm.model import ModelConfig
 
 def make_engine(config: EngineConfig, model: ModelConfig) -> Engine:
     """The engine a config asks for; nothing is started or imported that only another one needs."""
-    base = replace(model, lora_rank=0)  # adapters come merged
+    merged = config.kind != "vllm" or config.transfer != "lora"
+    base = replace(model, lora_rank=0) if merged else model
     if config.kind == "hf":
         from unirl.llm.hf_engine import HfEngine
 
         return HfEngine(base, config)
-    if config.kind == "vllm":
+    if config.kind == "vllm" and not config.url:
         from unirl.llm.vllm_engine import VllmEngine
 
         return VllmEngine(base, config)

@@ -89,9 +89,8 @@ class Group:
 
     def copy(self) -> Group:
         """The same in memory of its own."""
-        names = ("prompt", "token", "logp", "mask", "version", "starts")
-        names += ("finish", "reward", "outcome")
-        return replace(self, **{name: getattr(self, name).clone() for name in names})
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: value.clone() for name, value in tensors.items()})  # type: ignore[arg-type]
 
     @property
     def lengths(self) -> Tensor:

@@ -62,6 +62,7 @@ class HfEngine:
         self._ids: set[str] = set()
         self._orders = 0
         self._paused = self._asleep = False
+        self._resume_awake = False
         self._last_order: int | None = None
         """While a pause waits: the last request that it waits for."""
         self._drained: list[asyncio.Future[None]] = []
@@ -126,6 +127,9 @@ class HfEngine:
 
     async def resume(self) -> None:
         """See Engine."""
+        if self._asleep:
+            self._resume_awake = True  # it cannot work before `wake`
+            return
         self._paused, self._last_order = False, None
         self._go()
 
@@ -153,8 +157,8 @@ class HfEngine:
         """See Engine. On CUDA, model and cache move to the host's memory."""
         if self._generation is None or self._asleep:
             return
+        self._asleep, self._resume_awake = True, not self._paused
         self._freeze()
-        self._asleep = True
         self._generation.move(torch.device("cpu"))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -164,7 +168,8 @@ class HfEngine:
         if self._asleep and self._generation is not None:
             self._generation.move(self._device)
             self._asleep = False
-            await self.resume()
+            if self._resume_awake:
+                await self.resume()
 
     def stats(self) -> Mapping[str, float]:
         """See Engine. prefilled_tokens: of prompts, after sharing; running and waiting: now."""

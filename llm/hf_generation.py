@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unirl.core.errors import UniRLError
 from unirl.llm import hf_attention
 from unirl.llm import model as models
 from unirl.llm.decoding import draw
@@ -45,7 +46,7 @@ class Generation:
             probe.shape(layers, type(model).__name__), model.dtype, self._device
         )
         self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
-        self.context = max_context or models.context_length(model)
+        self.context = _context(model, max_context)
         ends = models.end_token_ids(tokenizer, model)
         self._ends = np.zeros(self.vocabulary, bool)
         self._ends[[end for end in ends if end < self.vocabulary]] = True
@@ -146,3 +147,20 @@ class Generation:
         longest = max(len(text.encode()) for text in stop)
         text = self._tokenizer.decode(self.rows.tail(row, longest + _STOP_MARGIN))
         return any(one in text for one in stop)
+
+
+def _context(model: Any, wanted: int) -> int:
+    """Tokens of prompt and completion together, which the model must allow."""
+    try:
+        allowed = models.context_length(model)
+    except UniRLError:
+        if wanted:
+            return wanted  # it has no bound of its own
+        raise
+    if wanted > allowed:
+        raise UniRLError(
+            f"engine.max_context is {wanted}",
+            f"{type(model).__name__} allows {allowed} tokens of prompt and completion together",
+            f"set it to {allowed} or less; 0 takes what the model allows",
+        )
+    return wanted or allowed

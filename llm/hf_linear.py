@@ -22,7 +22,7 @@ def quicken(model: torch.nn.Module) -> None:
     """Have the model's linear layers call oneDNN where it is worth it; weights stay where and as
     they are. Inference only: no gradient flows through.
     """
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+    if not (torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return
     for module in model.modules():
         if type(module) is torch.nn.Linear:

@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -21,22 +23,15 @@ from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights
 from unirl.learners.parallel import Ranks
 from unirl.learners.update import OptimizerConfig, Update
-from unirl.llm.algorithm import (
-    Algorithm,
-    advantages,
-    aggregated,
-    critic_loss,
-    denominator,
-    kl_loss,
-    overlong_penalty,
-    policy_terms,
-)
+from unirl.llm.algorithm import Algorithm, advantages, denominator, overlong_penalty
 from unirl.llm.group import read_group
 from unirl.llm.language_policy import LanguagePolicy
 from unirl.llm.lora import published_weights
+from unirl.llm.pack_loss import SUMS, Known, pack_loss
 from unirl.llm.packing import Pack, pack_groups
 from unirl.llm.report import report_groups, sample_rows
 from unirl.llm.token_batch import TokenBatch
+from unirl.vtrace import TokenMetrics
 
 
 @dataclass(frozen=True)
@@ -136,29 +131,30 @@ class LlmLearner:
         started, metrics = time.monotonic(), Metrics()
         groups = [read_group(slot.data, slot.ticket) for slot in batch.slots]
         tokens = TokenBatch.of(groups, self._reward_weights)
-        advantage, target, old_logp, old_value, reference, train = self._prepare(tokens)
+        known = self._prepare(tokens)
         for _ in range(self._config.epochs):
             for part in self._parts(tokens):
-                self._step(
-                    tokens, part & train, part, advantage, target, old_logp, old_value, reference,
-                    metrics,
-                )  # fmt: skip
-        self._count(tokens, batch, advantage, metrics)
-        now = time.monotonic()
-        drawn = int(tokens.length.sum())
-        metrics.ratio("perf/learner_tokens_per_s", drawn, now - started)
+                self._step(tokens, part, known, metrics)
+        report_groups(tokens, batch, self.version, self._reward_names, metrics)
+        now, drawn = time.monotonic(), int(tokens.length.sum())
+        # Tokens of all ranks per second of one: merging adds up both.
+        share = 1 / self._ranks.size
+        metrics.ratio("perf/learner_tokens_per_s", drawn, (now - started) * share)
         if self._ended is not None:
-            metrics.ratio("perf/tokens_per_s", drawn, now - self._ended)
+            metrics.ratio("perf/tokens_per_s", drawn, (now - self._ended) * share)
         self._ended = now
+        if self._tokenizer is not None and self._ranks.leads:
+            # Copied: the slots are written anew before anyone asks. Text is made when somebody does.
+            copies = [one.copy() for one in tokens.groups]
+            self._newest = replace(tokens, groups=tuple(copies)), known.advantage
+        metrics = self._count(tokens, metrics)
         self.version += 1
         metrics.last("losses/learning_rate", self._update.lr(self.num_steps))
         return metrics
 
-    def _prepare(
-        self, tokens: TokenBatch
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor]:
-        """Advantages and values to learn, what the policy was before the update, the reference's
-        log-probabilities, and which completions to compute: [N] x 5, [S].
+    def _prepare(self, tokens: TokenBatch) -> Known:
+        """Advantages and values to learn, what policy and reference say before the update, and
+        which completions to compute.
         """
         algorithm, config = self._algorithm, self._config
         several = config.epochs * config.minibatches > 1
@@ -199,7 +195,7 @@ class LlmLearner:
             train = train & active if self._skips else train
         if not several:
             old_logp = None  # the forward pass with gradient finds it again
-        return advantage, target, old_logp, value, reference, train
+        return Known(advantage, train, target, old_logp, value, reference)
 
     def _look_at_reference(self, tokens: TokenBatch, train: Tensor) -> Tensor:
         packs, num = self._packs(tokens, train), tokens.mask.numel()
@@ -225,101 +221,62 @@ class LlmLearner:
         order = torch.randperm(len(tokens.groups), generator=self._generator)
         return [torch.isin(tokens.group, part) for part in order.tensor_split(num)]
 
-    def _step(
-        self,
-        tokens: TokenBatch,
-        train: Tensor,
-        part: Tensor,
-        advantage: Tensor,
-        target: Tensor | None,
-        old_logp: Tensor | None,
-        old_value: Tensor | None,
-        reference: Tensor | None,
-        metrics: Metrics,
-    ) -> None:
-        """One step of the optimiser. part: completions that it is the mean over; train: those of
-        them that have a gradient.
-        """
-        algorithm, size = self._algorithm, tokens.size
-        counted = tokens.mask & part[tokens.sequence]
-        below = denominator(algorithm, counted, tokens.sequence, size)
-        (below,) = self._ranks.sum([below])
-        divisor = max(float(below), 1.0)
-        policy_sum = kl_sum = entropy_sum = value_sum = 0.0
-        token_metrics = None
+    def _step(self, tokens: TokenBatch, part: Tensor, known: Known, metrics: Metrics) -> None:
+        """One step of the optimiser. part: completions that it is the mean over, [S]."""
+        algorithm, size, train = self._algorithm, tokens.size, part & known.train
+        wants_entropy = algorithm.entropy_coef > 0 or self._config.entropy
         packs = self._packs(tokens, train)
-        some = self._ranks.sum([torch.tensor(float(len(packs)))])[0]
-        if not float(some):
-            metrics.total("losses/empty_steps", 1)
+        # What is left out counts all the same: a mean is over the whole step, and over all ranks.
+        below, computed, num_packs = self._ranks.sum(
+            [
+                denominator(algorithm, tokens.mask & chosen[tokens.sequence], tokens.sequence, size)
+                for chosen in (part, train)
+            ]
+            + [torch.tensor(float(len(packs)))]
+        )
+        if not num_packs:
+            metrics.total("losses/empty_steps", int(self._ranks.leads))
             return
+        divisor = max(float(below), 1.0)
+        sums, told = torch.zeros(len(SUMS), dtype=torch.float64), []
         for pack in packs:
-            flat = pack.flat.cpu()
-            terms = self._policy(
-                pack, want_entropy=algorithm.entropy_coef > 0 or self._config.entropy
-            )
-
-            mask, sequence = torch.ones_like(pack.target, dtype=torch.bool), pack.sequence
-            old = None if old_logp is None else old_logp[pack.flat]
-            drawn = tokens.logp[flat].to(self._device)
-            gain = advantage[flat].to(self._device)
-            policy = policy_terms(algorithm, terms.logp, old, drawn, gain, mask, sequence, size)
-            loss = policy.loss.numerator
-            policy_sum += float(loss.detach())
-            if algorithm.kl_coef and algorithm.kl_in == "loss":
-                other = None if reference is None else reference[pack.flat]
-                kl = kl_loss(
-                    algorithm, terms.logp, old, drawn, other, mask, sequence, size
-                ).numerator
-                loss = loss + algorithm.kl_coef * kl
-                kl_sum += float(kl.detach())
-            if terms.entropy is not None:
-                entropy = aggregated(algorithm, terms.entropy, mask, sequence, size).numerator
-                if algorithm.entropy_coef:
-                    loss = loss - algorithm.entropy_coef * entropy
-                entropy_sum += float(entropy.detach())
-            if terms.value is not None and target is not None and old_value is not None:
-                value = critic_loss(
-                    algorithm,
-                    terms.value,
-                    old_value[pack.flat],
-                    target[flat].to(self._device),
-                    mask,
-                    sequence,
-                    size,
-                ).numerator
-                loss = loss + algorithm.value_coef * value
-                value_sum += float(value.detach())
-            torch.autograd.backward(loss / divisor)
+            terms = self._policy(pack, want_entropy=wants_entropy)
+            found = pack_loss(algorithm, terms, pack, known, tokens.logp, size)
+            torch.autograd.backward(found.loss / divisor)
             self._update.gather()
-            known = policy.metrics
-            token_metrics = known if token_metrics is None else token_metrics + known
-        norm = self._update.apply(self.num_steps)
-        metrics.ratio("losses/policy", policy_sum, divisor)
+            sums += found.sums
+            told.append(TokenMetrics(*(part.cpu() for part in found.metrics)))
+        if not packs:
+            self._update.gather_nothing()
+        norm = self._update.apply(self.num_steps).cpu()
+        shared = self._ranks.share((sums, told))
+        total = dict(zip(SUMS, sum(each for each, _ in shared).tolist(), strict=True))  # type: ignore[union-attr]
+        metrics.ratio("losses/policy", total["policy"], divisor)
         if algorithm.kl_coef and algorithm.kl_in == "loss":
-            metrics.ratio("kl", kl_sum, divisor)
-        if algorithm.entropy_coef > 0 or self._config.entropy:
-            metrics.ratio("losses/entropy", entropy_sum, _computed(tokens, train, algorithm))
-        if target is not None:
-            metrics.ratio("losses/value", value_sum, divisor)
+            metrics.ratio("kl", total["kl"], divisor)
+        if wants_entropy:
+            metrics.ratio("losses/entropy", total["entropy"], float(computed))
+        if known.target is not None:
+            metrics.ratio("losses/value", total["value"], divisor)
         metrics.mean("losses/grad_norm", norm)
-        if token_metrics is not None:
-            for name, number in token_metrics.values().items():
-                metrics.mean(name, number)
+        everywhere = [one for _, some in shared for one in some]
+        for name, number in reduce(add, everywhere).values().items():
+            metrics.mean(name, number)
 
-    def _count(self, tokens: TokenBatch, batch: Batch, advantage: Tensor, metrics: Metrics) -> None:
-        scored = tokens.reward[tokens.valid]
-        self._rewards.extend(scored.tolist())
-        self._lengths.extend(tokens.length[tokens.valid].tolist())
-        self.num_steps += tokens.size
-        report_groups(tokens, batch, self.version, self._reward_names, metrics)
-        metrics.total("charts/episodes", tokens.size)
+    def _count(self, tokens: TokenBatch, metrics: Metrics) -> Metrics:
+        """Count the completions of all ranks; the metrics of all of them."""
+        rewards, lengths = tokens.reward[tokens.valid], tokens.length[tokens.valid]
+        total = Metrics()
+        for found in self._ranks.share((metrics, rewards.tolist(), lengths.tolist(), tokens.size)):
+            total.update(found[0])
+            self._rewards.extend(found[1])
+            self._lengths.extend(found[2])
+            self.num_steps += found[3]
+            total.total("charts/episodes", found[3])
         if self._rewards:
-            metrics.last("charts/episodic_return", sum(self._rewards) / len(self._rewards))
-            metrics.last("charts/episodic_length", sum(self._lengths) / len(self._lengths))
-        if self._tokenizer is not None:
-            # Copied: the slots are written anew before anyone asks. Text is made when somebody does.
-            copies = [one.copy() for one in tokens.groups]
-            self._newest = replace(tokens, groups=tuple(copies)), advantage
+            total.last("charts/episodic_return", sum(self._rewards) / len(self._rewards))
+            total.last("charts/episodic_length", sum(self._lengths) / len(self._lengths))
+        return total
 
     def weights(self) -> Weights:
         """See Learner: by the names of the transformers model, adapters merged."""
@@ -351,9 +308,3 @@ class LlmLearner:
 
 def _host(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.cpu()
-
-
-def _computed(tokens: TokenBatch, train: Tensor, algorithm: Algorithm) -> float:
-    """What the entropies of the completions that were computed are a sum over."""
-    counted = tokens.mask & train[tokens.sequence]
-    return float(denominator(algorithm, counted, tokens.sequence, tokens.size))

@@ -48,7 +48,6 @@ def engine_arguments(
     config: EngineConfig, model: ModelConfig, folder: str, *, seed: int = 0
 ) -> dict[str, Any]:
     """Arguments of AsyncEngineArgs; engine.options come last and win. folder: see model_folder."""
-    cpu = on_cpu()
     found: dict[str, Any] = {
         "model": folder,
         "dtype": dtype(config, model, folder),
@@ -63,8 +62,12 @@ def engine_arguments(
         "worker_extension_cls": EXTENSION,
         "weight_transfer_config": {"backend": BACKEND},
     }
-    if cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
-        found["kv_cache_memory_bytes"] = int(config.memory_gib * _GIB)
+    if on_cpu():
+        # A prompt that is computed in parts makes the worker rewind its random numbers, which
+        # those of a CPU cannot: vLLM dies of the first such request that has a seed.
+        found["enable_chunked_prefill"] = False
+        if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
+            found["kv_cache_memory_bytes"] = int(config.memory_gib * _GIB)
     if config.max_context:
         found["max_model_len"] = config.max_context
     if model.revision:

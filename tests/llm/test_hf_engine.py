@@ -4,6 +4,7 @@ import asyncio
 import copy
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from unirl.llm.engine import (
     SamplingConfig,
 )
 from unirl.llm.hf_engine import HfEngine
-from unirl.llm.model import ModelConfig, flat_weights
+from unirl.llm.model import ModelConfig, flat_weights, load_model, load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the engine runs transformers' models")
 
@@ -38,10 +39,14 @@ def _model(seed: int = 0, dtype: torch.dtype = torch.float64, **sizes: Any) -> A
     return tiny_model(seed, **{**SMALL, **sizes}).to(dtype)
 
 
-def _engine(model: Any = None, **settings: Any) -> HfEngine:
-    return HfEngine(
-        ModelConfig(), EngineConfig(device="cpu", **settings), loaded=(model or _model(), TOKENIZER)
-    )
+def _engine(model: Any = None, *, endless: bool = False, **settings: Any) -> HfEngine:
+    """endless: no token ends a completion."""
+    model, tokenizer = model or _model(), tiny_tokenizer()
+    if endless:
+        tokenizer.eos_token = None
+        model.config.eos_token_id = model.generation_config.eos_token_id = None
+    config = EngineConfig(device="cpu", **settings)
+    return HfEngine(ModelConfig(), config, loaded=(model, tokenizer))
 
 
 def _requests(texts: Sequence[str], *, first: int = 0, **sampling: Any) -> list[Request]:
@@ -184,10 +189,10 @@ def test_first_tokens_follow_the_softmax_of_the_model() -> None:
 
 def test_a_partial_completion_goes_on_as_if_never_interrupted() -> None:
     requests = _requests(TEXTS, max_tokens=30)
-    whole = _all(requests)
+    whole = _all(requests, _engine(endless=True))
 
     async def interrupted() -> list[Completion]:
-        engine = _engine(max_sequences=4)
+        engine = _engine(max_sequences=4, endless=True)
         tasks = [asyncio.ensure_future(engine.generate(request)) for request in requests]
         await _until(engine, 20)
         await engine.abort()
@@ -211,8 +216,8 @@ def test_a_partial_completion_that_is_full_comes_back_at_once() -> None:
 
 def test_abort_ends_the_named_requests_only() -> None:
     async def main() -> None:
-        engine = _engine(max_sequences=2)
-        requests = _requests(["12>"] * 4, max_tokens=200)
+        engine = _engine(max_sequences=2, endless=True)
+        requests = _requests(["12>"] * 4, max_tokens=60)
         tasks = [asyncio.ensure_future(engine.generate(request)) for request in requests]
         await _until(engine, 10)
         await engine.abort(["r1", "r3", "never heard of"])
@@ -223,7 +228,7 @@ def test_abort_ends_the_named_requests_only() -> None:
         assert engine.stats()["aborted"] == 2
         rest = await asyncio.gather(tasks[0], tasks[2])
         assert [one.tokens for one in rest] == [
-            one.tokens for one in await _generate(_engine(), [requests[0], requests[2]])
+            one.tokens for one in await _generate(_engine(endless=True), [requests[0], requests[2]])
         ]
 
     _run(main())
@@ -231,7 +236,7 @@ def test_abort_ends_the_named_requests_only() -> None:
 
 def test_a_cancelled_request_frees_its_place() -> None:
     async def main() -> None:
-        engine = _engine()
+        engine = _engine(endless=True)
         task = asyncio.ensure_future(engine.generate(_requests(["12>"], max_tokens=400)[0]))
         await _until(engine, 3)
         task.cancel()
@@ -246,7 +251,7 @@ def test_a_cancelled_request_frees_its_place() -> None:
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 def test_no_token_is_drawn_between_pause_and_resume(mode: PauseMode) -> None:
     async def main() -> None:
-        engine = _engine(max_sequences=2)
+        engine = _engine(max_sequences=2, endless=True)
         requests = _requests(TEXTS[:4], max_tokens=30)
         tasks = [asyncio.ensure_future(engine.generate(request)) for request in requests]
         await _until(engine, 5)
@@ -260,7 +265,7 @@ def test_no_token_is_drawn_between_pause_and_resume(mode: PauseMode) -> None:
         assert all(task.done() == (mode != "keep") for task in tasks)
         await engine.resume()
         ended = await asyncio.gather(*tasks)
-        whole = await _generate(_engine(), requests)
+        whole = await _generate(_engine(endless=True), requests)
         if mode == "abort":
             assert all(one.finish == "aborted" for one in ended)
             assert all(
@@ -279,7 +284,7 @@ def test_a_swap_under_frozen_requests_marks_every_token_with_its_version() -> No
     fresh = copy.deepcopy(new)
 
     async def main() -> tuple[Completion, Completion]:
-        engine = _engine(copy.deepcopy(old))
+        engine = _engine(copy.deepcopy(old), endless=True)
         await engine.load_weights(flat_weights(old), 6)
         task = asyncio.ensure_future(
             engine.generate(_requests(["12>"], max_tokens=12, temperature=0.0)[0])
@@ -305,7 +310,8 @@ def test_a_swap_under_frozen_requests_marks_every_token_with_its_version() -> No
             logits = fresh(torch.tensor([[kept.tokens[index - 1]]]), past_key_values=cache).logits
             assert kept.tokens[index] == int(logits[0, -1].argmax())
     assert set(later.version) == {7}
-    assert later.tokens == _all(_requests(["hello"], temperature=0.0), _engine(fresh))[0].tokens
+    alone = _engine(fresh, endless=True)
+    assert later.tokens == _all(_requests(["hello"], temperature=0.0), alone)[0].tokens
 
 
 def test_new_weights_change_the_tied_embedding_and_equal_a_fresh_model() -> None:
@@ -334,7 +340,7 @@ def test_new_weights_change_the_tied_embedding_and_equal_a_fresh_model() -> None
 
 def test_weights_are_refused_while_tokens_are_drawn_and_when_they_do_not_fit() -> None:
     async def main() -> None:
-        engine = _engine()
+        engine = _engine(endless=True)
         weights = flat_weights(_model(1))
         assert engine.version == -1
         task = asyncio.ensure_future(engine.generate(_requests(["12>"], max_tokens=50)[0]))
@@ -354,7 +360,8 @@ def test_weights_are_refused_while_tokens_are_drawn_and_when_they_do_not_fit() -
 
 def test_stop_texts_end_a_completion_and_stay_part_of_it() -> None:
     requests = _requests(["12>"] * 6, max_tokens=60)
-    for whole, request in zip(_all(requests), requests, strict=True):
+    engine = _engine(endless=True)
+    for whole, request in zip(_all(requests, engine), requests, strict=True):
         texts = [TOKENIZER.decode(whole.tokens[:end]) for end in range(len(whole.tokens) + 1)]
         stop = texts[10][len(texts[7]) :]
         end = next(end for end, text in enumerate(texts) if stop in text)
@@ -401,6 +408,11 @@ def test_requests_that_cannot_be_are_explained() -> None:
     _run(main())
 
 
+def test_a_context_longer_than_the_model_allows_is_refused() -> None:
+    with pytest.raises(UniRLError, match=r"max_context is 600.*allows 512"):
+        _run(_engine(max_context=600).start())
+
+
 def test_a_model_whose_layers_keep_other_memory_is_refused() -> None:
     settings = transformers.MambaConfig(
         vocab_size=74, hidden_size=16, state_size=4, num_hidden_layers=2
@@ -412,7 +424,7 @@ def test_a_model_whose_layers_keep_other_memory_is_refused() -> None:
 
 def test_what_breaks_in_a_step_reaches_everyone_who_waits() -> None:
     async def main() -> None:
-        engine = _engine()
+        engine = _engine(endless=True)
         tasks = [
             asyncio.ensure_future(engine.generate(request))
             for request in _requests(TEXTS, max_tokens=100)
@@ -435,6 +447,7 @@ def test_a_sleeping_engine_holds_no_cache_and_wakes_up_as_it_was() -> None:
     async def main() -> tuple[list[Completion], list[Completion]]:
         engine = _engine()
         before = await _generate(engine, requests)
+        await engine.pause()
         await engine.sleep()
         await engine.sleep()
         assert engine._generation.cache.data.numel() == 0
@@ -443,7 +456,47 @@ def test_a_sleeping_engine_holds_no_cache_and_wakes_up_as_it_was() -> None:
             await asyncio.sleep(0)
         assert not waiting.done()
         await engine.wake()
+        assert engine.stats()["waiting"] == len(requests), "paused before it slept"
+        await engine.resume()
         return before, await waiting
 
     before, after = _run(main())
     assert before == after
+
+
+@pytest.mark.gpu
+def test_logp_on_cuda_equals_a_plain_forward_pass() -> None:
+    model = _model(dtype=torch.float32)
+    plain = copy.deepcopy(model)
+    engine = HfEngine(ModelConfig(), EngineConfig(device="cuda"), loaded=(model, TOKENIZER))
+    requests = _requests(TEXTS * 3, temperature=0.7)
+    for request, got in zip(requests, _all(requests, engine), strict=True):
+        expected = _plain_logp(plain, request.prompt, got.tokens, 0.7)
+        assert (expected - torch.tensor(got.logp, dtype=torch.float64)).abs().max() <= 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logp_of_a_pretrained_model_equals_a_plain_forward_pass(
+    tmp_path: Path, temperature: float
+) -> None:
+    from unirl.llm.smollm2 import make_smollm2
+
+    try:
+        config = ModelConfig(path=str(make_smollm2(tmp_path / "smollm2")), dtype="float32")
+    except UniRLError as error:
+        pytest.skip(str(error))
+    model, tokenizer = load_model(config), load_tokenizer(config)
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        for text in ("What is 3 + 4?", "Name three colours.")
+    ]
+    sampling = SamplingConfig(temperature=temperature, max_tokens=24)
+    requests = [
+        Request(str(index), tuple(prompts[index % 2]), sampling, seed=index) for index in range(8)
+    ]
+    for request, got in zip(requests, _all(requests, HfEngine(config)), strict=True):
+        expected = _plain_logp(model, request.prompt, got.tokens, temperature)
+        assert (expected - torch.tensor(got.logp, dtype=torch.float64)).abs().max() <= 1e-4

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from unirl.llm.algorithm import Algorithm, overlong_penalty
 from unirl.llm.algorithm_advantages import advantages
 from unirl.llm.algorithm_diff import outcome
-from unirl.llm.batch_file import TokenBatch
+from unirl.llm.batch_file import SavedBatch
 from unirl.llm.presets import DEFAULT, PRESETS
 from unirl.vtrace import correction_weights, group_advantages
 
@@ -30,7 +30,7 @@ Golden: TypeAlias = tuple[float, Array]
 
 rng = np.random.default_rng(7)
 S, T, G = 8, 6, 4
-MAX_TOKENS = 10
+MAX_TOKENS = 5  # tools wrote one token of the longest: a penalty without a cap shows
 length = np.array([3, 6, 1, 4, 2, 5, 6, 2])
 M: Array = (np.arange(T) < length[:, None]).astype(float)
 r: Array = np.array([1.0, 0.0, 0.0, 0.25, 0.5, 0.9, 0.9, 0.1])
@@ -38,6 +38,11 @@ old: Array = -np.abs(rng.normal(size=(S, T))) - 0.02
 new: Array = old + 0.25 * rng.normal(size=(S, T))
 mu: Array = old + 0.5 * rng.normal(size=(S, T))
 ref: Array = old + 0.4 * rng.normal(size=(S, T))
+# Beyond the dual clip (3) and both sides of PPO's clip where the advantage is negative, and beyond
+# the largest weight of all (5).
+old[1, 2], new[1, 2] = -2.0, -0.5
+new[[2, 7, 3, 1], [0, 1, 1, 4]] = old[[2, 7, 3, 1], [0, 1, 1, 4]] - 0.8
+old[4, 1], mu[4, 1] = -0.5, -2.5
 V: Array = 0.4 + 0.2 * rng.normal(size=(S, T))
 n: Array = M.sum(1)
 
@@ -46,7 +51,7 @@ def packed(values: Array) -> torch.Tensor:
     return torch.from_numpy(values[M > 0])
 
 
-BATCH = TokenBatch(
+BATCH = SavedBatch(
     new_logp=packed(new),
     old_logp=packed(old),
     logp=packed(mu),
@@ -199,7 +204,7 @@ def prime_rl() -> Golden:
 
 def dapo_verl() -> Golden:
     """Overlong: 0.2 of MAX_TOKENS, not capped; clip-higher."""
-    shaped = r + np.minimum(-(length - (MAX_TOKENS - 2)) / 2, 0.0)
+    shaped = r + np.minimum(-(length - (MAX_TOKENS - 1)) / 1, 0.0)
     groups = shaped.reshape(-1, G)
     A = (groups - groups.mean(1, keepdims=True)) / (groups.std(1, ddof=1, keepdims=True) + 1e-6)
     return token_mean(*clipped(rows(A), 0.2, 0.28, rho, dual=3.0))
@@ -286,7 +291,8 @@ def test_the_batch_of_the_golden_numbers_leaves_every_bound() -> None:
     inside = M > 0
     ratio, weight = rho[inside], w[inside]
     assert (ratio < 0.8).any() and (ratio > 1.28).any()
-    assert (weight < 0.5).any() and (weight > 2).any()
+    assert (weight < 0.5).any() and (weight > 5).any()
+    assert ((rho > 3) & (verl_A < 0) & inside).any() and (length > MAX_TOKENS).any()
     assert (trl_w == 0).any() and (trl_w > 0).any()
 
 

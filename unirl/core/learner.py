@@ -32,7 +32,7 @@ class Learner(Protocol):
     """Updates made so far: the version of `weights()`."""
     num_steps: int
     """Samples learned so far in the recipe's unit: environment steps without filler rows, or
-    tokens.
+    completions.
     """
 
     def step(self, batch: Batch) -> Metrics:

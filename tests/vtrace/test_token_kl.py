@@ -1,0 +1,81 @@
+"""Claims about KL estimates of packed tokens: values, and which gradient is right."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from tests.vtrace.token_batch import batch, gradient
+from unirl.vtrace import (
+    KlEstimate,
+    token_kl,
+)
+
+
+@pytest.mark.parametrize("estimate", get_args(KlEstimate))
+def test_kl_estimates_are_those_of_the_formulas_and_inert_where_masked(
+    estimate: KlEstimate,
+) -> None:
+    one = batch(6)
+    new = one.new_logp.requires_grad_()
+    found = token_kl(new, one.logp, one.mask, one.sequence, estimate=estimate)
+    apart = (new - one.logp).detach()[one.mask]
+    want = {"k1": apart, "k2": apart**2 / 2, "k3": (-apart).exp() - 1 + apart}[estimate]
+    slope = {"k1": torch.ones_like(apart), "k2": apart, "k3": 1 - (-apart).exp()}[estimate]
+    assert torch.allclose(found[one.mask], want, atol=1e-14)
+    assert not found[~one.mask].any()
+    assert torch.allclose(gradient(found.sum(), new)[one.mask], slope, atol=1e-14)
+
+
+def test_kl_with_k2s_gradient_keeps_the_value_of_k3() -> None:
+    one = batch(7, garbage=False)
+    new = one.new_logp.requires_grad_()
+    plain = token_kl(new, one.logp, one.mask, one.sequence, estimate="k3")
+    found = token_kl(new, one.logp, one.mask, one.sequence, estimate="k3", gradient="k2")
+    assert torch.allclose(found, plain)
+    want = torch.where(one.mask, new - one.logp, 0.0)
+    assert torch.allclose(gradient(found.sum(), new), want.detach())
+
+
+@pytest.mark.parametrize("gradient_of", ["score", "ratio"])
+def test_the_expected_gradient_of_kl_is_right_where_the_draw_is_counted(gradient_of: Any) -> None:
+    """Every token of a vocabulary, weighed by its probability: the expectation is exact."""
+    logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64).requires_grad_()
+    reference = torch.tensor([0.4, 0.1, 0.2, 0.3], dtype=torch.float64).log()
+    new = logits.log_softmax(-1)
+    old = new.detach() if gradient_of == "score" else torch.tensor([0.1, 0.5, 0.2, 0.2]).log()
+    exact = gradient((new.exp() * (new - reference)).sum(), logits)
+    for estimate in get_args(KlEstimate):
+        new = logits.log_softmax(-1)
+        kl = token_kl(
+            new,
+            reference,
+            torch.ones(4),
+            torch.arange(4),
+            estimate=estimate,
+            gradient=gradient_of,
+            old_logp=old.double(),
+        )
+        found = gradient((old.double().exp() * kl).sum(), logits)
+        if estimate == "k2":  # its value is not the KL's, so neither is this gradient
+            assert not torch.allclose(found, exact, atol=1e-3)
+        else:
+            assert torch.allclose(found, exact, atol=1e-7)
+
+
+def test_of_the_plain_estimates_only_k2_has_the_right_gradient_on_policy() -> None:
+    logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64).requires_grad_()
+    reference = torch.tensor([0.4, 0.1, 0.2, 0.3], dtype=torch.float64).log()
+    new = logits.log_softmax(-1)
+    exact = gradient((new.exp() * (new - reference)).sum(), logits)
+    found = {}
+    for estimate in get_args(KlEstimate):
+        new = logits.log_softmax(-1)
+        kl = token_kl(new, reference, torch.ones(4), torch.arange(4), estimate=estimate)
+        found[estimate] = gradient((new.detach().exp() * kl).sum(), logits)
+    assert torch.allclose(found["k2"], exact)
+    assert torch.allclose(found["k1"], torch.zeros(4).double(), atol=1e-15)
+    backwards = reference.exp() * (reference - logits.log_softmax(-1))
+    assert torch.allclose(found["k3"], gradient(backwards.sum(), logits))
