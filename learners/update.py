@@ -86,8 +86,9 @@ class OptimizerConfig:
 class Update:
     """Owns the optimiser and the float32 master copy of every parameter that computes in less.
 
-    The module's own parameters of float32 and above are their own masters. `total_steps` is what a linear
-    schedule ends at. reduce: sums gradients over the processes that share a batch; None: alone.
+    The module's own parameters of float32 and above are their own masters. `total_steps` is what a
+    linear schedule ends at. reduce: sums gradients over the processes that share a batch; None:
+    alone.
     """
 
     def __init__(

@@ -4,7 +4,6 @@ none.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -35,8 +34,6 @@ from unirl.llm.rollout import Rollout, RolloutConfig
 from unirl.llm.task_config import TaskConfig
 from unirl.llm.tasks import make_tasks
 from unirl.runners.plan import RunConfig
-
-log = logging.getLogger(__name__)
 
 
 class LanguageConfig(Protocol):
@@ -70,15 +67,17 @@ class LanguageConfig(Protocol):
 
 @dataclass(frozen=True)
 class Probe:
-    """The size of a slot, and what a checkpoint must agree on."""
+    """The size of a slot, what a checkpoint must agree on, and what is in force."""
 
     shape: GroupShape
     fingerprint: Mapping[str, Any]
+    notes: tuple[str, ...]
 
 
 def probe(config: LanguageConfig) -> Probe:
     """Load everything but the model, so that what cannot work fails before anything is started."""
-    check_group_size(algorithm_of(config), config.rollout.group_size)
+    algorithm = algorithm_of(config)
+    check_group_size(algorithm, config.rollout.group_size)
     _, prompts, rewarder = _prompts(config)
     rewarder.close()
     return Probe(
@@ -93,6 +92,7 @@ def probe(config: LanguageConfig) -> Probe:
             "lora_rank": config.model.lora_rank,
             "task": config.task.name if not config.task.mix else sorted(config.task.mix),
         },
+        (f"algorithm   {algorithm.name}", *algorithm.describe().splitlines()),
     )
 
 
@@ -129,7 +129,6 @@ def make_learner(
     """The factory of a plan's learner. ranks: the processes that train together."""
     ranks = ranks or Ranks()
     algorithm, device = algorithm_of(config), _device(ranks.place(config.learner.device))
-    log.info("algorithm %s\n%s", algorithm.name, algorithm.describe())
     torch.manual_seed(context.seed % 2**63)  # adapters begin at random
     policy = _policy(config, algorithm, device)
     reference = None

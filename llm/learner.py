@@ -29,7 +29,7 @@ from unirl.llm.language_policy import LanguagePolicy
 from unirl.llm.lora import published_weights
 from unirl.llm.pack_loss import SUMS, Known, pack_loss
 from unirl.llm.packing import Pack, pack_groups
-from unirl.llm.report import report_groups, sample_rows
+from unirl.llm.report import report_groups, sample_rows, summary
 from unirl.llm.token_batch import TokenBatch
 from unirl.vtrace import TokenMetrics
 
@@ -126,6 +126,10 @@ class LlmLearner:
             return []
         return sample_rows(*newest, self._tokenizer, self.version)
 
+    def summary(self, row: Mapping[str, Any]) -> str:
+        """One row of `take_samples` in a line."""
+        return summary(row)
+
     def step(self, batch: Batch) -> Metrics:
         """One update from one batch: up to epochs * minibatches steps of the optimiser."""
         started, metrics = time.monotonic(), Metrics()
@@ -144,7 +148,7 @@ class LlmLearner:
             metrics.ratio("perf/tokens_per_s", drawn, (now - self._ended) * share)
         self._ended = now
         if self._tokenizer is not None and self._ranks.leads:
-            # Copied: the slots are written anew before anyone asks. Text is made when somebody does.
+            # Copied: slots are written anew before anyone asks. Text is made when somebody does.
             copies = [one.copy() for one in tokens.groups]
             self._newest = replace(tokens, groups=tuple(copies)), known.advantage
         metrics = self._count(tokens, metrics)

@@ -239,7 +239,10 @@ class _Connection:
             yield piece
 
     async def _chunk(self) -> bytes:
-        size = int((await self._reader.readline()).split(b";")[0].strip() or b"0", 16)
+        line = await self._reader.readline()
+        if not line:
+            raise ConnectionError("the server hung up in the middle of its answer")
+        size = int(line.split(b";")[0], 16)
         piece = await self._reader.readexactly(size)
         await self._reader.readline()
         return piece

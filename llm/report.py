@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -91,3 +92,13 @@ def sample_rows(
             )
         first += group.token.numel()
     return rows
+
+
+def summary(row: Mapping[str, Any]) -> str:
+    """One of `sample_rows` in a line: the end of the prompt, the beginning of the completion."""
+    prompt, completion = (" ".join(str(row[key]).split()) for key in ("prompt", "completion"))
+    rewards = ", ".join(
+        f"{value:g}" if outcome == SCORE else "failed"
+        for value, outcome in zip(row["reward"], row["outcome"], strict=True)
+    )
+    return f"sample, reward {rewards}: ...{prompt[-50:]} -> {completion[:70]}"

@@ -60,8 +60,9 @@ def make_learner(
 ) -> LlmLearner:
     skip_zero = settings.pop("skip_zero", True)
     optimizer = settings.pop("optimizer", PLAIN)
+    others = {name: settings.pop(name) for name in ("ranks", "teacher") if name in settings}
     resolved = resolve(algorithm or AlgorithmConfig(), max_tokens=16)
-    model = make_model(dtype=dtype).requires_grad_(True)
+    model = settings.pop("model", None) or make_model(dtype=dtype).requires_grad_(True)
     policy = LanguagePolicy(model, temperature=0.7, critic=resolved.needs_critic)
     reference = None
     if resolved.needs_reference:
@@ -80,6 +81,7 @@ def make_learner(
         total_steps=1000,
         seed=3,
         reference=reference,
+        **others,
     )
 
 

@@ -107,7 +107,8 @@ def test_no_token_is_older_than_the_mode_allows(
     result = train(model, tmp_path / "run", updates=12, mode=mode, **settings)
     assert result.version == 12
     samples = rows(tmp_path / "run" / "samples" / "samples.jsonl")
-    ages = [row["update"] - version for row in samples for version in row["versions"]]
+    # Update n is made from version n - 1.
+    ages = [row["update"] - 1 - version for row in samples for version in row["versions"]]
     assert len(samples) == 12 * BATCH * GROUP and 0 <= min(ages) <= max(ages) <= bound
     told = [row["staleness/token_max"] for row in rows(tmp_path / "run" / "metrics.jsonl")]
     assert told and max(told) <= bound

@@ -68,6 +68,8 @@ def train(arguments: Sequence[str]) -> int:
     run_dir = options.runs_dir / folder
     if leads:
         run_folder.claim(run_dir, options.overwrite)
+        if options.console and plan.notes:
+            print("\n".join(plan.notes))
     return start(plan, run_dir, ["train", *arguments], options.console)
 
 

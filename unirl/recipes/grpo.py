@@ -50,8 +50,10 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     learner: LlmLearnerConfig = field(default_factory=LlmLearnerConfig)
-    queue: QueueConfig = field(default_factory=lambda: QueueConfig(batch_size=8, window=None))
-    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    queue: QueueConfig = field(
+        default_factory=lambda: QueueConfig(batch_size=8, window=None, timeout_seconds=600.0)
+    )
+    runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(hang_seconds=600.0))
     run: RunConfig = field(
         default_factory=lambda: RunConfig(
             total_steps=100_000, checkpoint_steps=10_000, eval_episodes=200, log_seconds=5.0
@@ -100,6 +102,7 @@ def plan(config: Config) -> Plan:
         make_evaluator=partial(assembly.make_evaluator, config=config),
         weights_of=partial(assembly.weights_of, config=config),
         fingerprint=found.fingerprint,
+        notes=found.notes,
         reasons=tuple(dict.fromkeys((*REASONS, *GROUP_REASONS))),
         reissue=True,
     )

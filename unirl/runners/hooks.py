@@ -19,6 +19,9 @@ from unirl.runners.loop import TrainLoop
 
 log = logging.getLogger(__name__)
 
+_NOTE_SECONDS = 20.0
+"""Between two samples that people are shown."""
+
 
 class RowWriter(Protocol):
     """Where rows of scalars go."""
@@ -210,29 +213,38 @@ class TellingLearner(Protocol):
     def take_samples(self) -> Sequence[Mapping[str, JSON]]:
         """Samples of the newest batch as rows, once."""
 
+    def summary(self, row: Mapping[str, JSON]) -> str:
+        """One of them in a line, for people."""
+
 
 class SamplesHook:
-    """Every `log_seconds`: the newest batch of a learner that shows it, in samples/samples.jsonl."""
+    """Every `log_seconds`: the newest batch of a learner that shows it, in samples/samples.jsonl;
+    now and then one sample as a note.
+    """
 
     def __init__(self, run_dir: Path, log_seconds: float) -> None:
         self._path, self._log_seconds = run_dir / "samples" / "samples.jsonl", log_seconds
-        self._last_time = -math.inf
+        self._last_time = self._last_note = -math.inf
 
     def after_update(self, loop: TrainLoop) -> None:
         """See Hook."""
         due = time.monotonic() - self._last_time >= self._log_seconds
         if due and isinstance(loop.learner, TellingLearner):
-            self._write(loop.learner.take_samples())
+            self._write(loop.learner)
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
         if isinstance(loop.learner, TellingLearner):
-            self._write(loop.learner.take_samples())
+            self._write(loop.learner)
 
-    def _write(self, rows: Sequence[Mapping[str, JSON]]) -> None:
+    def _write(self, learner: TellingLearner) -> None:
+        rows = learner.take_samples()
         if not rows:
             return
         self._last_time = time.monotonic()
+        if self._last_time - self._last_note >= _NOTE_SECONDS:
+            self._last_note = self._last_time
+            log.info("%s", learner.summary(rows[-1]))
         self._path.parent.mkdir(exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -65,7 +65,8 @@ class RunConfig:
     seed: int = 1
     """Everything random is derived from it. Another seed is another run."""
     total_steps: int = 1_000_000
-    """Samples to learn from (environment steps without filler rows, or completions) before the run ends.
+    """Samples to learn from (environment steps without filler rows, or completions) before the run
+    ends.
     """
     log_seconds: float = 2.0
     """Seconds between two rows of metrics.jsonl, TensorBoard and the console."""
@@ -146,6 +147,8 @@ class Plan:
     """Further policies that play in the same environments, each with a queue and a learner of its
     own: of these plans spec, queue, make_actor, make_learner and run count. num_actors is equal.
     """
+    notes: tuple[str, ...] = ()
+    """What people should know at the start besides what `describe` says: a line each."""
     reasons: tuple[str, ...] = REASONS
     """Reasons for which actors may discard slots."""
     reissue: bool = False
@@ -199,4 +202,5 @@ class Plan:
         for name, item in spec.fields.items():
             shape = ", ".join(str(size) for size in item.shape)
             lines.append(f"          {name:<16} [{shape}] {str(item.dtype).removeprefix('torch.')}")
+        lines += self.notes
         return "\n".join(lines)

@@ -1,0 +1,182 @@
+"""A small HTTP server that speaks OpenAI's completions API as vLLM and SGLang extend it, around a
+language model that is a table: the next token depends on the last one alone.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCABULARY = 32
+END = 31
+
+
+def table(seed: int) -> torch.Tensor:
+    """Logits of the next token by the last one, [V, V]."""
+    return torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def distribution(logits: torch.Tensor, temperature: float, top_k: int) -> torch.Tensor:
+    """Log-probabilities of what is drawn, [V]."""
+    logits = logits / max(temperature, 1e-4)
+    if top_k > 0:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], float("-inf"))
+    return logits.log_softmax(-1)
+
+
+@dataclass
+class CompletionServer:
+    """Listens on a free port of this machine between `with`."""
+
+    model: str = "table"
+    key: str = ""
+    gives_ids: bool = True
+    gives_logp: bool = True
+    processed: bool = True
+    """Log-probabilities of the distribution that is drawn from; else the model's own."""
+    failures: int = 0
+    """Requests to answer with 503 before the first good one."""
+    seconds_per_token: float = 0.0
+    silent_after: int = -1
+    """Tokens after which nothing comes any more."""
+    hangs_up_after: int = -1
+    kind: str = "plain"
+    """sglang: has endpoints for new weights."""
+    refuses_weights: bool = False
+    weights: torch.Tensor = field(default_factory=lambda: table(0))
+    version: str = "default"
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    """Of all completion requests."""
+
+    def __enter__(self) -> CompletionServer:
+        outer = self
+
+        class Handler(_Handler):
+            server_state = outer
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
+        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server_state: CompletionServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self._stopped():
+            return
+        if self.path == "/v1/models":
+            self._answer(200, {"data": [{"id": self.server_state.model}]})
+        elif self.path == "/get_model_info" and self.server_state.kind == "sglang":
+            self._answer(200, {"weight_version": self.server_state.version})
+        else:
+            self._answer(404, {"detail": "Not Found"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"null")
+        if self._stopped():
+            return
+        if self.path == "/v1/completions":
+            self._complete(body)
+        elif self.path == "/update_weights_from_disk" and self.server_state.kind == "sglang":
+            self._update(body)
+        else:
+            self._answer(404, {"detail": "Not Found"})
+
+    def _stopped(self) -> bool:
+        state = self.server_state
+        if state.key and self.headers.get("Authorization") != f"Bearer {state.key}":
+            self._answer(401, {"error": "Unauthorized"})
+            return True
+        if state.failures > 0:
+            state.failures -= 1
+            self._answer(503, {"error": "not yet"})
+            return True
+        return False
+
+    def _update(self, body: dict[str, Any]) -> None:
+        from safetensors.torch import load_file
+
+        if self.server_state.refuses_weights:
+            self._answer(200, {"success": False, "message": "out of memory"})
+            return
+        assert (Path(body["model_path"]) / "config.json").exists()
+        self.server_state.weights = load_file(Path(body["model_path"]) / "model.safetensors")["t"]
+        self.server_state.version = body["weight_version"]
+        self._answer(200, {"success": True, "message": "ok"})
+
+    def _complete(self, body: dict[str, Any]) -> None:
+        state = self.server_state
+        state.bodies.append(body)
+        if body["model"] != state.model:
+            self._answer(404, {"error": f"The model `{body['model']}` does not exist."})
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        generator = torch.Generator().manual_seed(body["seed"])
+        last = body["prompt"][-1]
+        try:
+            for index in range(body["max_tokens"]):
+                if index == state.silent_after:
+                    time.sleep(30)
+                if index == state.hangs_up_after:
+                    self.connection.close()
+                    return
+                time.sleep(state.seconds_per_token)
+                logits = state.weights[last]
+                drawn = distribution(logits, body["temperature"], body["top_k"])
+                last = int(torch.multinomial(drawn.exp(), 1, generator=generator))
+                told = drawn if state.processed else logits.log_softmax(-1)
+                ended = last == END or index + 1 == body["max_tokens"]
+                choice: dict[str, Any] = {
+                    "index": 0,
+                    "text": f"<{last}>",
+                    "finish_reason": ("stop" if last == END else "length") if ended else None,
+                }
+                if state.gives_ids and body.get("return_token_ids"):
+                    choice["token_ids"] = [last]
+                if state.gives_logp and body.get("logprobs") is not None:
+                    choice["logprobs"] = {"token_logprobs": [float(told[last])]}
+                self._chunk({"choices": [choice]})
+                if ended:
+                    break
+            self._piece(b"data: [DONE]\n\n")
+            self._piece(b"")
+        except OSError:
+            pass  # cut, as it should be
+
+    def _chunk(self, value: dict[str, Any]) -> None:
+        # In two pieces: clients must not take a piece for a line.
+        data = f"data: {json.dumps(value)}\n\n".encode()
+        self._piece(data[:7])
+        self._piece(data[7:])
+
+    def _piece(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def _answer(self, status: int, value: Any) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)

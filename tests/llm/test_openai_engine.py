@@ -1,0 +1,338 @@
+"""The engine behind an OpenAI-compatible server, against a real HTTP server of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.llm.completion_server import END, CompletionServer, distribution, table
+from unirl.core.errors import UniRLError
+from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
+from unirl.llm.model import ModelConfig
+from unirl.llm.openai_engine import OpenAiEngine
+
+
+def engine_at(server: CompletionServer, **settings: Any) -> OpenAiEngine:
+    model = settings.pop("model", server.model)
+    settings.setdefault("timeout_seconds", 5.0)
+    return OpenAiEngine(
+        ModelConfig(path=model), EngineConfig(kind="openai", url=server.url, **settings)
+    )
+
+
+def request(name: str = "a", *, tokens: int = 20, **how: Any) -> Request:
+    return Request(name, (3, 5), SamplingConfig(max_tokens=tokens, **how), seed=7)
+
+
+def run(
+    server: CompletionServer, what: Callable[[OpenAiEngine], Awaitable[Any]], **settings: Any
+) -> Any:
+    async def main() -> Any:
+        engine = engine_at(server, **settings)
+        try:
+            await engine.start()
+            return await what(engine)
+        finally:
+            await engine.close()
+
+    return asyncio.run(main())
+
+
+def check_logp(done: Completion, weights: torch.Tensor, how: SamplingConfig) -> None:
+    last = 5
+    for token, logp in zip(done.tokens, done.logp, strict=True):
+        wanted = distribution(weights[last], how.temperature, how.top_k)[token]
+        assert logp == pytest.approx(float(wanted), abs=1e-5)
+        last = token
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"temperature": 0.7}, {"temperature": 1.3, "top_k": 5}], ids=str
+)
+def test_tokens_come_with_the_log_probability_of_the_distribution_they_were_drawn_from(
+    how: dict[str, Any],
+) -> None:
+    with CompletionServer() as server:
+        done = run(server, lambda engine: engine.generate(request(**how)))
+        check_logp(done, server.weights, SamplingConfig(**how))
+        assert done.finish == ("stop" if done.tokens[-1] == END else "length")
+        assert set(done.version) == {-1}
+
+
+def test_equal_seeds_draw_equal_tokens_and_other_seeds_do_not() -> None:
+    async def many(engine: OpenAiEngine) -> list[Completion]:
+        seeds = [1, 1, 2, 3, 4]
+        return await asyncio.gather(
+            *[
+                engine.generate(Request(str(i), (3, 5), SamplingConfig(max_tokens=9), seed))
+                for i, seed in enumerate(seeds)
+            ]
+        )
+
+    with CompletionServer() as server:
+        first, again, *others = run(server, many)
+    assert first.tokens == again.tokens
+    assert len({one.tokens for one in others}) == 3
+
+
+def test_an_aborted_request_returns_what_there_is_and_goes_on_from_there() -> None:
+    async def interrupted(engine: OpenAiEngine) -> tuple[Completion, Completion]:
+        task = asyncio.create_task(engine.generate(request(tokens=40)))
+        await asyncio.sleep(0.15)
+        await engine.abort(["a", "unknown"])
+        part = await task
+        again = Request("b", (3, 5), SamplingConfig(max_tokens=40), 7, partial=part)
+        return part, await engine.generate(again)
+
+    with CompletionServer(seconds_per_token=0.02) as server:
+        server.weights[:, END] = -100
+        part, whole = run(server, interrupted)
+        assert part.finish == "aborted"
+        assert 0 < len(part.tokens) < 40
+        assert whole.tokens[: len(part.tokens)] == part.tokens
+        assert len(whole.tokens) == 40
+        check_logp(whole, server.weights, SamplingConfig())
+        assert server.bodies[-1]["prompt"] == [3, 5, *part.tokens]
+        assert server.bodies[-1]["seed"] != 7  # not the numbers again that drew the beginning
+
+
+def test_a_paused_engine_draws_nothing_and_goes_on_with_frozen_requests() -> None:
+    async def frozen(engine: OpenAiEngine) -> tuple[int, int, Completion]:
+        task = asyncio.create_task(engine.generate(request(tokens=30)))
+        await asyncio.sleep(0.15)
+        await engine.pause("keep")
+        before = engine.stats()["generated_tokens"]
+        late = asyncio.create_task(engine.generate(request("late", tokens=2)))
+        await asyncio.sleep(0.2)
+        between = engine.stats()["generated_tokens"]
+        assert not task.done() and not late.done()
+        await engine.resume()
+        await late
+        return int(before), int(between), await task
+
+    with CompletionServer(seconds_per_token=0.01) as server:
+        server.weights[:, END] = -100
+        before, between, done = run(server, frozen)
+    assert before == between
+    assert len(done.tokens) == 30
+    assert done.finish == "length"
+
+
+def test_pause_wait_lets_requests_finish_and_pause_abort_ends_them() -> None:
+    async def both(engine: OpenAiEngine) -> tuple[str, str]:
+        ends = []
+        for mode in ("wait", "abort"):
+            task = asyncio.create_task(engine.generate(request(mode, tokens=20)))
+            await asyncio.sleep(0.1)
+            await engine.pause(mode)  # type: ignore[arg-type]
+            ends.append((await asyncio.wait_for(task, 1)).finish)
+            await engine.resume()
+        return ends[0], ends[1]
+
+    with CompletionServer(seconds_per_token=0.01) as server:
+        server.weights[:, END] = -100
+        assert run(server, both) == ("length", "aborted")
+
+
+def test_an_abort_frees_a_request_that_waits_for_the_end_of_a_pause() -> None:
+    async def stuck(engine: OpenAiEngine) -> Completion:
+        await engine.pause()
+        task = asyncio.create_task(engine.generate(request()))
+        await asyncio.sleep(0.05)
+        await engine.abort()
+        return await asyncio.wait_for(task, 1)
+
+    with CompletionServer() as server:
+        done = run(server, stuck)
+    assert done.finish == "aborted"
+    assert done.tokens == ()
+
+
+def test_new_weights_reach_a_server_through_a_folder_and_every_token_bears_its_version(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("safetensors", reason="weights travel as a safetensors file")
+    (tmp_path / "config.json").write_text("{}")
+    new = table(5)
+    new[:, END] = -100
+
+    async def swapped(engine: OpenAiEngine) -> Completion:
+        assert engine.capabilities.load_weights
+        task = asyncio.create_task(engine.generate(request(tokens=40)))
+        await asyncio.sleep(0.15)
+        await engine.load_weights({"t": new}, 4)
+        return await task
+
+    with CompletionServer(kind="sglang", model=str(tmp_path), seconds_per_token=0.01) as server:
+        server.weights[:, END] = -100
+        old = server.weights
+        done = run(server, swapped)
+    count = done.version.count(-1)
+    assert done.version == (-1,) * count + (4,) * (40 - count)
+    assert 0 < count < 40
+    last = 5
+    for index, (token, logp) in enumerate(zip(done.tokens, done.logp, strict=True)):
+        weights = old if index < count else new
+        assert logp == pytest.approx(float(weights[last].log_softmax(-1)[token]), abs=1e-5)
+        last = token
+
+
+def test_a_server_that_refuses_weights_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors", reason="weights travel as a safetensors file")
+    (tmp_path / "config.json").write_text("{}")
+    with (
+        CompletionServer(kind="sglang", model=str(tmp_path), refuses_weights=True) as server,
+        pytest.raises(EngineFailed, match=r"127\.0\.0\.1.*out of memory"),
+    ):
+        run(server, lambda engine: engine.load_weights({"t": table(1)}, 1))
+
+
+def test_a_plain_server_takes_no_weights_and_says_so() -> None:
+    async def load(engine: OpenAiEngine) -> None:
+        assert not engine.capabilities.load_weights
+        await engine.load_weights({}, 1)
+
+    with CompletionServer() as server, pytest.raises(UniRLError, match="takes no new weights"):
+        run(server, load)
+
+
+def test_engine_vllm_refuses_a_server_without_development_endpoints() -> None:
+    async def start(url: str) -> None:
+        config = EngineConfig(kind="vllm", url=url)
+        await OpenAiEngine(ModelConfig(path="table"), config).start()
+
+    with CompletionServer() as server, pytest.raises(UniRLError, match="development endpoints"):
+        asyncio.run(start(server.url))
+
+
+@pytest.mark.parametrize(
+    ("server", "settings", "message"),
+    [
+        (CompletionServer(gives_ids=False), {}, "returns no token ids"),
+        (CompletionServer(gives_logp=False), {}, "returns no log-probabilities"),
+        (CompletionServer(), {"model": "other"}, "does not serve other.*it serves table"),
+        (CompletionServer(key="secret"), {}, "asks for a key.*none was sent"),
+    ],
+    ids=["ids", "logp", "model", "key"],
+)
+def test_a_server_that_will_not_do_is_refused_at_the_start(
+    server: CompletionServer, settings: dict[str, Any], message: str
+) -> None:
+    with server, pytest.raises(UniRLError, match=message):
+        run(server, lambda engine: engine.generate(request()), **settings)
+
+
+def test_raw_log_probabilities_are_refused_where_they_are_not_the_behaviours() -> None:
+    with CompletionServer(processed=False) as server:
+        done = run(server, lambda engine: engine.generate(request()))
+        check_logp(done, server.weights, SamplingConfig())
+        for how in ({"temperature": 0.7}, {"top_k": 5}, {"top_p": 0.9}):
+            with pytest.raises(UniRLError, match="processed_logprobs"):
+                run(server, lambda engine, how=how: engine.generate(request(**how)))  # type: ignore[misc]
+
+
+def test_the_key_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with CompletionServer(key="secret") as server:
+        with pytest.raises(UniRLError, match="KEY_OF_TEST"):
+            run(server, lambda engine: engine.start(), api_key_variable="KEY_OF_TEST")
+        monkeypatch.setenv("KEY_OF_TEST", "secret")
+        assert run(
+            server, lambda engine: engine.generate(request()), api_key_variable="KEY_OF_TEST"
+        ).tokens
+        monkeypatch.setenv("KEY_OF_TEST", "wrong")
+        with pytest.raises(UniRLError, match="the one in KEY_OF_TEST is refused"):
+            run(server, lambda engine: engine.start(), api_key_variable="KEY_OF_TEST")
+
+
+def test_a_busy_server_is_asked_again() -> None:
+    with CompletionServer(failures=2) as server:
+        assert run(server, lambda engine: engine.generate(request())).tokens
+
+
+def test_a_server_that_keeps_failing_is_an_engine_that_failed() -> None:
+    async def later(engine: OpenAiEngine) -> None:
+        server.failures = 100
+        await engine.generate(request())
+
+    with CompletionServer() as server, pytest.raises(EngineFailed, match="503.*not yet"):
+        run(server, later)
+
+
+def test_nobody_listening_is_told_with_the_address() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+    config = EngineConfig(kind="openai", url=url, timeout_seconds=0.2)
+    with pytest.raises(EngineFailed, match=f"{url} cannot be reached"):
+        asyncio.run(OpenAiEngine(ModelConfig(), config).start())
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [({"silent_after": 3}, "silent"), ({"hangs_up_after": 3}, "hung up")],
+    ids=["silent", "hangs up"],
+)
+def test_a_stream_that_breaks_off_fails_within_the_deadline(
+    fault: dict[str, int], message: str
+) -> None:
+    async def later(engine: OpenAiEngine) -> None:
+        server.weights[:, END] = -100
+        for name, value in fault.items():
+            setattr(server, name, value)
+        await asyncio.wait_for(engine.generate(request()), 3)
+
+    with CompletionServer() as server, pytest.raises(EngineFailed, match=message):
+        run(server, later, timeout_seconds=0.5)
+
+
+def test_what_is_no_api_is_called_nonsense() -> None:
+    import http.server
+    import threading
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>hello</html>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    config = EngineConfig(kind="openai", url=f"http://127.0.0.1:{server.server_port}")
+    try:
+        with pytest.raises(EngineFailed, match="nonsense"):
+            asyncio.run(OpenAiEngine(ModelConfig(), config).start())
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_at_most_max_sequences_are_asked_for_at_a_time() -> None:
+    async def many(engine: OpenAiEngine) -> int:
+        jobs = [asyncio.create_task(engine.generate(request(str(i), tokens=5))) for i in range(6)]
+        most = 0
+        while not all(job.done() for job in jobs):
+            await asyncio.sleep(0.005)
+            most = max(most, sum(run.streaming for run in engine._runs.values()))
+        return most
+
+    with CompletionServer(seconds_per_token=0.01) as server:
+        assert run(server, many, max_sequences=2) == 2
+
+
+def test_the_request_leaves_no_default_to_the_server() -> None:
+    with CompletionServer() as server:
+        run(server, lambda engine: engine.generate(request(stop=("\n",))))
+        told = server.bodies[-1]
+    assert {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed"} <= set(told)
+    assert told["include_stop_str_in_output"] is True
+    assert json.dumps(told)
