@@ -18,6 +18,7 @@ from unirl.core.tree import flatten
 from unirl.core.weights import Weights
 from unirl.learners.parallel import Ranks
 from unirl.llm.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
+from unirl.llm.distill import TeacherConfig, make_teacher
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.engines import make_engine
 from unirl.llm.evaluate import LlmEvaluator, Parts
@@ -57,6 +58,8 @@ class LanguageConfig(Protocol):
     def rollout(self) -> RolloutConfig: ...
     @property
     def algorithm(self) -> AlgorithmConfig: ...
+    @property
+    def teacher(self) -> TeacherConfig: ...
     @property
     def learner(self) -> LlmLearnerConfig: ...
     @property
@@ -146,6 +149,9 @@ def make_learner(
         seed=context.seed,
         num_recent=config.run.target_window,
         reference=reference,
+        teacher=make_teacher(
+            config.teacher, config.model, device, temperature=config.sampling.temperature
+        ),
         tokenizer=load_tokenizer(config.model),
         ranks=ranks,
     )

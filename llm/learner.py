@@ -24,6 +24,7 @@ from unirl.core.weights import Weights
 from unirl.learners.parallel import Ranks
 from unirl.learners.update import OptimizerConfig, Update
 from unirl.llm.algorithm import Algorithm, advantages, denominator, overlong_penalty
+from unirl.llm.distill import Teacher
 from unirl.llm.group import read_group
 from unirl.llm.language_policy import LanguagePolicy
 from unirl.llm.lora import published_weights
@@ -74,8 +75,9 @@ class LlmLearner:
     """See Learner. Its steps are completions, and so is what recent_returns has the rewards of.
 
     policy: on its device, in its compute dtype. reference: the frozen model that a KL term holds
-    the policy to; None: the policy's own base below its adapters, or not needed. reward_weights:
-    [R], by name in `reward_names`. tokenizer: to show samples; None: they are not shown.
+    the policy to; None: the policy's own base below its adapters, or not needed. teacher: see
+    unirl.llm.distill. reward_weights: by name, in the order of a group's rewards. tokenizer: to
+    show samples; None: they are not shown.
     """
 
     def __init__(
@@ -91,17 +93,18 @@ class LlmLearner:
         seed: int,
         num_recent: int = 100,
         reference: LanguagePolicy | None = None,
+        teacher: Teacher | None = None,
         tokenizer: Any = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.version, self.num_steps = 0, 0
         self._policy, self._algorithm, self._config = policy, algorithm, config
-        self._reference, self._tokenizer = reference, tokenizer
+        self._reference, self._teacher, self._tokenizer = reference, teacher, tokenizer
         self._reward_names = tuple(reward_weights)
         self._reward_weights = tuple(reward_weights.values())
         self._max_tokens = max_tokens
         # Without gradient it need not be computed, unless another term gives it one.
-        self._skips = skip_zero and algorithm.skips_zero_advantage
+        self._skips = skip_zero and algorithm.skips_zero_advantage and teacher is None
         self._ranks = ranks or Ranks()
         self._update = Update(
             policy, config.optimizer, total_steps=total_steps, reduce=self._ranks.reduce
@@ -194,12 +197,18 @@ class LlmLearner:
             old_logp, value = self._policy.look(self._packs(tokens, train), tokens.mask.numel())
         if algorithm.needs_reference:
             reference = self._look_at_reference(tokens, train)
+        teacher = None
+        if self._teacher is not None:
+            packs = self._packs(tokens, train)
+            teacher = self._teacher.policy.look(packs, tokens.mask.numel())[0]
         if before:
             advantage, target, active = found(old_logp, value, reference)
             train = train & active if self._skips else train
         if not several:
             old_logp = None  # the forward pass with gradient finds it again
-        return Known(advantage, train, target, old_logp, value, reference)
+        if self._teacher is not None and self._teacher.alone:
+            advantage = torch.zeros_like(advantage)
+        return Known(advantage, train, target, old_logp, value, reference, teacher)
 
     def _look_at_reference(self, tokens: TokenBatch, train: Tensor) -> Tensor:
         packs, num = self._packs(tokens, train), tokens.mask.numel()
@@ -242,10 +251,13 @@ class LlmLearner:
             metrics.total("losses/empty_steps", int(self._ranks.leads))
             return
         divisor = max(float(below), 1.0)
+        teacher_coef = self._teacher.coef if self._teacher is not None else 0.0
         sums, told = torch.zeros(len(SUMS), dtype=torch.float64), []
         for pack in packs:
             terms = self._policy(pack, want_entropy=wants_entropy)
-            found = pack_loss(algorithm, terms, pack, known, tokens.logp, size)
+            found = pack_loss(
+                algorithm, terms, pack, known, tokens.logp, size, teacher_coef=teacher_coef
+            )
             torch.autograd.backward(found.loss / divisor)
             self._update.gather()
             sums += found.sums
@@ -263,8 +275,10 @@ class LlmLearner:
         if known.target is not None:
             metrics.ratio("losses/value", total["value"], divisor)
         metrics.mean("losses/grad_norm", norm)
-        everywhere = [one for _, some in shared for one in some]
-        for name, number in reduce(add, everywhere).values().items():
+        everywhere = reduce(add, [one for _, some in shared for one in some])
+        if known.teacher is not None:
+            metrics.ratio("kl_to_teacher", total["apart"], float(everywhere.sums[0]))
+        for name, number in everywhere.values().items():
             metrics.mean(name, number)
 
     def _count(self, tokens: TokenBatch, metrics: Metrics) -> Metrics:

@@ -223,7 +223,8 @@ def test_a_ticket_that_is_reissued_is_handed_out_again_before_new_ones(
     first, second, third = (queue.acquire(0.0, actor=i % 2) for i in range(3))
     queue.reissue(second)
     queue.reissue(first)
-    assert (queue.counts()["due"], queue.num_free, queue.unfinished()) == (2, 2, [0, 1, 2])
+    assert (queue.counts()["due"], queue.num_free) == (2, 2)
+    assert queue.snapshot().unfinished == [0, 1, 2]
     fill(queue, third, 0)
     with pytest.raises(DeadlineExceeded, match="2 due"):
         queue.take(0, timeout=0.0)  # strict order waits for the tickets that are due
@@ -249,7 +250,7 @@ def test_unfinished_tickets_are_issued_first_in_another_queue(make_queue: MakeQu
     queue.acquire(0.0)
     produce(queue, 0)
     queue.acquire(0.0)
-    ready, due = queue.ready_slots(), queue.unfinished()
+    ready, due, _ = queue.snapshot()
     again = make_queue(max_staleness=2, batch_size=1)
     again.restore(
         [replace(slot, index=i) for i, slot in enumerate(ready)], queue.next_ticket, due=due

@@ -40,7 +40,7 @@ def groups_with_rewards(seed: int = 0) -> list[Group]:
 
 def batch_of(groups: Sequence[Group], version: int = 0) -> Batch:
     """As a queue would hand them out."""
-    shape = GroupShape(4, 8, 16)
+    shape = GroupShape(groups[0].size, 8, 16)
     slots = []
     for i, one in enumerate(groups):
         data = shape.spec().allocate()

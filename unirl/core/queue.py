@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from unirl.core.errors import DeadlineExceeded, QueueClosed, UniRLError
 from unirl.core.sample import Batch, SampleSpec, Slot
@@ -113,6 +113,16 @@ class SampleQueue(Protocol):
 
     def close(self) -> None:
         """Wake everyone up with QueueClosed; idempotent."""
+
+
+class Snapshot(NamedTuple):
+    """A queue at one moment."""
+
+    ready: list[Slot]
+    """Acknowledged samples, oldest ticket first."""
+    unfinished: list[int]
+    """Tickets that are running or due, in order."""
+    next_ticket: int
 
 
 class Guard(Protocol):
@@ -357,18 +367,22 @@ class SlotQueue:
 
     def ready_slots(self) -> list[Slot]:
         """The acknowledged samples that no batch has yet, oldest ticket first; for the learner."""
+        return self.snapshot().ready
+
+    def snapshot(self) -> Snapshot:
+        """What a checkpoint must know, as of one moment: a ticket is in one place, or in another,
+        or not drawn yet. For the learner, whose alone the ready samples are.
+        """
+        words = self._words
         with self._guard:
             indices = [i for i, row in enumerate(self._rows) if self._held(row, READY)]
             waiting = [*self._partial, *(self._slot(i) for i in indices)]
-            return sorted(waiting, key=lambda slot: slot.ticket)
-
-    def unfinished(self) -> list[int]:
-        """Tickets that are running or due, in order: what a checkpoint of a recipe that reissues
-        has to name.
-        """
-        with self._guard:
-            rows = [row for row in self._rows if self._words[row + _STATE] in (RUNNING, DUE)]
-            return sorted(int(self._words[row + _TICKET]) for row in rows)
+            unfinished = [row for row in self._rows if words[row + _STATE] in (RUNNING, DUE)]
+            return Snapshot(
+                sorted(waiting, key=lambda slot: slot.ticket),
+                sorted(int(words[row + _TICKET]) for row in unfinished),
+                int(words[_NEXT_TICKET]),
+            )
 
     def restore(
         self,

@@ -16,6 +16,7 @@ from unirl.core.errors import UniRLError
 from unirl.core.queue import REASONS, QueueConfig
 from unirl.llm import assembly
 from unirl.llm.algorithm import AlgorithmConfig
+from unirl.llm.distill import TeacherConfig
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.learner import LlmLearnerConfig
 from unirl.llm.model import ModelConfig
@@ -35,6 +36,7 @@ class Config:
         "task": "task.name",
         "engine": "engine.kind",
         "algorithm": "algorithm.preset",
+        "teacher": "teacher.path",
     }
 
     mode: Literal["sync", "colocated", "one-step-off", "async"] = "sync"
@@ -49,6 +51,7 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     learner: LlmLearnerConfig = field(default_factory=LlmLearnerConfig)
     queue: QueueConfig = field(
         default_factory=lambda: QueueConfig(batch_size=8, window=None, timeout_seconds=600.0)

@@ -18,7 +18,8 @@ from unirl.runners.plan import Plan
 
 def save(loop: TrainLoop, run_dir: Path) -> Path:
     """Write a checkpoint of the learner, the acknowledged samples, random numbers and counters."""
-    learner, ready = loop.learner, loop.queue.ready_slots()
+    learner = loop.learner
+    ready, unfinished, next_ticket = loop.queue.snapshot()
     state = learner.state_dict()
     for slot in ready:
         slot.wait_ready()
@@ -43,8 +44,8 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
             "seconds": loop.seconds,
             "counters": dict(state.counters),
             "metrics": loop.metrics.state_dict(),
-            "next_ticket": loop.queue.next_ticket,
-            "due": list[JSON](loop.queue.unfinished() if loop.plan.reissue else ()),
+            "next_ticket": next_ticket,
+            "due": list[JSON](unfinished if loop.plan.reissue else ()),
             "ready": [
                 {
                     "ticket": slot.ticket,

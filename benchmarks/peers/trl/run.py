@@ -1,0 +1,371 @@
+"""TRL 1.16's GRPOTrainer at its fastest on two cores, in its own .venv, on a task of UniRL's.
+
+It is asked the very prompts that UniRL's run of the same settings is asked, update by update, and
+rewarded by the same function: both come from this clone, through PYTHONPATH. So is the tiny model.
+A number of updates is run, not of seconds: answers grow shorter as a model learns, so only equal
+updates compare. The row has one point per update: seconds since training began, completion tokens
+so far, mean reward.
+
+    python benchmarks/peers/trl/run.py --env digits --model models/smollm2 --steps 40 --json
+    python benchmarks/peers/trl/run.py --env digits --model models/smollm2 --steps 4 --try
+
+Both systems need MALLOC in their environment before Python starts; the inside gets it from here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(HERE.parent))
+
+from peer import Settings, measure, pip  # noqa: E402
+
+NAME = "TRL 1.16.0 GRPOTrainer"
+# glibc gives large blocks back to the kernel at once, and every step pays for their pages again.
+MALLOC = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "17179869184",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+# weights: what parameters are kept in; bfloat16 loses updates as small as these. autocast: compute
+# in bf16. micro_batch: completions per backward pass. generate: batch (transformers' generate) or
+# continuous (its continuous batching). The rest means what it means in UniRL's config.
+DIGITS: Settings = {
+    "task": "digits",
+    "num_prompts": 8,
+    "group_size": 8,
+    "max_tokens": 16,
+    "lr": 2e-5,
+    "entropy_coef": 0.0,
+    "weights": "float32",
+    "autocast": True,
+    "micro_batch": 64,
+    "generate": "batch",
+    "cache": None,
+    "attention": "sdpa",
+    "compile": False,
+    "num_threads": 2,
+}
+PRESETS: dict[str, Settings] = {
+    "digits": DIGITS,
+    "digits48": {**DIGITS, "max_tokens": 48},
+    "tiny": {
+        **DIGITS,
+        "task": "reverse",
+        "num_prompts": 32,
+        "max_tokens": 6,
+        "lr": 5e-4,
+        "entropy_coef": 0.01,
+        "autocast": False,
+        "micro_batch": 256,
+    },
+}
+_LARGE: list[Settings] = [
+    {"weights": "bfloat16"},
+    {"autocast": False},
+    {"micro_batch": 32},
+    {"micro_batch": 16},
+    {"attention": "eager"},
+    {"cache": "static"},
+    {"generate": "continuous"},
+    {"compile": True},
+]
+CANDIDATES: dict[str, list[Settings]] = {
+    "digits": _LARGE,
+    "digits48": _LARGE,
+    "tiny": [
+        {"autocast": True},
+        {"num_threads": 1},
+        {"micro_batch": 128},
+        {"attention": "eager"},
+        {"cache": "static"},
+        {"generate": "continuous"},
+        {"compile": True},
+    ],
+}
+
+
+def train(settings: Settings, model_folder: str, num_steps: int, seed: int, folder: Path) -> Any:
+    """Run all updates; returns the points of the row, and how long it took to get ready."""
+    started = time.monotonic()
+    import torch
+    from transformers import TrainerCallback, logging
+    from trl import GRPOConfig, GRPOTrainer
+
+    logging.set_verbosity_error()
+    torch.set_num_threads(settings["num_threads"])
+    model, tokenizer = load(settings, model_folder)
+    data, rule = questions(settings, tokenizer, num_steps)
+    points: list[list[float]] = []
+    newest = {"tokens": 0, "reward": 0.0}
+    begun = 0.0
+
+    def reward(completions: Any, completion_ids: Any, answer: list[str], **_: Any) -> list[float]:
+        texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
+        scores = [rule(text, right) for text, right in zip(texts, answer, strict=True)]
+        newest["tokens"] += sum(len(ids) for ids in completion_ids)
+        newest["reward"] = sum(scores) / len(scores)
+        return scores
+
+    class Points(TrainerCallback):  # type: ignore[misc]
+        """The clock begins with the training, as UniRL's time/seconds does."""
+
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            nonlocal begun
+            begun = time.monotonic()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            seconds = round(time.monotonic() - begun, 3)
+            points.append(
+                [state.global_step, seconds, newest["tokens"], round(newest["reward"], 4)]
+            )
+
+    size = settings["num_prompts"] * settings["group_size"]
+    config = GRPOConfig(
+        output_dir=str(folder),
+        max_steps=num_steps,
+        per_device_train_batch_size=settings["micro_batch"],
+        gradient_accumulation_steps=size // settings["micro_batch"],
+        num_generations=settings["group_size"],
+        max_completion_length=settings["max_tokens"],
+        temperature=1.0,
+        beta=0.0,
+        entropy_coef=settings["entropy_coef"],
+        loss_type="dapo",
+        learning_rate=settings["lr"],
+        lr_scheduler_type="constant",
+        optim="adamw_torch_fused",
+        adam_beta1=0.9,
+        adam_beta2=0.99,
+        max_grad_norm=1.0,
+        shuffle_dataset=False,
+        disable_dropout=True,
+        gradient_checkpointing=False,
+        bf16=settings["autocast"],
+        use_cpu=True,
+        torch_compile=settings["compile"],
+        cache_implementation=settings["cache"],
+        use_transformers_continuous_batching=settings["generate"] == "continuous",
+        dataloader_num_workers=0,
+        dataloader_pin_memory=False,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=seed,
+    )
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        args=config,
+        train_dataset=data,
+        processing_class=tokenizer,
+        callbacks=[Points()],
+    )
+    trainer.train()
+    return points, round(begun - started, 2)
+
+
+def load(settings: Settings, model_folder: str) -> tuple[Any, Any]:
+    """Model and tokenizer: from a folder, or UniRL's tiny ones."""
+    import torch
+    import transformers
+
+    if settings["task"] == "reverse":
+        from unirl.llm.tiny import tiny_model, tiny_tokenizer
+
+        return tiny_model(attention=settings["attention"]), tiny_tokenizer()
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        model_folder,
+        dtype=getattr(torch, settings["weights"]),
+        attn_implementation=settings["attention"],
+    )
+    return model, transformers.AutoTokenizer.from_pretrained(model_folder, padding_side="left")
+
+
+def questions(
+    settings: Settings, tokenizer: Any, num_steps: int
+) -> tuple[Any, Callable[[str, str], float]]:
+    """The prompts of UniRL's tickets in their order, none of them held out, and what rewards them.
+
+    Ends the program where TRL would make other tokens of a prompt.
+    """
+    from datasets import Dataset
+
+    from unirl.llm.prompts import PromptSource
+    from unirl.llm.reward_rules import RULES
+    from unirl.llm.task_config import TaskConfig
+    from unirl.llm.tasks import make_tasks
+
+    config = TaskConfig(name=settings["task"])
+    tasks = make_tasks(config)
+    source = PromptSource(tasks, tokenizer, config)
+    rows = []
+    for ticket in range(num_steps * settings["num_prompts"]):
+        prompt = source.prompt(ticket)
+        chat = settings["task"] != "reverse"
+        messages = [dict(turn) for turn in prompt.messages]
+        theirs = (
+            tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=True, return_dict=True
+            )
+            if chat
+            else tokenizer(text=prompt.text)
+        )
+        if tuple(theirs["input_ids"]) != prompt.tokens:
+            raise SystemExit(f"TRL reads {prompt.text!r} as other tokens than UniRL")
+        rows.append({"prompt": messages if chat else prompt.text, "answer": prompt.answer})
+    return Dataset.from_list(rows), RULES[tasks[0].reward]
+
+
+def inside(flags: argparse.Namespace) -> None:
+    """Train and print the row; runs in the peer's own environment."""
+    settings = changed(flags.env, flags.set)
+    points, start_up = train(settings, flags.model, flags.steps, flags.seed, flags.inside)
+    shown = [f"{key} {value}" for key, value in settings.items()]
+    row = {
+        "system": NAME,
+        "env": flags.env,
+        "seed": flags.seed,
+        "start_up_seconds": start_up,
+        "settings": ", ".join(shown) + "; loss dapo, fused AdamW (0.9, 0.99), logging off",
+        "points": points,
+    }
+    print(json.dumps(row), flush=True)
+
+
+def weighed(flags: argparse.Namespace, changes: Sequence[str]) -> dict[str, Any]:
+    """The row of one training, and the largest memory of its process tree."""
+    folder = Path(tempfile.mkdtemp(prefix="peer-"))
+    command = [str(flags.venv / "bin" / "python"), str(Path(__file__).resolve())]
+    command += ["--env", flags.env, "--steps", str(flags.steps), "--seed", str(flags.seed)]
+    # It runs elsewhere, so that what it leaves lies in that folder.
+    command += ["--model", str(Path(flags.model).resolve())]
+    for change in changes:
+        command += ["--set", change]
+    environment = {
+        **MALLOC,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    try:
+        result = measure.run(
+            [*command, "--inside", str(folder)],
+            timeout_seconds=flags.timeout_seconds,
+            environment=environment,
+            cwd=folder,
+        )
+        return {**result.row, "peak_memory_mb": round(result.peak_memory_mb, 1)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def try_all(flags: argparse.Namespace) -> None:
+    """Preset and candidates in turn; the first update is not counted."""
+    seconds: dict[str, float] = {}
+    for candidate in ({}, *CANDIDATES[flags.env]):
+        changes = [f"{key}={value}" for key, value in candidate.items()]
+        name = " ".join(changes) or "preset"
+        try:
+            row = weighed(flags, [*flags.set, *changes])
+        except RuntimeError as error:  # a setting that does not work here is an outcome, too
+            print(f"{name}: failed: {str(error).strip().splitlines()[-1]}", flush=True)
+            continue
+        first, last = row["points"][0], row["points"][-1]
+        per_step = (last[1] - first[1]) / max(last[0] - first[0], 1)
+        rate = (last[2] - first[2]) / (last[1] - first[1])
+        seconds[name] = per_step
+        memory = row["peak_memory_mb"]
+        print(
+            f"{name}: {per_step:.2f} s/update, {rate:,.0f} tokens/s, {memory:,.0f} MB", flush=True
+        )
+    if seconds:
+        print(f"fastest: {min(seconds, key=lambda name: seconds[name])}")
+
+
+def install(venv: Path) -> None:
+    """Make the environment once; a mark written last says that it is whole."""
+    requirements = HERE / "requirements.txt"
+    wanted, mark = requirements.read_text(), venv / "requirements.installed"
+    if mark.exists() and mark.read_text() == wanted:
+        return
+    print(f"installing {NAME} into {venv} (some minutes, once)", file=sys.stderr)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
+    pip(venv, ["-r", str(requirements)])
+    mark.write_text(wanted)
+
+
+def changed(env: str, changes: Sequence[str]) -> Settings:
+    """The preset with KEY=VALUE changes; ends the program for a key that does not exist."""
+    settings = {**PRESETS[env]}
+    for text in changes:
+        key, _, value = text.partition("=")
+        if key not in settings:
+            raise SystemExit(f"no setting {key!r}; there are {', '.join(sorted(settings))}")
+        try:
+            settings[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            settings[key] = value
+    return settings
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--env", choices=PRESETS, default="digits")
+    parser.add_argument("--steps", type=int, default=40, help="updates")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--model",
+        default=os.environ.get("UNIRL_SMOLLM2", str(ROOT / "models" / "smollm2")),
+        help="folder that `unirl model smollm2` made; default: $UNIRL_SMOLLM2, models/smollm2",
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON, nothing else")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--venv", type=Path, default=HERE / ".venv", help="its own environment")
+    parser.add_argument("--install", action="store_true", help="make that and stop")
+    parser.add_argument("--try", action="store_true", dest="try_all", help="all candidates in turn")
+    parser.add_argument("--timeout-seconds", type=float, default=3600.0)
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    flags = parser.parse_args()
+    if flags.inside:
+        inside(flags)
+        return
+    flags.venv = flags.venv.absolute()  # not resolved: its python is a link to the system's
+    changed(flags.env, flags.set)
+    install(flags.venv)
+    if flags.install:
+        return
+    if PRESETS[flags.env]["task"] != "reverse" and not Path(flags.model, "config.json").exists():
+        parser.error(f"{flags.model} has no model; make it: unirl model smollm2 {flags.model}")
+    measure.exit_on_terminate()
+    if flags.try_all:
+        try_all(flags)
+        return
+    row = weighed(flags, flags.set)
+    if flags.json:
+        print(json.dumps(row))
+        return
+    for key, value in row.items():
+        if key != "points":
+            print(f"{key}: {value}")
+    for step, seconds, tokens, reward in row["points"]:
+        print(f"update {step:4d}  {seconds:8.2f} s  {tokens:8d} tokens  reward {reward:.3f}")
+
+
+if __name__ == "__main__":
+    main()
