@@ -3,10 +3,12 @@
 One env step is one decision of one environment that was learned from, counted once however many
 passes use it. Each system gets all cores of the pairing while it runs, start and warm-up are not
 counted, nothing is saved or evaluated while the clock runs. A ratio is taken round by round, so
-that a drift of the machine cancels. PAIRINGS is the one place that says what runs against what.
+that a drift of the machine cancels. PAIRINGS says what runs against what; pairings of language
+models, which are compared by equal updates, are in side_by_side_language.py.
 
     python benchmarks/side_by_side.py pong-sample-factory pong-rllib --rounds 3 --seconds 40
     python benchmarks/side_by_side.py cartpole-sample-factory --no-write
+    python benchmarks/side_by_side.py digits-trl --rounds 3 --model models/smollm2
     python benchmarks/side_by_side.py --list
 """
 
@@ -23,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import measure
+import side_by_side_language as language
 from train_unirl import RATE, Row, Window, train_unirl
 
 PEERS = Path(__file__).resolve().parent / "peers"
@@ -206,19 +209,24 @@ def main() -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the peer"
     )
     parser.add_argument("--no-write", action="store_true", help="leave RESULTS.md as it is")
+    language.add_flags(parser)
     flags = parser.parse_args()
     if flags.list or not flags.names:
-        for name, pairing in PAIRINGS.items():
+        for name, pairing in {**PAIRINGS, **language.LANGUAGE_PAIRINGS}.items():
             asked = "" if pairing.required is None else f"  (>= {pairing.required:g})"
             print(f"{name:32} unirl train {pairing.unirl}{asked}")
         return
-    unknown = [name for name in flags.names if name not in PAIRINGS]
-    if unknown:
-        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(PAIRINGS)}")
+    known = [*PAIRINGS, *language.LANGUAGE_PAIRINGS]
+    if unknown := [name for name in flags.names if name not in known]:
+        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
     measure.exit_on_terminate()
     usable = sorted(os.sched_getaffinity(0))
     window = Window(flags.seconds, flags.warm_up_seconds)
     for name in flags.names:
+        if name in language.LANGUAGE_PAIRINGS:
+            os.sched_setaffinity(0, usable[: flags.cores or 2])
+            language.run(name, flags)
+            continue
         pairing = changed(PAIRINGS[name], flags.unirl, flags.set)
         # Inherited by all that is started.
         os.sched_setaffinity(0, usable[: flags.cores or pairing.cores])

@@ -4,10 +4,10 @@ Both run the same number of updates of the same size from the same model, one pa
 with the same loss and the same malloc setting, and each has all cores while it runs. Completion
 tokens per second is end to end, from one update's end to a later one's: answers grow shorter as a
 model learns, so equal updates are compared, not equal times. LANGUAGE_PAIRINGS says what runs
-against what; `side_by_side.py` runs these pairings, too.
+against what; side_by_side.py is the command:
 
     python benchmarks/side_by_side.py digits-trl --rounds 3 --model models/smollm2
-    python benchmarks/side_by_side_language.py tiny-trl --rounds 3
+    python benchmarks/side_by_side.py tiny-trl --rounds 3
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import measure
+from side_by_side_malloc import MALLOC
 from train_unirl import FAR, ROOT, Row
 
 PEERS = Path(__file__).resolve().parent / "peers"
@@ -31,13 +32,6 @@ TARGET = 0.8
 """The reward that `seconds_to_target` waits for."""
 NUM_BLOCKS = 8
 """Rows that a reward curve is printed in."""
-# Before Python starts, for both: glibc gives large blocks back to the kernel at once, and every
-# update pays for their pages again.
-MALLOC = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "17179869184",
-    "MALLOC_TOP_PAD_": "268435456",
-}
 
 
 @dataclass(frozen=True)
@@ -70,9 +64,7 @@ class LanguagePairing:
 SAME_LOSS = "--algorithm.preset trl:dapo --algorithm.correction none"
 DIGITS = f"@configs/digits.toml --model.path {{model}} {SAME_LOSS}"
 LANGUAGE_PAIRINGS = {
-    "digits-trl": LanguagePairing(
-        "trl", "digits", DIGITS, 40, 64, required=1.6, required_time=2.0
-    ),
+    "digits-trl": LanguagePairing("trl", "digits", DIGITS, 40, 64, required=1.6, required_time=2.0),
     "digits48-trl": LanguagePairing(
         "trl", "digits48", f"{DIGITS} --sampling.max-tokens 48", 10, 64, required=1.6
     ),
@@ -105,8 +97,7 @@ def train_peer(pairing: LanguagePairing, seed: int, model: str, venv: str) -> Ro
     command += ["--steps", str(pairing.steps), "--seed", str(seed)]
     for setting in pairing.settings:
         command += ["--set", setting]
-    result = measure.run(command, timeout_seconds=_timeout(pairing), environment=MALLOC)
-    row = result.row
+    row = measure.run(command, timeout_seconds=_timeout(pairing)).row
     return _figures(pairing, row, [Point(*point) for point in row.pop("points")])
 
 
@@ -178,9 +169,7 @@ def curve(points: Sequence[Point], num_steps: int) -> list[float]:
             sums[block] += point.reward
             counts[block] += 1
         before = point.step
-    return [
-        round(total / count, 4) for total, count in zip(sums, counts, strict=True) if count
-    ]
+    return [round(total / count, 4) for total, count in zip(sums, counts, strict=True) if count]
 
 
 def _timeout(pairing: LanguagePairing) -> float:

@@ -302,6 +302,7 @@ class Model:
         self.running: list[tuple[Slot, int]] = []
         self.taken: Batch | None = None
         self.learned: list[int] = []
+        self.due: set[int] = set()
         self.discarded = 0
         self.started = 0
 
@@ -310,7 +311,12 @@ class Model:
             slot = self.queue.acquire(0.0, actor=actor)
         except DeadlineExceeded:
             return
-        self.started += 1
+        if self.due:
+            assert slot.ticket == min(self.due)
+            self.due.remove(slot.ticket)
+        else:
+            assert slot.ticket == self.started
+            self.started += 1
         self.running.append((slot, self.version))
 
     def commit(self, choice: int) -> None:
@@ -322,11 +328,23 @@ class Model:
             self.queue.discard(self.running.pop(choice % len(self.running))[0], "filtered")
             self.discarded += 1
 
-    def die(self, actor: int) -> None:
+    def reissue(self, choice: int) -> None:
+        if self.running:
+            slot, _ = self.running.pop(choice % len(self.running))
+            self.queue.reissue(slot)
+            self.due.add(slot.ticket)
+
+    def die(self, actor: int, *, reissue: bool = False) -> None:
         dead = [slot for slot, _ in self.running if slot.actor == actor]
         self.running = [(slot, version) for slot, version in self.running if slot.actor != actor]
-        assert self.queue.reclaim(actor) == len(dead)
-        self.discarded += len(dead)
+        assert self.queue.reclaim(actor, reissue=reissue) == len(dead)
+        if reissue:
+            self.due |= {slot.ticket for slot in dead}
+        else:
+            self.discarded += len(dead)
+
+    def die_and_reissue(self, actor: int) -> None:
+        self.die(actor, reissue=True)
 
     def take(self) -> None:
         if self.taken is None:
@@ -349,12 +367,15 @@ class Model:
         assert len(set(self.learned)) == len(self.learned)
         counts = self.queue.counts()
         assert counts["running"] == len(self.running)
+        held = {slot.ticket for slot, _ in self.running}
+        assert counts["due"] == len(self.due)
+        assert self.queue.snapshot().unfinished == sorted(held | self.due)
         stale = self.queue.discarded()["stale"]
         accounted = (
             len(self.learned)
             + self.discarded
             + stale
-            + sum(counts[s] for s in ("running", "ready", "taken"))
+            + sum(counts[s] for s in ("running", "ready", "taken", "due"))
         )
         assert accounted == self.started
         if self.queue.config.window == 1:
@@ -365,7 +386,20 @@ class Model:
 OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["acquire", "acquire", "commit", "commit", "discard", "die", "take", "learn"]
+            [
+                "acquire",
+                "acquire",
+                "commit",
+                "commit",
+                "discard",
+                "die",
+                "take",
+                "learn",
+                "acquire",
+                "commit",
+                "reissue",
+                "die_and_reissue",
+            ]
         ),
         st.integers(0, 7),
     ),
@@ -392,9 +426,9 @@ def test_under_any_schedule_nothing_is_lost_learned_twice_or_too_old(
     queue = kind(SPEC, QueueConfig(batch_size, max_staleness, window), num_actors=3)
     model = Model(queue)
     for name, choice in operations:
-        if name in ("acquire", "die"):
+        if name in ("acquire", "die", "die_and_reissue"):
             getattr(model, name)(choice % 3)
-        elif name in ("commit", "discard"):
+        elif name in ("commit", "discard", "reissue"):
             getattr(model, name)(choice)
         else:
             getattr(model, name)()

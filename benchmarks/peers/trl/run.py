@@ -9,7 +9,7 @@ so far, mean reward.
     python benchmarks/peers/trl/run.py --env digits --model models/smollm2 --steps 40 --json
     python benchmarks/peers/trl/run.py --env digits --model models/smollm2 --steps 4 --try
 
-Both systems need MALLOC in their environment before Python starts; the inside gets it from here.
+It runs with the malloc setting of side_by_side_malloc.py, as UniRL does in the comparison.
 """
 
 from __future__ import annotations
@@ -29,17 +29,13 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parents[1]))
+from side_by_side_malloc import MALLOC  # noqa: E402
 
-from peer import Settings, measure, pip  # noqa: E402
+sys.path.insert(0, str(HERE.parent))
+from peer import Settings, measure, pip  # noqa: E402  (which takes both folders off again)
 
 NAME = "TRL 1.16.0 GRPOTrainer"
-# glibc gives large blocks back to the kernel at once, and every step pays for their pages again.
-MALLOC = {
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "17179869184",
-    "MALLOC_TOP_PAD_": "268435456",
-}
 # weights: what parameters are kept in; bfloat16 loses updates as small as these. autocast: compute
 # in bf16. micro_batch: completions per backward pass. generate: batch (transformers' generate) or
 # continuous (its continuous batching). The rest means what it means in UniRL's config.
