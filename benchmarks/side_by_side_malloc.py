@@ -1,7 +1,7 @@
-"""How glibc's malloc is set for trainings of language models on CPUs, on both sides of a comparison.
+"""How malloc is set for trainings of language models on CPUs, on both sides of a comparison.
 
-It gives large blocks back to the kernel at once, and every update pays for their pages again: this
-keeps them. Only the environment that Python starts with counts. Source: mallopt(3).
+glibc gives large blocks back to the kernel at once, and every update pays for their pages again:
+this keeps them. Only the environment that Python starts with counts. Source: mallopt(3).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from unirl.llm.own_code import load_own
 from unirl.llm.prompts import PromptSource
 from unirl.llm.reward_config import RewardConfig
 from unirl.llm.rewards import Rewarder
-from unirl.llm.rollout import Rollout, RolloutConfig
+from unirl.llm.rollout import GroupFilter, Rollout, RolloutConfig, RolloutFunction
 from unirl.llm.task_config import TaskConfig
 from unirl.llm.tasks import make_tasks
 from unirl.runners.plan import RunConfig
@@ -81,6 +81,7 @@ def probe(config: LanguageConfig) -> Probe:
     """Load everything but the model, so that what cannot work fails before anything is started."""
     algorithm = algorithm_of(config)
     check_group_size(algorithm, config.rollout.group_size)
+    _own_code(config.rollout)
     _, prompts, rewarder = _prompts(config)
     rewarder.close()
     return Probe(
@@ -107,13 +108,13 @@ def algorithm_of(config: LanguageConfig) -> Algorithm:
 def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
     """The factory of a plan's actor."""
     tokenizer, prompts, rewarder = _prompts(config)
-    own, ranks = config.rollout, Ranks.from_environment()
+    ranks, (function, keep) = Ranks.from_environment(), _own_code(config.rollout)
     return Rollout(
         make_engine(config.engine, config.model),
         context.weights,
         prompts,
         rewarder,
-        own,
+        config.rollout,
         config.sampling,
         seed=config.run.seed,
         first=ranks.rank,
@@ -121,8 +122,8 @@ def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
         max_staleness=config.max_staleness,
         sleeps=config.mode == "colocated",
         decode=_decoder(tokenizer),
-        function=load_own(own.function, "rollout.function") if own.function else None,
-        keep=load_own(own.filter, "rollout.filter") if own.filter else None,
+        function=function,
+        keep=keep,
     )
 
 
@@ -206,6 +207,15 @@ def _prompts(config: LanguageConfig) -> tuple[Any, PromptSource, Rewarder]:
         max_tokens=config.sampling.max_tokens,
     )
     return tokenizer, prompts, Rewarder(config.reward, tasks)
+
+
+def _own_code(config: RolloutConfig) -> tuple[RolloutFunction | None, GroupFilter | None]:
+    return (
+        load_own(config.function, f"rollout.function {config.function}")
+        if config.function
+        else None,
+        load_own(config.filter, f"rollout.filter {config.filter}") if config.filter else None,
+    )
 
 
 def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from unirl.core.errors import UniRLError
 from unirl.llm.packed_layout import Block, Layout
+from unirl.llm.packed_short import fold_mask, short_attention, suits
 from unirl.llm.packing import Pack
 
 NAME = "unirl_packed"
@@ -45,16 +46,26 @@ class Packing:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self._masks: dict[tuple[int, int, torch.dtype], Tensor] = {}
+        self._masks: dict[tuple[object, ...], Tensor] = {}
 
     def mask(self, index: int, begin: int, end: int, like: Tensor) -> Tensor:
         """What queries begin..end of a block add to their scores: [1 or R, 1, end - begin, P + end]
         for the keys of the prompts, then the block's own up to `end`.
         """
-        key = index, begin, like.dtype
-        if key not in self._masks:
-            self._masks[key] = _mask(self.layout.blocks[index], begin, end, like)
-        return self._masks[key]
+        name = index, begin, like.dtype
+        if name not in self._masks:
+            block = self.layout.blocks[index]
+            self._masks[name] = _mask(block, begin, end, like.dtype, like.device)
+        return self._masks[name]
+
+    def short_mask(self, index: int, num_heads: int, num_key_heads: int) -> Tensor:
+        """The same for all queries of a block, as short_attention wants it."""
+        name = index, num_heads, num_key_heads
+        if name not in self._masks:
+            block = self.layout.blocks[index]
+            mask = _mask(block, 0, block.length, torch.float32, torch.device("cpu"))
+            self._masks[name] = fold_mask(mask, num_heads, num_key_heads)
+        return self._masks[name]
 
 
 def hidden_states(model: nn.Module, pack: Pack) -> Tensor:
@@ -248,10 +259,8 @@ def _tokens(rows: Tensor, block: Block) -> Tensor:
 def _prompts(prompt: Tensor, block: Block) -> Tensor:
     """What the rows of a block see of their prompts: [n, heads, D] -> [R, P, heads, D]."""
     assert block.prompt is not None
-    chosen = prompt.index_select(0, block.prompt.flatten())
-    chosen = chosen.reshape(block.prompt.shape[0], -1)
-    repeated: Tensor = _Repeat.apply(chosen, block.of_prompt)  # type: ignore[no-untyped-call]
-    return repeated.view(block.num_rows, -1, *prompt.shape[1:])
+    rows: Tensor = _Prompts.apply(prompt, block.prompt, block.of_prompt)  # type: ignore[no-untyped-call]
+    return rows
 
 
 def _attend(
@@ -264,6 +273,10 @@ def _attend(
     dropout: float,
 ) -> Tensor:
     """query [R, L, H, D], key and value [R, P + L, K, D] -> [R * L, H, D]."""
+    if suits(query, key.shape[1], dropout):
+        mask = packing.short_mask(index, query.shape[2], key.shape[2])
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        return short_attention(query, key, value, mask, scale).flatten(0, 1)
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     block = packing.layout.blocks[index]
     masked = block.prompt is not None
@@ -290,17 +303,16 @@ def _attend(
     return whole.transpose(1, 2).flatten(0, 1)
 
 
-def _mask(block: Block, begin: int, end: int, like: Tensor) -> Tensor:
-    assert block.prompt is not None and block.of_prompt is not None
-    ahead = block.prompt.shape[1]
-    place = torch.arange(ahead + end, device=like.device)
+def _mask(block: Block, begin: int, end: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    ahead = 0 if block.prompt is None else block.prompt.shape[1]
+    place = torch.arange(ahead + end, device=device)
     # Places without a token see what precedes them, so that no row of scores is empty; nobody
     # sees them, and nothing is taken from them.
-    seen = (place <= torch.arange(begin, end, device=like.device)[:, None] + ahead)[None]
-    if block.prompt_length is not None:
+    seen = (place <= torch.arange(begin, end, device=device)[:, None] + ahead)[None]
+    if block.prompt_length is not None and block.of_prompt is not None:
         length = block.prompt_length.index_select(0, block.of_prompt)[:, None, None]
         seen = seen & ((place < length) | (place >= ahead))
-    mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
+    mask = torch.zeros(seen.shape, dtype=dtype, device=device)
     return mask.masked_fill_(~seen, float("-inf"))[:, None]
 
 
@@ -337,20 +349,25 @@ class _TakeOut(torch.autograd.Function):
         return grad.new_zeros(ctx.num, *grad.shape[1:]).index_copy_(0, slot, grad), None
 
 
-class _Repeat(torch.autograd.Function):
-    """Each prompt [U, X] for each row that goes on it [R, X]. Its gradient is a matrix product: a
-    sum in full precision, rounded once, and the same at every run.
+class _Prompts(torch.autograd.Function):
+    """The prompt [n, heads, D] of each row, from places [U, P]: [R, P, heads, D]. The gradient of
+    all rows of a prompt is a matrix product: a sum in full precision, rounded once, and the same
+    at every run.
     """
 
     @staticmethod
-    def forward(ctx: Any, prompt: Tensor, of_prompt: Tensor) -> Tensor:
-        ctx.save_for_backward(of_prompt)
-        ctx.num = prompt.shape[0]
-        return prompt.index_select(0, of_prompt)
+    def forward(ctx: Any, prompt: Tensor, place: Tensor, of_prompt: Tensor) -> Tensor:
+        ctx.save_for_backward(place, of_prompt)
+        ctx.shape = prompt.shape
+        chosen = prompt.index_select(0, place.flatten()).view(len(place), -1)
+        return chosen.index_select(0, of_prompt).view(-1, place.shape[1], *prompt.shape[1:])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (of_prompt,) = ctx.saved_tensors
-        number = torch.arange(ctx.num, device=grad.device)
-        return (number[:, None] == of_prompt).to(grad.dtype) @ grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        place, of_prompt = ctx.saved_tensors
+        number = torch.arange(len(place), device=grad.device)
+        total = (number[:, None] == of_prompt).to(grad.dtype) @ grad.reshape(len(grad), -1)
+        # Places beyond a prompt's end name its last token once more; they have no gradient.
+        total = total.view(-1, *ctx.shape[1:])
+        return grad.new_zeros(ctx.shape).index_add_(0, place.flatten(), total), None, None

@@ -122,6 +122,12 @@ class Rollout:
         finally:
             self._num_running -= 1
         generated = time.monotonic()
+        if len(completions) != self._config.group_size:
+            raise UniRLError(
+                f"rollout.function returned {len(completions)} completions",
+                f"it was given {self._config.group_size} requests, and each has one completion",
+                f"mend {self._config.function or 'it'}",
+            )
         if any(one.finish == "aborted" for one in completions):
             self._kept[number] = list(completions)
             raise ReissueSlot

@@ -150,7 +150,12 @@ def _check(
 
 
 class _TokenLogp(torch.autograd.Function):
-    """Rows go through in chunks of `rows`; inside, softmax goes through them in strips."""
+    """Rows go through in chunks of `rows`; inside, softmax goes through them in strips.
+
+    What is kept, or computed again, for the gradient is p - 1[target] of each row: the gradient of
+    logp is a multiple of it, so that nothing but matrix products is left to do. p - 1 is taken
+    before it is rounded: where p is nearly 1 the gradient is small, but not wrong.
+    """
 
     @staticmethod
     def forward(
@@ -163,59 +168,75 @@ class _TokenLogp(torch.autograd.Function):
         rows: int,
         keep: bool,
         want_entropy: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         num = hidden.shape[0]
         logp = hidden.new_empty(num, dtype=dtype)
         lse = torch.empty_like(logp)
-        entropy = hidden.new_empty(num if want_entropy else 0, dtype=dtype)
+        entropy = torch.empty_like(logp) if want_entropy else None
         logits = hidden.new_empty(min(rows, num), weight.shape[0])
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in _ranges(num, rows):
                 part = _logits(hidden[chunk], weight, bias, logits)
-                for strip in _strips(part):
-                    at = slice(chunk.start + strip.start, chunk.start + strip.stop)
-                    _forward(part[strip], target[at], temperature, at, logp, lse, entropy)
+                for strip, at in _strips(part, chunk.start):
+                    x = _scaled(part[strip], temperature, dtype)
+                    h = None if entropy is None else entropy[at]
+                    _softmax(x, target[at], logp[at], lse[at], h)
+                    if keep:
+                        part[strip] = _residual(x, target[at], logp[at])
         ctx.save_for_backward(hidden, weight, bias, target, logp, lse, entropy)
         ctx.temperature, ctx.rows = temperature, rows
-        ctx.logits = logits if keep else None
+        ctx.kept = logits if keep else None
+        ctx.set_materialize_grads(False)
         return logp, entropy
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logp: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, target, logp, lse, entropy = ctx.saved_tensors
-        # The gradient is written over the logits: they serve once.
-        kept, ctx.logits = ctx.logits, None
+        if grad_logp is None:
+            grad_logp = torch.zeros_like(logp)
+        kept = ctx.kept
+        if grad_entropy is not None:
+            # Its gradient is written over what is kept, which then serves once.
+            ctx.kept = None
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        num = hidden.shape[0]
         d_hidden = torch.empty_like(hidden) if wants_hidden else None
-        # Sums of several chunks in full precision; one chunk is the sum itself.
         d_weight = _Sum(weight) if wants_weight else None
         d_bias = _Sum(bias) if wants_bias else None
-        buffer = hidden.new_empty(min(ctx.rows, num), weight.shape[0]) if kept is None else kept
+        buffer = kept
+        if kept is None:
+            buffer = hidden.new_empty(min(ctx.rows, len(hidden)), weight.shape[0])
         with torch.autocast(hidden.device.type, enabled=False):
-            for chunk in _ranges(num, ctx.rows):
-                part = kept
-                if part is None:
-                    part = _logits(hidden[chunk], weight, bias, buffer)
-                for strip in _strips(part):
-                    at = slice(chunk.start + strip.start, chunk.start + strip.stop)
-                    _backward(
-                        part[strip],
-                        target[at],
-                        ctx.temperature,
-                        logp[at],
-                        lse[at],
-                        grad_logp[at],
-                        (entropy[at], grad_entropy[at]) if entropy.numel() else None,
-                    )
+            for chunk in _ranges(len(hidden), ctx.rows):
+                part, h = buffer[: chunk.stop - chunk.start], hidden[chunk]
+                if kept is None:
+                    _logits(h, weight, bias, buffer)
+                    for strip, at in _strips(part, chunk.start):
+                        x = _scaled(part[strip], ctx.temperature, lse.dtype)
+                        x.sub_(lse[at, None]).exp_()
+                        part[strip] = _residual(x, target[at], logp[at])
+                factor = grad_logp[chunk, None] / -ctx.temperature
+                if grad_entropy is not None:
+                    for strip, at in _strips(part, chunk.start):
+                        part[strip] = _with_entropy(
+                            part[strip],
+                            target[at],
+                            logp[at],
+                            entropy[at],
+                            grad_logp[at],
+                            grad_entropy[at],
+                        )
+                    factor = torch.full_like(factor, -1 / ctx.temperature)
                 if d_hidden is not None:
                     torch.mm(part, weight, out=d_hidden[chunk])
+                    d_hidden[chunk].mul_(factor)
                 if d_weight is not None:
-                    d_weight.add(part.t() @ hidden[chunk])
+                    d_weight.add(part.t() @ (h * factor).to(h.dtype))
                 if d_bias is not None:
-                    d_bias.add(part.sum(0))
+                    d_bias.add((part.t() @ factor.to(h.dtype)).squeeze(1))
         return (
             d_hidden,
             None if d_weight is None else d_weight.value(),
@@ -250,10 +271,13 @@ def _ranges(num: int, rows: int) -> list[slice]:
     return [slice(begin, min(begin + rows, num)) for begin in range(0, num, rows)]
 
 
-def _strips(part: Tensor) -> list[slice]:
-    """Rows to work on at a time. A GPU takes them all: it has no cache to spare, and calls cost."""
+def _strips(part: Tensor, start: int) -> list[tuple[slice, slice]]:
+    """Rows to work on at a time, counted in the chunk and in the whole. A GPU takes them all: calls
+    cost it more than memory.
+    """
     rows = max(1, _CACHE_ELEMENTS // part.shape[1]) if part.device.type == "cpu" else len(part)
-    return _ranges(len(part), rows)
+    strips = _ranges(len(part), rows)
+    return [(strip, slice(start + strip.start, start + strip.stop)) for strip in strips]
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor) -> Tensor:
@@ -263,61 +287,48 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, buffer: Tensor)
     return torch.addmm(bias, hidden, weight.t(), out=out)
 
 
-def _forward(
-    logits: Tensor,
-    target: Tensor,
-    temperature: float,
-    at: slice,
-    logp: Tensor,
-    lse: Tensor,
-    entropy: Tensor,
-) -> None:
-    """Fill logp, lse and, unless it is empty, entropy [M] of a strip of logits [m, V]."""
-    x = _scaled(logits, temperature, logp.dtype)
-    top = x.amax(1, keepdim=True)
-    x.sub_(top)
-    chosen = x.gather(1, target[:, None]).squeeze(1)
-    if entropy.numel():
-        weights = x.exp()
-        total = weights.sum(1)
-        torch.sub(total.log(), weights.mul_(x).sum(1).div_(total), out=entropy[at])
-    else:
-        total = x.exp_().sum(1)
-    log_total = total.log_()
-    torch.sub(chosen, log_total, out=logp[at])
-    torch.add(log_total, top.squeeze(1), out=lse[at])
-
-
-def _backward(
-    logits: Tensor,
-    target: Tensor,
-    temperature: float,
-    logp: Tensor,
-    lse: Tensor,
-    grad: Tensor,
-    entropy: tuple[Tensor, Tensor] | None,
-) -> None:
-    """Write the gradient of a strip of logits [m, V] over it.
-
-    With p = softmax(logits / temperature) and H its entropy:
-    d logp / d logits_j = (1[j = target] - p_j) / temperature,
-    d H / d logits_j = -p_j (log p_j + H) / temperature.
-    """
-    x = _scaled(logits, temperature, lse.dtype).sub_(lse[:, None])
-    chosen = logp.exp()
-    if entropy is None:
-        x.exp_().mul_((grad / -temperature)[:, None])
-        x.scatter_(1, target[:, None], (grad * (1 - chosen) / temperature)[:, None])
-    else:
-        value, grad_entropy = entropy
-        p = x.exp()
-        x.add_(value[:, None]).mul_(grad_entropy[:, None]).add_(grad[:, None])
-        x.mul_(p).mul_(-1 / temperature)
-        own = grad * (1 - chosen) - grad_entropy * chosen * (logp + value)
-        x.scatter_(1, target[:, None], (own / temperature)[:, None])
-    logits.copy_(x)
-
-
 def _scaled(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
     x = logits.to(dtype, copy=True)
     return x if temperature == 1 else x.div_(temperature)
+
+
+def _softmax(x: Tensor, target: Tensor, logp: Tensor, lse: Tensor, entropy: Tensor | None) -> None:
+    """Fill logp, lse and entropy [m] of scaled logits x [m, V], which become probabilities."""
+    top = x.amax(1, keepdim=True)
+    x.sub_(top)
+    chosen = x.gather(1, target[:, None]).squeeze(1)
+    if entropy is not None:
+        shifted = x.clone()
+    x.exp_()
+    total = x.sum(1, keepdim=True)
+    x.div_(total)
+    log_total = total.log_().squeeze(1)
+    torch.sub(chosen, log_total, out=logp)
+    torch.add(log_total, top.squeeze(1), out=lse)
+    if entropy is not None:
+        torch.sub(log_total, shifted.mul_(x).sum(1), out=entropy)
+
+
+def _residual(p: Tensor, target: Tensor, logp: Tensor) -> Tensor:
+    """p - 1[target], over p [m, V]."""
+    return p.scatter_(1, target[:, None], torch.expm1(logp)[:, None])
+
+
+def _with_entropy(
+    residual: Tensor,
+    target: Tensor,
+    logp: Tensor,
+    entropy: Tensor,
+    grad_logp: Tensor,
+    grad_entropy: Tensor,
+) -> Tensor:
+    """Minus the gradient of grad_logp logp + grad_entropy H by scaled logits [m, V].
+
+    d logp / d x_j = 1[j = target] - p_j, and d H / d x_j = -p_j (log p_j + H).
+    """
+    p = residual.to(logp.dtype, copy=True).scatter_(1, target[:, None], logp.exp()[:, None])
+    # A probability too small to be told from 0 counts for nothing, with whatever logarithm.
+    x = p.clamp_min(torch.finfo(p.dtype).tiny).log_()
+    x.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logp[:, None]).mul_(p)
+    own = grad_entropy * logp.exp() * (logp + entropy) - grad_logp * -torch.expm1(logp)
+    return x.scatter_(1, target[:, None], own[:, None])

@@ -19,6 +19,7 @@ from unirl import registry
 from unirl.commands.algorithms import AlgorithmsOptions, algorithms
 from unirl.commands.bench import BenchOptions, bench
 from unirl.commands.command import Command
+from unirl.commands.export import export
 from unirl.commands.inspect import (
     EvalOptions,
     PlayOptions,
@@ -67,6 +68,9 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             TuneOptions,
         ),
         "model": Command("smollm2|tiny DIR", "Write a small language model as a folder.", model),
+        "export": Command(
+            "RUN DIR", "Write a trained language model in Hugging Face's layout.", export
+        ),
         "algorithms": Command(
             "[NAME | diff A B]",
             "Show the named algorithms for language models, and how two differ.",

@@ -386,20 +386,9 @@ class Model:
 OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(
-            [
-                "acquire",
-                "acquire",
-                "commit",
-                "commit",
-                "discard",
-                "die",
-                "take",
-                "learn",
-                "acquire",
-                "commit",
-                "reissue",
-                "die_and_reissue",
-            ]
+            ["acquire"] * 3
+            + ["commit"] * 3
+            + ["discard", "reissue", "die", "die_and_reissue", "take", "learn"]
         ),
         st.integers(0, 7),
     ),

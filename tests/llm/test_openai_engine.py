@@ -261,7 +261,7 @@ def test_a_server_that_keeps_failing_is_an_engine_that_failed() -> None:
         server.failures = 100
         await engine.generate(request())
 
-    with CompletionServer() as server, pytest.raises(EngineFailed, match="503.*not yet"):
+    with CompletionServer() as server, pytest.raises(EngineFailed, match=r"503.*not yet"):
         run(server, later)
 
 

@@ -86,7 +86,8 @@ def test_its_gradient_is_the_slope(want_entropy: bool, keep_bytes: int) -> None:
         )
         return found.logp if found.entropy is None else found.logp + 2 * found.entropy
 
-    assert torch.autograd.gradcheck(function, (hidden, weight, bias))
+    # A second backward computes again what the first one used up: equal but for rounding.
+    assert torch.autograd.gradcheck(function, (hidden, weight, bias), nondet_tol=1e-12)
 
 
 def test_strips_smaller_than_a_chunk_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,10 +96,9 @@ def test_a_tiny_model_learns_what_an_untrained_one_cannot_do(
         ("sync", 0, {}),
         ("colocated", 0, {}),
         ("one-step-off", 1, {}),
-        ("async", 1, {"queue.max_staleness": 1}),
-        ("async", 3, {"queue.max_staleness": 3, "queue.window": 1}),
+        ("async", 2, {"queue.max_staleness": 2}),
     ],
-    ids=["sync", "colocated", "one-step-off", "async-1", "async-3-in-order"],
+    ids=["sync", "colocated", "one-step-off", "async"],
 )
 def test_no_token_is_older_than_the_mode_allows(
     model: str, mode: str, bound: int, settings: dict[str, Any], tmp_path: Path
@@ -150,11 +149,11 @@ def test_an_async_run_issues_again_what_was_under_way(
 ) -> None:
     settings = {"mode": "async", "queue.max_staleness": 2, "queue.window": window}
     run_dir, stale = tmp_path / "run", 0
-    for i in range(3):
-        result = train(
-            model, run_dir, updates=5 * (i + 1), resume=run_dir if i else None, **settings
-        )
+    for resume in (None, run_dir):
+        updates = 5 if resume is None else 10
+        result = train(model, run_dir, updates=updates, resume=resume, **settings)
         stale += int(result.scalars.get("queue/discarded/stale", 0))
+        assert result.scalars["staleness/token_max"] <= 2
     state = load_checkpoint(run_dir).state
     waiting = [note["ticket"] for note in state["ready"]] + list(state["due"])
     assert waiting  # places are never empty in this mode

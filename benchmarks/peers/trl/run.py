@@ -50,6 +50,7 @@ DIGITS: Settings = {
     "autocast": True,
     "micro_batch": 64,
     "generate": "batch",
+    "correct": False,
     "cache": None,
     "attention": "sdpa",
     "compile": False,
@@ -74,6 +75,7 @@ _LARGE: list[Settings] = [
     {"autocast": False},
     {"micro_batch": 32},
     {"micro_batch": 16},
+    {"micro_batch": 8},
     {"attention": "eager"},
     {"cache": "static"},
     {"generate": "continuous"},
@@ -102,6 +104,8 @@ def train(settings: Settings, model_folder: str, num_steps: int, seed: int, fold
     from trl import GRPOConfig, GRPOTrainer
 
     logging.set_verbosity_error()
+    if settings["generate"] == "vllm":
+        let_vllm_take_weights()
     torch.set_num_threads(settings["num_threads"])
     model, tokenizer = load(settings, model_folder)
     data, rule = questions(settings, tokenizer, num_steps)
@@ -155,6 +159,9 @@ def train(settings: Settings, model_folder: str, num_steps: int, seed: int, fold
         torch_compile=settings["compile"],
         cache_implementation=settings["cache"],
         use_transformers_continuous_batching=settings["generate"] == "continuous",
+        use_vllm=settings["generate"] == "vllm",
+        vllm_max_model_length=256,
+        vllm_importance_sampling_correction=settings["correct"],
         dataloader_num_workers=0,
         dataloader_pin_memory=False,
         logging_strategy="no",
@@ -173,6 +180,24 @@ def train(settings: Settings, model_folder: str, num_steps: int, seed: int, fold
     )
     trainer.train()
     return points, round(begun - started, 2)
+
+
+def let_vllm_take_weights() -> None:
+    """TRL loads weights parameter by parameter, which fails in vLLM's builds for CPUs: their linear
+    layers are packed. There they go through vLLM's own reload, and the head, which is tied to the
+    embedding and packed, too, is packed again.
+    """
+    from trl.generation.vllm_generation import VLLMGeneration
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    def sync_weights(self: Any) -> None:
+        weights = {name: value.detach() for name, value in self._iter_named_params()}
+        worker = self.llm.llm_engine.model_executor.driver_worker
+        worker.model_runner.reload_weights(weights_iterator=iter(weights.items()))
+        dispatch_cpu_unquantized_gemm(worker.model_runner.model.lm_head, remove_weight=False)
+        self.llm.reset_prefix_cache()
+
+    VLLMGeneration.sync_weights = sync_weights
 
 
 def load(settings: Settings, model_folder: str) -> tuple[Any, Any]:
@@ -258,6 +283,8 @@ def weighed(flags: argparse.Namespace, changes: Sequence[str]) -> dict[str, Any]
         "PYTHONWARNINGS": "ignore",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
     try:
         result = measure.run(

@@ -1,0 +1,63 @@
+"""Rollout functions, filters and rewards as users write them; rollouts import them from here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from unirl.llm.engine import Completion, Request
+from unirl.llm.group import Score
+from unirl.llm.prompts import Prompt
+from unirl.llm.rollout import Rollout
+
+
+async def two_turns(
+    rollout: Rollout, prompt: Prompt, requests: Sequence[Request]
+) -> list[Completion]:
+    """Three tokens, then up to three more, one completion after the other."""
+    found = []
+    for request in requests:
+        short = replace(request, sampling=replace(request.sampling, max_tokens=3))
+        first = await rollout.engine.generate(short)
+        longer = replace(request.sampling, max_tokens=6)
+        found.append(
+            await rollout.engine.generate(
+                replace(request, sampling=longer, partial=replace(first, finish="aborted"))
+            )
+            if first.finish == "length"
+            else first
+        )
+    return found
+
+
+async def one_too_few(
+    rollout: Rollout, prompt: Prompt, requests: Sequence[Request]
+) -> list[Completion]:
+    """Forgets the last request."""
+    return [await rollout.engine.generate(request) for request in requests[:-1]]
+
+
+def even_prompts(
+    prompt: Prompt, completions: Sequence[Completion], scores: Sequence[Sequence[Score]]
+) -> bool:
+    """Keeps the prompts with an even ticket."""
+    return prompt.ticket % 2 == 0
+
+
+async def first_letters(text: str) -> float:
+    """Differs between completions; has no value for those that begin with a digit."""
+    if text[:1].isdigit():
+        raise ValueError("digits are not judged")
+    return float(ord(text[0])) if text else 0.0
+
+
+async def constant(text: str) -> float:
+    """The same for all."""
+    return 1.0
+
+
+async def never(text: str) -> float:
+    """Takes longer than anyone waits."""
+    await asyncio.sleep(600)
+    return 0.0

@@ -1,0 +1,253 @@
+"""Groups of completions with a real engine: the versions of their tokens, what becomes of groups
+that are interrupted or worthless, and code of the user's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="language models need the extra llm")
+
+import unirl
+from unirl.core.actor import ActorContext
+from unirl.core.errors import DiscardSlot, ReissueSlot, UniRLError
+from unirl.core.sample import Slot
+from unirl.core.weights import LocalWeightStore
+from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Group, read_group
+from unirl.llm.model import flat_weights
+from unirl.llm.rollout import Rollout
+from unirl.llm.tiny import make_tiny, tiny_model
+from unirl.runners.plan import Plan
+
+SIZES = {"width": 32, "layers": 2}
+GROUP, TOKENS = 4, 48
+LETTERS = {"reward.weights": {"tests.llm.rollout_code:first_letters": 1.0}}
+CONSTANT = {"reward.weights": {"tests.llm.rollout_code:constant": 1.0}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny(tmp_path_factory.mktemp("model") / "tiny", **SIZES))
+
+
+class Bench:
+    """A rollout as the recipe makes it, the weights it pulls, and slots for it to fill."""
+
+    def __init__(self, model: str, **overrides: Any) -> None:
+        settings: dict[str, Any] = {
+            "model.path": model,
+            "task.name": "reverse",
+            "task.max_prompt": 16,
+            "rollout.group_size": GROUP,
+            "sampling.max_tokens": TOKENS,
+            "mode": "async",
+            "queue.max_staleness": 1,
+        }
+        self.plan: Plan = unirl.make_plan("grpo", **{**settings, **overrides})
+        self.store = LocalWeightStore()
+        made = self.plan.make_actor(ActorContext(0, 1, 7, self.store))
+        assert isinstance(made, Rollout)
+        self.rollout = made
+        self.publish(0)
+
+    def publish(self, version: int) -> None:
+        """Other weights for each version."""
+        self.store.publish(flat_weights(tiny_model(version, **SIZES)), version)
+
+    def slot(self, ticket: int) -> Slot:
+        return Slot(ticket, ticket, self.plan.spec.allocate(), 0)
+
+    async def group(self, ticket: int) -> Group:
+        """The whole group of a ticket."""
+        slot = self.slot(ticket)
+        await self.rollout.produce(slot)
+        return group_of(slot)
+
+    async def until(self, tokens: int) -> None:
+        """Let the engine go on until it has generated so many tokens."""
+        while self.rollout.engine.stats()["generated_tokens"] < tokens:
+            await asyncio.sleep(0)
+
+
+def group_of(slot: Slot) -> Group:
+    """Checked: the slot's versions are those of its oldest and its newest token."""
+    group = read_group(slot.data, slot.ticket)
+    assert slot.first_version == int(group.version.min())
+    assert slot.last_version == int(group.version.max())
+    return group
+
+
+def run(bench: Bench, work: Callable[[Bench], Coroutine[Any, Any, Any]]) -> Any:
+    async def all_of_it() -> Any:
+        try:
+            return await asyncio.wait_for(work(bench), 60)
+        finally:
+            await bench.rollout.close()
+
+    return asyncio.run(all_of_it())
+
+
+def same(one: Group, other: Group) -> bool:
+    names = ("prompt", "token", "starts", "finish", "version", "reward")
+    # Keys and values of a part are computed anew, in another order of sums.
+    close = one.logp.shape == other.logp.shape and torch.allclose(one.logp, other.logp, atol=1e-5)
+    return close and all(torch.equal(getattr(one, n), getattr(other, n)) for n in names)
+
+
+def test_tokens_on_both_sides_of_a_swap_bear_the_version_that_drew_them(model: str) -> None:
+    async def work(bench: Bench) -> tuple[Group, Group]:
+        first = asyncio.create_task(bench.group(0))
+        await bench.until(6 * GROUP)
+        bench.publish(1)
+        second = await bench.group(1)  # to begin it, the engine takes the newer weights
+        return await first, second
+
+    first, second = run(Bench(model), work)
+    assert set(second.version.tolist()) == {1}
+    spans = []
+    for i in range(GROUP):
+        versions = first.version[int(first.starts[i]) : int(first.starts[i + 1])].tolist()
+        assert versions == sorted(versions) and set(versions) <= {0, 1}
+        spans.append(len(set(versions)))
+    assert max(spans) == 2
+    alone = run(Bench(model), lambda bench: bench.group(0))
+    old = first.version == 0
+    # What was drawn before the swap is what would have been drawn without it.
+    assert torch.equal(first.token[: int(old[: int(first.starts[1])].sum())],
+                       alone.token[: int(old[: int(first.starts[1])].sum())])  # fmt: skip
+
+
+def test_an_interrupted_group_goes_on_as_if_nothing_had_been(model: str) -> None:
+    async def interrupted(bench: Bench) -> tuple[Group, float]:
+        for tokens in (5 * GROUP, 12 * GROUP):
+            work = asyncio.create_task(bench.group(3))
+            await bench.until(tokens)
+            await bench.rollout.interrupt()
+            with pytest.raises(ReissueSlot):
+                await work
+        group = await bench.group(3)
+        return group, bench.rollout.engine.stats()["generated_tokens"]
+
+    group, generated = run(Bench(model), interrupted)
+    whole = run(Bench(model), lambda bench: bench.group(3))
+    assert same(group, whole)
+    assert generated == len(whole.token)  # no token was generated twice
+
+
+def test_a_kept_part_goes_on_under_newer_weights_while_it_is_young_enough(model: str) -> None:
+    async def work(bench: Bench, newer: int) -> tuple[Group, float]:
+        first = asyncio.create_task(bench.group(3))
+        await bench.until(5 * GROUP)
+        await bench.rollout.interrupt()
+        with pytest.raises(ReissueSlot):
+            await first
+        bench.publish(newer)
+        return await bench.group(3), bench.rollout.engine.stats()["generated_tokens"]
+
+    young, generated = run(Bench(model), lambda bench: work(bench, 1))
+    assert set(young.version.tolist()) == {0, 1} and generated == len(young.token)
+    # Under staleness 1, what version 0 has drawn must not be learned beside version 2.
+    old, _ = run(Bench(model), lambda bench: work(bench, 2))
+    assert set(old.version.tolist()) == {2}
+
+    async def fresh(bench: Bench) -> Group:
+        bench.publish(2)
+        return await bench.group(3)
+
+    assert same(old, run(Bench(model), fresh))
+
+
+def test_a_completion_depends_on_its_ticket_alone(model: str) -> None:
+    async def together(bench: Bench) -> list[Group]:
+        return list(await asyncio.gather(*(bench.group(ticket) for ticket in range(3))))
+
+    async def backwards(bench: Bench) -> list[Group]:
+        return [await bench.group(ticket) for ticket in (2, 1, 0)][::-1]
+
+    for one, other in zip(run(Bench(model), together), run(Bench(model), backwards), strict=True):
+        assert same(one, other)
+        begins = other.token[other.starts[:-1].long()]
+        assert len(set(begins.tolist())) > 1  # the completions of a group differ
+
+
+@pytest.mark.parametrize("rule", ["skip", "discard", "train"])
+def test_groups_without_spread_are_discarded_where_that_is_asked(model: str, rule: str) -> None:
+    bench = Bench(model, **CONSTANT, **{"rollout.zero_variance": rule})
+    if rule != "discard":
+        assert run(bench, lambda bench: bench.group(0)).reward.tolist() == [[1.0]] * GROUP
+        return
+    with pytest.raises(DiscardSlot) as caught:
+        run(bench, lambda bench: bench.group(0))
+    assert caught.value.reason == "zero_variance" and "zero_variance" in bench.plan.reasons
+
+
+def test_groups_with_spread_are_kept(model: str) -> None:
+    bench = Bench(model, **LETTERS, **{"rollout.zero_variance": "discard"})
+    group = run(bench, lambda bench: bench.group(0))
+    assert len(set(group.reward.flatten().tolist())) > 1
+
+
+def test_a_filter_of_the_users_own_decides_what_is_kept(model: str) -> None:
+    bench = Bench(model, **{"rollout.filter": "tests.llm.rollout_code:even_prompts"})
+
+    async def work(bench: Bench) -> None:
+        await bench.group(0)
+        with pytest.raises(DiscardSlot) as caught:
+            await bench.group(1)
+        assert caught.value.reason == "filtered" and "filtered" in bench.plan.reasons
+
+    run(bench, work)
+
+
+def test_a_group_that_nothing_could_judge_is_discarded(model: str) -> None:
+    bench = Bench(model, **{"reward.weights": {"tests.llm.reward_functions:broken": 1.0}})
+    with pytest.raises(DiscardSlot) as caught:
+        run(bench, lambda bench: bench.group(0))
+    assert caught.value.reason == "reward_failed" and "reward_failed" in bench.plan.reasons
+
+
+def test_one_completion_that_could_not_be_judged_does_not_cost_the_group(model: str) -> None:
+    async def work(bench: Bench) -> list[Group]:
+        return list(await asyncio.gather(*(bench.group(ticket) for ticket in range(8))))
+
+    groups = run(Bench(model, **LETTERS), work)
+    outcomes = torch.cat([group.outcome for group in groups]).flatten()
+    rewards = torch.cat([group.reward for group in groups]).flatten()
+    assert 0 < int((outcomes == FAILED).sum()) < len(outcomes) // 2
+    assert set(outcomes.tolist()) == {SCORE, FAILED}
+    assert (rewards[outcomes == FAILED] == 0).all() and (rewards[outcomes == SCORE] > 0).all()
+
+
+def test_a_reward_that_takes_too_long_has_timed_out(model: str) -> None:
+    weights = {"tests.llm.rollout_code:constant": 1.0, "tests.llm.rollout_code:never": 0.0}
+    bench = Bench(model, **{"reward.weights": weights, "reward.timeout_seconds": 0.1})
+    group = run(bench, lambda bench: bench.group(0))
+    assert group.outcome.tolist() == [[SCORE, TIMED_OUT]] * GROUP
+
+
+def test_a_rollout_function_of_the_users_own_generates_the_group(model: str) -> None:
+    name = "rollout.function"
+    bench = Bench(model, **{name: "tests.llm.rollout_code:two_turns"})
+    group = run(bench, lambda bench: bench.group(0))
+    short = run(Bench(model, **{"sampling.max_tokens": 6}), lambda bench: bench.group(0))
+    assert torch.equal(group.token, short.token) and int(group.lengths.max()) == 6
+
+
+def test_a_rollout_function_that_returns_too_few_is_told_so(model: str) -> None:
+    bench = Bench(model, **{"rollout.function": "tests.llm.rollout_code:one_too_few"})
+    with pytest.raises(UniRLError, match=r"rollout.function.*3 completions.*4 requests"):
+        run(bench, lambda bench: bench.group(0))
+
+
+@pytest.mark.parametrize("key", ["rollout.function", "rollout.filter"])
+def test_own_code_that_does_not_exist_is_found_before_anything_starts(
+    model: str, key: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UniRLError, match="did you mean"):
+        Bench(model, **{key: "tests.llm.rollout_code:even_prompt"})

