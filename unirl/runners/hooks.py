@@ -228,6 +228,8 @@ class SamplesHook:
 
     def after_update(self, loop: TrainLoop) -> None:
         """See Hook."""
+        if isinstance(loop.learner, KeepingLearner):
+            loop.learner.keep_samples(self._path.parent)
         due = time.monotonic() - self._last_time >= self._log_seconds
         if due and isinstance(loop.learner, TellingLearner):
             self._write(loop.learner)

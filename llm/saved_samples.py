@@ -1,0 +1,317 @@
+"""Groups of completions in files: rollouts are written without learning, or learned from without
+rollouts. For looking into one half of a run at a time; source: none.
+
+Each batch is `batch_00000012.safetensors`, with the fields of every group, and a .json beside it
+that says of what sizes and by which settings; the run folder has them in samples/groups.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unirl.core import disk
+from unirl.core.actor import ActorContext
+from unirl.core.errors import UniRLError
+from unirl.core.learner import LearnerContext, LearnerState
+from unirl.core.metrics import Metrics
+from unirl.core.sample import Batch, Slot
+from unirl.core.seeding import derive_seed
+from unirl.core.weights import Weights, WeightStore
+from unirl.learners.parallel import Ranks
+from unirl.llm.assembly import LanguageConfig, Probe
+from unirl.llm.group import Group, GroupShape, read_group
+from unirl.llm.model import flat_weights, load_model, load_tokenizer
+from unirl.llm.report import report_groups
+from unirl.llm.token_batch import TokenBatch
+
+FOLDER = "groups"
+_KIND = "unirl groups"
+_FIELDS = (
+    "prompt", "token", "logp", "mask", "version", "starts", "finish", "reward", "outcome",
+)  # fmt: skip
+_NOTES = ("group_size", "max_prompt", "max_tokens", "largest_token", "temperature", "rewards")
+
+
+@dataclass(frozen=True)
+class SavedGroups:
+    """What a folder of saved groups holds; the tensors stay on the disk."""
+
+    places: tuple[tuple[Path, int], ...]
+    """File and number of each group, in the order in which they were written."""
+    shape: GroupShape
+    largest_token: int
+    temperature: float
+    rewards: tuple[str, ...]
+
+    @classmethod
+    def find(cls, where: Path) -> SavedGroups:
+        """In a run folder, or in the folder of the files. Raises UniRLError when there are none, or
+        they do not belong together.
+        """
+        found = [where / "samples" / FOLDER, where / FOLDER, where]
+        notes = next((files for each in found if (files := sorted(each.glob("batch_*.json")))), [])
+        if not notes:
+            raise UniRLError(
+                f"no saved groups in {where}",
+                "samples must name a run that was made with --only rollout",
+                "make one: unirl train grpo --only rollout",
+            )
+        read = [_read_note(path) for path in notes]
+        first = read[0]
+        for path, note in zip(notes, read, strict=True):
+            for name in ("group_size", "temperature", "rewards"):
+                if note[name] != first[name]:
+                    raise UniRLError(
+                        f"{path} does not belong to {notes[0].name}",
+                        f"their {name} are {note[name]} and {first[name]}",
+                        "keep the groups of different runs in different folders",
+                    )
+        sizes = {
+            name: max(int(note[name]) for note in read)
+            for name in ("max_prompt", "max_tokens", "largest_token")
+        }
+        return cls(
+            places=tuple(
+                (path.with_suffix(".safetensors"), i)
+                for path, note in zip(notes, read, strict=True)
+                for i in range(int(note["num_groups"]))
+            ),
+            shape=GroupShape(
+                int(first["group_size"]),
+                sizes["max_prompt"],
+                sizes["max_tokens"],
+                len(first["rewards"]),
+            ),
+            largest_token=sizes["largest_token"],
+            temperature=float(first["temperature"]),
+            rewards=tuple(first["rewards"]),
+        )
+
+    def load(self, index: int) -> Group:
+        """One group. Raises UniRLError when its file is not whole."""
+        path, i = self.places[index]
+        safe_open, _ = _safetensors()
+        try:
+            with safe_open(path, "pt") as file:
+                tensors = {name: file.get_tensor(f"{i}.{name}") for name in _FIELDS}
+        except Exception as error:  # the library's own type for a file that is not whole
+            raise UniRLError(
+                f"saved groups {path} cannot be read: {error}",
+                "each .json has its .safetensors beside it",
+                "copy the whole folder, or delete both files of this batch",
+            ) from error
+        return Group(**tensors, ticket=index)
+
+
+def save_groups(
+    groups: Sequence[Group], path: Path, *, temperature: float, rewards: Sequence[str]
+) -> None:
+    """Write a batch; path without suffix. A process that is killed leaves no note of half a file."""
+    _, save_file = _safetensors()
+    tensors = {
+        f"{i}.{name}": getattr(group, name).contiguous()
+        for i, group in enumerate(groups)
+        for name in _FIELDS
+    }
+    note = {
+        "kind": _KIND,
+        "num_groups": len(groups),
+        "group_size": groups[0].size,
+        "max_prompt": max(one.prompt.numel() for one in groups),
+        "max_tokens": max(int(one.lengths.max()) for one in groups),
+        "largest_token": max(
+            int(part.max()) for one in groups for part in (one.prompt, one.token) if part.numel()
+        ),
+        "temperature": temperature,
+        "rewards": list(rewards),
+        "tickets": [one.ticket for one in groups],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".tmp")
+    save_file(tensors, aside)
+    os.replace(aside, path.with_suffix(".safetensors"))
+    disk.replace_text(path.with_suffix(".json"), json.dumps(note) + "\n")
+
+
+class SavingLearner:
+    """See Learner: its weights stay as they are, and batches are kept until they are written."""
+
+    def __init__(
+        self, weights: Weights, *, temperature: float, reward_weights: Mapping[str, float]
+    ) -> None:
+        self.version = self.num_steps = 0
+        self._weights, self._temperature = weights, temperature
+        self._rewards = dict(reward_weights)
+        self._batches: list[tuple[int, list[Group]]] = []
+
+    def step(self, batch: Batch) -> Metrics:
+        """Keep a copy of the batch; nothing is learned."""
+        metrics = Metrics()
+        groups = [read_group(slot.data, slot.ticket).copy() for slot in batch.slots]
+        tokens = TokenBatch.of(groups, tuple(self._rewards.values()))
+        report_groups(tokens, batch, self.version, tuple(self._rewards), metrics)
+        self._batches.append((self.version, groups))
+        self.num_steps += tokens.size
+        metrics.total("charts/episodes", tokens.size)
+        self.version += 1
+        return metrics
+
+    def keep_samples(self, folder: Path) -> None:
+        """Write what came since the last call."""
+        batches, self._batches = self._batches, []
+        for number, groups in batches:
+            save_groups(
+                groups,
+                folder / FOLDER / f"batch_{number:08d}",
+                temperature=self._temperature,
+                rewards=tuple(self._rewards),
+            )
+
+    def weights(self) -> Weights:
+        """See Learner."""
+        return self._weights
+
+    def state_dict(self) -> LearnerState:
+        """See Learner: there is nothing but counters."""
+        return LearnerState({}, {})
+
+    def load_state_dict(self, state: LearnerState) -> None:
+        """See Learner."""
+
+
+class Replay:
+    """See Actor: saved groups, each once before any comes again, in an order of the seed's.
+
+    Ticket n is sample number first + stride * n: what several processes do that share the samples.
+    A sample counts as new; how far its log-probabilities are from the policy's is in the losses.
+    """
+
+    def __init__(
+        self, saved: SavedGroups, weights: WeightStore, *, seed: int, first: int, stride: int
+    ) -> None:
+        self._saved, self._weights, self._seed = saved, weights, seed
+        self._first, self._stride = first, stride
+        self._epoch, self._order = -1, torch.empty(0)
+
+    def produce(self, slot: Slot) -> None:
+        """See Actor."""
+        epoch, place = divmod(self._first + self._stride * slot.ticket, len(self._saved.places))
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(derive_seed(self._seed, "replay", epoch))
+            self._order = torch.randperm(len(self._saved.places), generator=generator)
+            self._epoch = epoch
+        version = self._weights.version
+        _fill(slot.data, self._saved.load(int(self._order[place])), version)
+        slot.first_version = slot.last_version = version
+
+    def restart(self, seed: int) -> None:
+        """Nothing to put back: a sample depends on its ticket alone. See Actor."""
+
+    def close(self) -> None:
+        """See Actor."""
+
+
+def probe(config: LanguageConfig, samples: str) -> Probe:
+    """What a plan needs that learns from saved groups. Raises UniRLError where they do not fit."""
+    saved = SavedGroups.find(Path(samples).expanduser())
+    rewards = tuple(config.reward.weight_of)
+    checks: tuple[tuple[bool, str, object, object], ...] = (
+        (saved.shape.group_size == config.rollout.group_size, "rollout.group_size",
+         saved.shape.group_size, config.rollout.group_size),
+        (saved.shape.max_tokens <= config.sampling.max_tokens, "sampling.max_tokens",
+         saved.shape.max_tokens, config.sampling.max_tokens),
+        (saved.temperature == config.sampling.temperature, "sampling.temperature",
+         saved.temperature, config.sampling.temperature),
+        (saved.rewards == rewards, "reward.weights", ", ".join(saved.rewards), ", ".join(rewards)),
+    )  # fmt: skip
+    for fits, key, found, wanted in checks:
+        if not fits:
+            raise UniRLError(
+                f"the saved groups in {samples} do not fit {key}",
+                f"they have {found}, the config says {wanted}",
+                f"set {key} as it was when they were made",
+            )
+    known = len(load_tokenizer(config.model))
+    if saved.largest_token >= known:
+        raise UniRLError(
+            f"the saved groups in {samples} are of another model",
+            f"they have token {saved.largest_token}, {config.model.path} knows {known}",
+            "set model.path to a model with the same tokenizer",
+        )
+    return Probe(saved.shape, {"model": config.model.path, "lora_rank": config.model.lora_rank})
+
+
+def make_replay(context: ActorContext, *, config: LanguageConfig, samples: str) -> Replay:
+    """The factory of the actor of a plan that learns from saved groups."""
+    ranks = Ranks.from_environment()
+    return Replay(
+        SavedGroups.find(Path(samples).expanduser()),
+        context.weights,
+        seed=config.run.seed,
+        first=ranks.rank,
+        stride=ranks.size,
+    )
+
+
+def make_saver(context: LearnerContext, *, config: LanguageConfig) -> SavingLearner:
+    """The factory of the learner of a plan that only rolls out."""
+    return SavingLearner(
+        flat_weights(load_model(config.model)),
+        temperature=config.sampling.temperature,
+        reward_weights=config.reward.weight_of,
+    )
+
+
+def _fill(data: Mapping[str, Any], group: Group, version: int) -> None:
+    """A group into a slot's tree, as if it were of this version."""
+    begin = group.prompt.numel()
+    end = begin + group.token.numel()
+    data["token"][:begin], data["token"][begin:end] = group.prompt, group.token
+    for name in ("logp", "mask"):
+        data[name].zero_()
+        data[name][begin:end] = getattr(group, name)
+    data["version"].fill_(-1)
+    data["version"][begin:end] = version
+    data["starts"].copy_(group.starts + begin)
+    for name in ("finish", "reward", "outcome"):
+        data[name].copy_(getattr(group, name))
+    for name in ("generate_seconds", "reward_seconds"):
+        data[name].zero_()
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    try:
+        note = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _no_note(path, str(error)) from error
+    missing = [name for name in (*_NOTES, "num_groups") if name not in note]
+    if note.get("kind") != _KIND or missing:
+        raise _no_note(path, f"it lacks {', '.join(missing) or 'its kind'}")
+    return dict(note)
+
+
+def _no_note(path: Path, why: str) -> UniRLError:
+    return UniRLError(
+        f"{path} does not describe saved groups", why, "copy the whole folder of the run again"
+    )
+
+
+def _safetensors() -> tuple[Any, Any]:
+    try:
+        from safetensors import safe_open
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise UniRLError(
+            "safetensors is not installed",
+            "saved groups are safetensors files",
+            "pip install 'unirl[llm]'",
+        ) from error
+    return safe_open, save_file
+
