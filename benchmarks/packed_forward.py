@@ -131,12 +131,14 @@ def padded_step(model: nn.Module, batch: Sequence[tuple[Tensor, ...]], advantage
     return total
 
 
-def seconds(step: Callable[[], float], model: nn.Module) -> tuple[float, float]:
-    """How long one step takes, and its loss."""
+def seconds(
+    step: Callable[[], float], model: nn.Module, clock: Callable[[], float]
+) -> tuple[float, float]:
+    """How long one step takes by that clock, and its loss."""
     model.zero_grad(set_to_none=True)
-    begin = time.perf_counter()
+    begin = clock()
     loss = step()
-    return time.perf_counter() - begin, loss
+    return clock() - begin, loss
 
 
 def profile(step: Callable[[], float]) -> None:
@@ -163,10 +165,20 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--spread", action="store_true", help="completions of different lengths")
     parser.add_argument("--profile", action="store_true", help="of one packed step, then end")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count CPU seconds, with --threads 1: for a machine that others use too",
+    )
     options = parser.parse_args()
 
+    torch.set_num_threads(options.threads)
+    clock = time.process_time if options.cpu_time else time.perf_counter
     model = make_model(options.layers, getattr(torch, options.dtype))
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {options.dtype}")
+    unit = "CPU s" if options.cpu_time else "s"
+    threads = torch.get_num_threads()
+    print(f"torch {torch.__version__}, {threads} threads, {options.dtype}", flush=True)
     for new in options.new:
         groups = make_groups(options, new)
         generator = torch.Generator().manual_seed(2)
@@ -182,23 +194,23 @@ def main() -> None:
         def padded(rows: list[tuple[Tensor, ...]] = rows, advantage: Tensor = advantage) -> float:
             return padded_step(model, rows, advantage)
 
-        seconds(packed, model)
+        seconds(packed, model, clock)
         if options.profile:
             profile(packed)
             return
-        seconds(padded, model)
+        seconds(padded, model, clock)
         times: list[list[float]] = [[], []]
         losses = [0.0, 0.0]
         for _ in range(options.rounds):
             for side, step in enumerate((packed, padded)):
-                taken, losses[side] = seconds(step, model)
+                taken, losses[side] = seconds(step, model, clock)
                 times[side].append(taken)
         tokens = sum(pack.num_targets for pack in packs)
         computed = sum(pack.num_tokens for pack in packs), sum(r[0].numel() for r in rows)
         medians = [statistics.median(one) for one in times]
         for side, name in enumerate(("packed", "padded")):
             print(
-                f"{new:4d} new tokens  {name}  {medians[side]:6.2f} s  "
+                f"{new:4d} new tokens  {name}  {medians[side]:6.2f} {unit}  "
                 f"({min(times[side]):.2f}-{max(times[side]):.2f})  "
                 f"{tokens / medians[side]:6.0f} trained tokens/s  "
                 f"{computed[side]:5d} computed tokens, {computed[side] / medians[side]:5.0f}/s"
@@ -206,7 +218,8 @@ def main() -> None:
             )
         print(
             f"{new:4d} new tokens  ratio {medians[1] / medians[0]:.2f}  "
-            f"({len(packs)} packs made in {1e3 * packing:.1f} ms)"
+            f"({len(packs)} packs made in {1e3 * packing:.1f} ms)",
+            flush=True,
         )
 
 

@@ -14,6 +14,7 @@ from torch.optim.adam import adam
 
 from unirl.core.errors import UniRLError
 from unirl.core.tree import Tree
+from unirl.learners.sharded import is_part, own_part, part_of, whole
 from unirl.vtrace.advantages import Reduce
 
 _ADAM_BETA1 = 0.9
@@ -109,11 +110,11 @@ class Update:
         device = next(iter(self._parameters.values())).device
         self.adaptive_lr = torch.tensor(config.lr, dtype=torch.float64, device=device)
         """The step size that `adapt` has come to: on the device, so that nobody waits for it."""
+        self._is_sharded = any(is_part(p) for p in self._parameters.values())
         self._masters: dict[str, Tensor] = {
-            name: p if p.dtype.itemsize >= 4 else p.detach().float().requires_grad_()
-            for name, p in self._parameters.items()
+            name: _master(p) for name, p in self._parameters.items()
         }
-        low = [name for name, p in self._parameters.items() if p.dtype.itemsize < 4]
+        low = [name for name, p in self._parameters.items() if self._masters[name] is not p]
         self._low: list[Tensor] = [self._parameters[name] for name in low]
         self._low_masters = [self._masters[name] for name in low]
         # Torch's optimizer classes import its compiler, 70 MB and a second of start-up; the
@@ -150,10 +151,11 @@ class Update:
         """
         for low, master in zip(self._low, self._low_masters, strict=True):
             if low.grad is not None:
+                gradient = own_part(low.grad)
                 if master.grad is None:
-                    master.grad = low.grad.float()
+                    master.grad = gradient.to(master.dtype)
                 else:
-                    master.grad.add_(low.grad)
+                    master.grad.add_(gradient)
                 low.grad = None
 
     def gather_nothing(self) -> None:
@@ -170,15 +172,26 @@ class Update:
         moving = [name for name, master in self._masters.items() if master.grad is not None]
         with torch.no_grad():
             self._sum_gradients()
-            norm = nn.utils.clip_grad_norm_(self._masters.values(), self._config.max_grad_norm)
+            norm = self._clip()
             self._move(moving, self.lr(num_steps))
         for master in self._masters.values():
             master.grad = None
         self._round_masters()
         return norm
 
+    def _clip(self) -> Tensor:
+        masters, bound = list(self._masters.values()), self._config.max_grad_norm
+        if not self._is_sharded or self._reduce is None:
+            return nn.utils.clip_grad_norm_(masters, bound)
+        gradients = [master.grad for master in masters if master.grad is not None]
+        (square,) = self._reduce([nn.utils.get_total_norm(gradients).square()])
+        norm = square.sqrt()
+        nn.utils.clip_grads_with_norm_(masters, bound, norm)
+        return norm
+
     def _sum_gradients(self) -> None:
-        if self._reduce is not None:
+        # Where parameters are divided, who divides them has summed their gradients.
+        if self._reduce is not None and not self._is_sharded:
             masters = self._masters.values()
             gradients = [master.grad for master in masters if master.grad is not None]
             torch._foreach_copy_(gradients, list(self._reduce(gradients)))
@@ -242,14 +255,23 @@ class Update:
         return state
 
     def _round_masters(self) -> None:
-        if self._low:
+        # The master of a part is its memory itself.
+        if self._low and not self._is_sharded:
             with torch.no_grad():
                 torch._foreach_copy_(self._low, self._low_masters)
 
     def model_state(self) -> dict[str, Tensor]:
         """Parameters in full precision and buffers, by name: the model of a checkpoint. Frozen
-        parameters, and second names of shared ones, are not in it.
+        parameters, and second names of shared ones, are not in it. All processes call it where
+        parameters are divided, and get the whole of them.
         """
+        return {
+            name: whole(self._parameters[name], tensor) if name in self._parameters else tensor
+            for name, tensor in self._own_state().items()
+        }
+
+    def _own_state(self) -> dict[str, Tensor]:
+        """What this process holds of the model's state."""
         state = self._module.state_dict(keep_vars=True)
         return {
             name: self._masters.get(name, value).detach()
@@ -258,14 +280,22 @@ class Update:
         }
 
     def optimizer_state(self) -> Tree:
-        """The optimiser's tensors by parameter name; step sizes come from the config."""
-        return {name: dict(state) for name, state in self._state.items()}
+        """The optimiser's tensors by parameter name; step sizes come from the config. As
+        `model_state`.
+        """
+        return {
+            name: {
+                key: whole(self._parameters[name], tensor) if tensor.dim() else tensor
+                for key, tensor in state.items()
+            }
+            for name, state in self._state.items()
+        }
 
     def load(self, model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> None:
         """Put a saved state back in place. Raises UniRLError when it is of another model."""
-        own = self.model_state()
+        own = self._own_state()
         for name in sorted({*own, *model}):
-            found, wanted = model.get(name), own.get(name)
+            found, wanted = model.get(name), self._parameters.get(name, own.get(name))
             if found is None or wanted is None or found.shape != wanted.shape:
                 raise UniRLError(
                     f"the saved model does not fit at {name!r}",
@@ -275,8 +305,23 @@ class Update:
                 )
         with torch.no_grad():
             for name, value in own.items():
-                value.copy_(model[name])
+                value.copy_(self._part(name, model[name]))
         self._round_masters()
         for name, tensors in optimizer.items():
             device = self._masters[name].device
-            self._state[name] = {key: value.clone().to(device) for key, value in tensors.items()}
+            self._state[name] = {
+                key: (self._part(name, value) if value.dim() else value).clone().to(device)
+                for key, value in tensors.items()
+            }
+
+    def _part(self, name: str, full: Tensor) -> Tensor:
+        return part_of(self._parameters[name], full) if name in self._parameters else full
+
+
+def _master(parameter: nn.Parameter) -> Tensor:
+    """What the optimiser moves: the parameter itself, a copy in float32, or this process' part."""
+    if is_part(parameter):
+        return own_part(parameter).requires_grad_()
+    if parameter.dtype.itemsize >= 4:
+        return parameter
+    return parameter.detach().float().requires_grad_()

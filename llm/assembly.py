@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
@@ -21,12 +22,19 @@ from unirl.llm.algorithm import Algorithm, AlgorithmConfig, check_group_size, re
 from unirl.llm.distill import TeacherConfig, make_teacher
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.engines import make_engine
-from unirl.llm.evaluate import LlmEvaluator, Parts
+from unirl.llm.evaluate import LlmEvaluator, Parts, require_held_out
 from unirl.llm.group import GroupShape
 from unirl.llm.language_policy import LanguagePolicy
 from unirl.llm.learner import LlmLearner, LlmLearnerConfig
 from unirl.llm.lora import add_adapters, published_weights
-from unirl.llm.model import ModelConfig, load_model, load_tokenizer
+from unirl.llm.model import (
+    TINY,
+    ModelConfig,
+    context_length,
+    import_transformers,
+    load_model,
+    load_tokenizer,
+)
 from unirl.llm.own_code import load_own
 from unirl.llm.prompts import PromptSource
 from unirl.llm.reward_config import RewardConfig
@@ -81,9 +89,17 @@ def probe(config: LanguageConfig) -> Probe:
     """Load everything but the model, so that what cannot work fails before anything is started."""
     algorithm = algorithm_of(config)
     check_group_size(algorithm, config.rollout.group_size)
+    if config.learner.minibatches > config.queue.batch_size:
+        raise UniRLError(
+            f"learner.minibatches is {config.learner.minibatches}",
+            f"each takes whole groups, and queue.batch_size is {config.queue.batch_size}",
+            "lower learner.minibatches, or raise queue.batch_size",
+        )
     _own_code(config.rollout)
     _, prompts, rewarder = _prompts(config)
     rewarder.close()
+    if config.run.eval_steps:
+        require_held_out(prompts)
     return Probe(
         GroupShape(
             config.rollout.group_size,
@@ -203,10 +219,24 @@ def _prompts(config: LanguageConfig) -> tuple[Any, PromptSource, Rewarder]:
         tasks,
         tokenizer,
         config.task,
-        max_context=config.engine.max_context,
+        max_context=config.engine.max_context or _own_context(config.model, tokenizer),
         max_tokens=config.sampling.max_tokens,
     )
     return tokenizer, prompts, Rewarder(config.reward, tasks)
+
+
+def _own_context(model: ModelConfig, tokenizer: Any) -> int:
+    """What the model says of its context, without its weights; 0 where it says nothing."""
+    if model.path == TINY:
+        return int(tokenizer.model_max_length)
+    options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
+    if model.revision:
+        options["revision"] = model.revision
+    try:
+        settings = import_transformers().AutoConfig.from_pretrained(model.path, **options)
+        return context_length(SimpleNamespace(config=settings))
+    except (OSError, ValueError, KeyError, UniRLError):
+        return 0  # whoever loads the model finds what is wrong with it, and says it better
 
 
 def _own_code(config: RolloutConfig) -> tuple[RolloutFunction | None, GroupFilter | None]:

@@ -38,12 +38,7 @@ class LlmEvaluator:
         if self._parts is None:
             self._parts = self._make()
         prompts = self._parts[1]
-        if not prompts.num_eval:
-            raise UniRLError(
-                "there are no held-out prompts",
-                "task.num_eval is 0",
-                "leave it out, or set run.eval_steps to 0",
-            )
+        require_held_out(prompts)
         sampling = replace(self._sampling, temperature=0.0) if deterministic else self._sampling
         self._version += 1
         return self._runner.run(self._evaluate(self._parts, weights, num_episodes, sampling))
@@ -78,6 +73,17 @@ class LlmEvaluator:
             self._runner.run(self._parts[0].close())
             self._parts = None
         self._runner.close()
+
+
+def require_held_out(prompts: PromptSource) -> None:
+    """Raise UniRLError when there is nothing to evaluate on."""
+    if not prompts.num_eval:
+        raise UniRLError(
+            "there are no held-out prompts",
+            "evaluations ask none of those that are trained on, and task.num_eval is 0 or the file "
+            "too small",
+            "leave task.num_eval out, or set run.eval_steps to 0",
+        )
 
 
 async def _judge(

@@ -30,6 +30,7 @@ class LanguagePolicy(nn.Module):
         super().__init__()
         self.model, self.temperature = model, temperature
         self._head = [output_head(model)]  # in a list: it is the model's, not a second child
+        self.compute_dtype = self._head[0].weight.dtype
         self.critic: nn.Linear | None = None
         if critic:
             weight = self._head[0].weight
@@ -59,9 +60,8 @@ class LanguagePolicy(nn.Module):
         """Log-probabilities and values of all packs' targets, [N] in the batch's numbering; 0 where
         no pack has the token.
         """
-        weight = self._head[0].weight
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        logp = torch.zeros(num_tokens, dtype=dtype, device=weight.device)
+        dtype = torch.promote_types(self.compute_dtype, torch.float32)
+        logp = torch.zeros(num_tokens, dtype=dtype, device=self._head[0].weight.device)
         value = torch.zeros_like(logp) if self.critic is not None else None
         for pack in packs:
             terms = self(pack)

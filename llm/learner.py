@@ -22,6 +22,7 @@ from unirl.core.sample import Batch
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights
 from unirl.learners.parallel import Ranks
+from unirl.learners.sharded import is_part
 from unirl.learners.update import OptimizerConfig, Update
 from unirl.llm.algorithm import Algorithm, advantages, denominator, overlong_penalty
 from unirl.llm.distill import Teacher
@@ -31,6 +32,7 @@ from unirl.llm.lora import published_weights
 from unirl.llm.pack_loss import SUMS, Known, pack_loss
 from unirl.llm.packing import Pack, pack_groups
 from unirl.llm.report import report_groups, sample_rows, summary
+from unirl.llm.sharding import empty_pack, whole_weights
 from unirl.llm.token_batch import TokenBatch
 from unirl.vtrace import TokenMetrics
 
@@ -106,6 +108,9 @@ class LlmLearner:
         # Without gradient it need not be computed, unless another term gives it one.
         self._skips = skip_zero and algorithm.skips_zero_advantage and teacher is None
         self._ranks = ranks or Ranks()
+        self._is_divided = any(is_part(parameter) for parameter in policy.parameters())
+        self._whole: tuple[int, Weights] = -1, {}
+        """Where the policy is divided: version and weights that were gathered last."""
         self._update = Update(
             policy, config.optimizer, total_steps=total_steps, reduce=self._ranks.reduce
         )
@@ -116,6 +121,11 @@ class LlmLearner:
         self._lengths: deque[int] = deque(maxlen=num_recent)
         self._newest: tuple[TokenBatch, Tensor] | None = None
         self._ended: float | None = None
+
+    @property
+    def is_divided(self) -> bool:
+        """See DividedLearner."""
+        return self._is_divided
 
     @property
     def recent_returns(self) -> tuple[float, ...]:
@@ -224,7 +234,11 @@ class LlmLearner:
             train=tokens.per_group(train),
             share_prompt=self._config.share_prompt,
         )
-        return [pack.to(self._device) for pack in packs]
+        packs = [pack.to(self._device) for pack in packs]
+        if self._is_divided:
+            most = max(self._ranks.share(len(packs)))
+            packs += [empty_pack(self._device)] * (most - len(packs))
+        return packs
 
     def _parts(self, tokens: TokenBatch) -> list[Tensor]:
         """The minibatches of a pass, as flags of completions [S]: whole groups, drawn anew."""
@@ -255,6 +269,10 @@ class LlmLearner:
         sums, told = torch.zeros(len(SUMS), dtype=torch.float64), []
         for pack in packs:
             terms = self._policy(pack, want_entropy=wants_entropy)
+            if not pack.num_targets:
+                torch.autograd.backward([term.sum() for term in (terms.logp, terms.value) if term is not None])
+                self._update.gather()
+                continue
             found = pack_loss(
                 algorithm, terms, pack, known, tokens.logp, size, teacher_coef=teacher_coef
             )
@@ -298,7 +316,12 @@ class LlmLearner:
 
     def weights(self) -> Weights:
         """See Learner: by the names of the transformers model, adapters merged."""
-        return published_weights(self._policy.model)
+        if not self._is_divided:
+            return published_weights(self._policy.model)
+        # Kept: an evaluation asks for them in one process alone.
+        if self._whole[0] != self.version:
+            self._whole = self.version, whole_weights(self._policy)
+        return self._whole[1]
 
     def state_dict(self) -> LearnerState:
         """See Learner."""
@@ -317,6 +340,7 @@ class LlmLearner:
         """See Learner."""
         model: Any = state.model
         optimizer: Any = state.optimizer
+        self._whole = -1, {}
         self._update.load(model, optimizer["update"])
         self._update.adaptive_lr.fill_(state.counters["adaptive_lr"])
         self._generator.set_state(optimizer["generator"])

@@ -42,6 +42,10 @@ class ModelConfig:
     """
     gradient_checkpointing: bool = False
     """Keep only the borders of layers and compute the rest again: less memory, a third slower."""
+    shard: bool = False
+    """Under torchrun: divide weights, gradients and optimiser among the processes (FSDP2). Less
+    memory in each, more talk between them.
+    """
     lora_rank: int = 0
     """0: all weights learn. More: only adapters of this rank do; larger ones can say more."""
     lora_alpha: float = 32.0

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from unirl.core.errors import UniRLError
 from unirl.llm.packed_layout import Block, Layout
+from unirl.llm.packed_rows import as_rows, as_tokens, prompts_of, split_blocks
 from unirl.llm.packed_short import fold_mask, short_attention, suits
 from unirl.llm.packing import Pack
 
@@ -77,6 +77,7 @@ def hidden_states(model: nn.Module, pack: Pack) -> Tensor:
     """
     decoder = decoder_of(model)
     prepare(decoder)
+    _check_positions(decoder.config, pack.layout.longest)
     out = decoder(
         input_ids=pack.input_ids,
         position_ids=pack.position_ids,
@@ -157,23 +158,22 @@ def packed_attention(
     sizes = [block.num_tokens for block in layout.blocks]
     # [N, heads, D]: views, and the gradient of a split is one concatenation.
     q, k, v = (packed[0].transpose(0, 1) for packed in (query, key, value))
-    k_prompt, k_parts = _split(k, sizes, layout.num_prompt_blocks)
-    v_prompt, v_parts = _split(v, sizes, layout.num_prompt_blocks)
+    k_prompt, k_parts = split_blocks(k, sizes, layout.num_prompt_blocks)
+    v_prompt, v_parts = split_blocks(v, sizes, layout.num_prompt_blocks)
     outs: list[Tensor] = []
     for i, (block, q_part) in enumerate(zip(layout.blocks, torch.split(q, sizes), strict=True)):
-        q_rows, k_rows, v_rows = (_rows(part, block) for part in (q_part, k_parts[i], v_parts[i]))
+        q_rows, k_rows, v_rows = (as_rows(part, block) for part in (q_part, k_parts[i], v_parts[i]))
         if block.prompt is not None:
-            k_rows = torch.cat([_prompts(k_prompt, block), k_rows], 1)
-            v_rows = torch.cat([_prompts(v_prompt, block), v_rows], 1)
+            k_rows = torch.cat([prompts_of(k_prompt, block), k_rows], 1)
+            v_rows = torch.cat([prompts_of(v_prompt, block), v_rows], 1)
         out = _attend(unirl_packing, i, q_rows, k_rows, v_rows, scaling, dropout)
-        outs.append(_tokens(out, block))
+        outs.append(as_tokens(out, block))
     return torch.cat(outs)[None], None
 
 
 def _register() -> None:
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
     except ImportError as error:
         raise UniRLError(
             "training a language model needs transformers",
@@ -182,7 +182,7 @@ def _register() -> None:
         ) from error
     AttentionInterface.register(NAME, packed_attention)
     # For calls without a packing: the same masks as sdpa's.
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])
 
 
 def _plain(
@@ -195,22 +195,32 @@ def _plain(
     dropout: float,
     kwargs: dict[str, Any],
 ) -> tuple[Tensor, None]:
-    if attention_mask is not None and attention_mask.shape == (1, 1, 1, 1) != (
-        *query.shape[:1],
-        1,
-        query.shape[2],
-        key.shape[2],
-    ):
+    if attention_mask is not None and attention_mask.numel() < query.shape[2] * key.shape[2]:
+        # The mask that hidden_states gives: a pack it is, but nothing else of it came here.
         raise _unsupported(
-            f"{type(module).__name__} keeps its model's arguments from its attention",
-            "keyword arguments handed on, as transformers' AttentionInterface has it",
+            f"{type(module).__name__} does not hand keyword arguments on",
+            "transformers' AttentionInterface",
         )
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers import AttentionInterface
 
-    out, _ = sdpa_attention_forward(
+    sdpa = AttentionInterface()["sdpa"]
+    out, _ = sdpa(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
     )
     return out, None
+
+
+def _check_positions(config: Any, longest: int) -> None:
+    """Refuse position embeddings of short documents that would depend on a long one beside them."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type")
+    limit = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+    if kind in ("dynamic", "longrope") and longest > limit:
+        raise UniRLError(
+            f"a document has {longest} tokens",
+            f"with rope_type {kind} they may be {limit}: beyond, positions depend on the batch",
+            "lower task.max_prompt or sampling.max_tokens",
+        )
 
 
 def _check(module: nn.Module, kwargs: dict[str, Any]) -> None:
@@ -230,37 +240,6 @@ def _unsupported(what: str, rule: str) -> UniRLError:
         f"packed training needs {rule}",
         "train a model such as Llama, Qwen2, Qwen3 or Mistral without a window",
     )
-
-
-def _split(packed: Tensor, sizes: list[int], num_prompts: int) -> tuple[Tensor, list[Tensor]]:
-    """All shared prompts' tokens, and every block's: [n, heads, D]."""
-    if not num_prompts:
-        return packed[:0], list(torch.split(packed, sizes))
-    num_tokens = sum(sizes[:num_prompts])
-    prompt, rest = torch.split(packed, [num_tokens, packed.shape[0] - num_tokens])
-    parts = *torch.split(prompt, sizes[:num_prompts]), *torch.split(rest, sizes[num_prompts:])
-    return prompt, list(parts)
-
-
-def _rows(part: Tensor, block: Block) -> Tensor:
-    """[n, heads, D] -> [R, L, heads, D]"""
-    if block.slot is not None:
-        part = _PutIn.apply(part, block.fill, block.slot)  # type: ignore[no-untyped-call]
-    return part.reshape(block.num_rows, block.length, *part.shape[1:])
-
-
-def _tokens(rows: Tensor, block: Block) -> Tensor:
-    """[R * L, heads, D] -> [n, heads, D]"""
-    if block.slot is not None:
-        rows = _TakeOut.apply(rows, block.slot)  # type: ignore[no-untyped-call]
-    return rows
-
-
-def _prompts(prompt: Tensor, block: Block) -> Tensor:
-    """What the rows of a block see of their prompts: [n, heads, D] -> [R, P, heads, D]."""
-    assert block.prompt is not None
-    rows: Tensor = _Prompts.apply(prompt, block.prompt, block.of_prompt)  # type: ignore[no-untyped-call]
-    return rows
 
 
 def _attend(
@@ -314,60 +293,3 @@ def _mask(block: Block, begin: int, end: int, dtype: torch.dtype, device: torch.
         seen = seen & ((place < length) | (place >= ahead))
     mask = torch.zeros(seen.shape, dtype=dtype, device=device)
     return mask.masked_fill_(~seen, float("-inf"))[:, None]
-
-
-class _PutIn(torch.autograd.Function):
-    """Tokens into the flattened rectangle of their block; its gradient only takes them out again,
-    where index_select's own would add up rows one by one.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, fill: Tensor, slot: Tensor) -> Tensor:
-        ctx.save_for_backward(slot)
-        return part.index_select(0, fill)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (slot,) = ctx.saved_tensors
-        return grad.index_select(0, slot), None, None
-
-
-class _TakeOut(torch.autograd.Function):
-    """Tokens out of the flattened rectangle of their block."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, slot: Tensor) -> Tensor:
-        ctx.save_for_backward(slot)
-        ctx.num = rows.shape[0]
-        return rows.index_select(0, slot)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (slot,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.num, *grad.shape[1:]).index_copy_(0, slot, grad), None
-
-
-class _Prompts(torch.autograd.Function):
-    """The prompt [n, heads, D] of each row, from places [U, P]: [R, P, heads, D]. The gradient of
-    all rows of a prompt is a matrix product: a sum in full precision, rounded once, and the same
-    at every run.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, prompt: Tensor, place: Tensor, of_prompt: Tensor) -> Tensor:
-        ctx.save_for_backward(place, of_prompt)
-        ctx.shape = prompt.shape
-        chosen = prompt.index_select(0, place.flatten()).view(len(place), -1)
-        return chosen.index_select(0, of_prompt).view(-1, place.shape[1], *prompt.shape[1:])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        place, of_prompt = ctx.saved_tensors
-        number = torch.arange(len(place), device=grad.device)
-        total = (number[:, None] == of_prompt).to(grad.dtype) @ grad.reshape(len(grad), -1)
-        # Places beyond a prompt's end name its last token once more; they have no gradient.
-        total = total.view(-1, *ctx.shape[1:])
-        return grad.new_zeros(ctx.shape).index_add_(0, place.flatten(), total), None, None

@@ -18,7 +18,7 @@ from unirl.core.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
-from unirl.llm.engine import Completion, Engine, Request, SamplingConfig
+from unirl.llm.engine import Completion, Engine, EngineFailed, Request, SamplingConfig
 from unirl.llm.group import Score, write_group
 from unirl.llm.prompts import Prompt, PromptSource
 from unirl.llm.rewards import Rewarder, combine
@@ -95,6 +95,7 @@ class Rollout:
         self._first, self._stride = first, stride
         self._function, self._keep = function or ask_engine, keep
         self._swap = asyncio.Lock()
+        self._failure: UniRLError | EngineFailed | None = None
         self._incoming = Incoming()
         self._sleeps, self._num_open = sleeps, 0
         self._num_running = 0
@@ -188,20 +189,28 @@ class Rollout:
     async def _refresh(self) -> None:
         """Give the engine the newest weights; completions under way go on with them."""
         async with self._swap:
-            await self.engine.start()
-            if self._sleeps:
-                await self.engine.wake()
-            version = self._weights.pull(self._incoming, self.engine.version)
-            if version == self.engine.version:
-                return
-            busy = self._num_running > 0
-            if busy:
-                await self.engine.pause("keep")
+            if self._failure is not None:
+                raise self._failure
             try:
-                await self.engine.load_weights(self._incoming.weights, version)
-            finally:
-                if busy:
-                    await self.engine.resume()
+                await self._bring_up_to_date()
+            except (UniRLError, EngineFailed) as error:
+                # Others wait to do the same: none shall start a broken engine once more.
+                self._failure = error
+                raise
+
+    async def _bring_up_to_date(self) -> None:
+        await self.engine.start()
+        if self._sleeps:
+            await self.engine.wake()
+        version = self._weights.pull(self._incoming, self.engine.version)
+        if version == self.engine.version:
+            return
+        busy = self._num_running > 0
+        if busy:
+            await self.engine.pause("keep")
+        await self.engine.load_weights(self._incoming.weights, version)
+        if busy:
+            await self.engine.resume()
 
 
 async def ask_engine(

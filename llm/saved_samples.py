@@ -25,7 +25,8 @@ from unirl.core.sample import Batch, Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
 from unirl.learners.parallel import Ranks
-from unirl.llm.assembly import LanguageConfig, Probe
+from unirl.llm.algorithm import check_group_size
+from unirl.llm.assembly import LanguageConfig, Probe, algorithm_of
 from unirl.llm.group import Group, GroupShape, read_group
 from unirl.llm.model import flat_weights, load_model, load_tokenizer
 from unirl.llm.report import report_groups
@@ -113,7 +114,9 @@ class SavedGroups:
 def save_groups(
     groups: Sequence[Group], path: Path, *, temperature: float, rewards: Sequence[str]
 ) -> None:
-    """Write a batch; path without suffix. A process that is killed leaves no note of half a file."""
+    """Write a batch; path without suffix. A process that is killed leaves no note of half a
+    file.
+    """
     _, save_file = _safetensors()
     tensors = {
         f"{i}.{name}": getattr(group, name).contiguous()
@@ -245,7 +248,13 @@ def probe(config: LanguageConfig, samples: str) -> Probe:
             f"they have token {saved.largest_token}, {config.model.path} knows {known}",
             "set model.path to a model with the same tokenizer",
         )
-    return Probe(saved.shape, {"model": config.model.path, "lora_rank": config.model.lora_rank})
+    algorithm = algorithm_of(config)
+    check_group_size(algorithm, config.rollout.group_size)
+    return Probe(
+        saved.shape,
+        {"model": config.model.path, "lora_rank": config.model.lora_rank},
+        (f"algorithm   {algorithm.name}", *algorithm.describe().splitlines()),
+    )
 
 
 def make_replay(context: ActorContext, *, config: LanguageConfig, samples: str) -> Replay:
@@ -314,4 +323,3 @@ def _safetensors() -> tuple[Any, Any]:
             "pip install 'unirl[llm]'",
         ) from error
     return safe_open, save_file
-

@@ -62,6 +62,7 @@ class VllmCore:
         self.llm = build.result()
         self._broken = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._keep_watch())
+        self._family.note_children()
         await self.ask(self.llm.get_supported_tasks(), "to say what it can do")
         return await self.call_workers("unirl_describe", [])
 

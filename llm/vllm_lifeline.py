@@ -21,29 +21,30 @@ def owner_tag() -> str:
 
 
 def hold_on() -> None:
-    """Watch the owner from a thread: when it is gone, kill this process's parent (the engine's
-    core, unless that is the owner itself) and this process. Without an owner: nothing.
+    """Watch the owner and this process's parent (the engine's core, or the owner itself) from a
+    thread: when either is gone, kill the parent and this process. Without an owner: nothing.
     """
     tag = os.environ.get(OWNER, "")
     if not tag:
         return
-    owner = int(tag.split(":")[0])
-    parent = os.getppid()
+    owner, parent = int(tag.split(":")[0]), os.getppid()
     core = parent if parent not in (owner, 1) else 0
     threading.Thread(target=_wait, args=(owner, tag, core), name="lifeline", daemon=True).start()
 
 
 def _wait(owner: int, tag: str, core: int) -> None:
+    watched = []
     try:
-        watch = os.pidfd_open(owner)
+        watched.append(os.pidfd_open(owner))
+        if core:
+            watched.append(os.pidfd_open(core))
     except OSError:
         _end(core)
-        return
     # The number may belong to another process by now: start times tell them apart.
     if f"{owner}:{_started(owner)}" != tag:
         _end(core)
     # Readable when the process has ended, also as a zombie.
-    select.select([watch], [], [])
+    select.select(watched, [], [])
     _end(core)
 
 

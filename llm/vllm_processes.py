@@ -32,15 +32,19 @@ class Family:
                     self._members[pid] = _started(pid)
                     self.core = self.core or pid
 
+    def note_children(self) -> None:
+        """Remember who is below by now: they cannot be found any more when the core is dead."""
+        for pid in list(self._members):
+            for child in _descendants(pid):
+                self._members.setdefault(child, _started(child))
+
     def alive(self) -> bool:
         """Whether the core is; True as long as it is not known."""
         return not self.core or _runs(self.core, self._members[self.core])
 
     def kill(self, seconds: float = 5.0) -> None:
         """End all that still runs, children included; returns when they are gone."""
-        for pid in list(self._members):
-            for child in _descendants(pid):
-                self._members.setdefault(child, _started(child))
+        self.note_children()
         end = time.monotonic() + seconds
         for pid, began in self._members.items():
             if _runs(pid, began):

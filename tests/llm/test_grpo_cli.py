@@ -31,6 +31,7 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refused(capfd: pytest.CaptureFixture[str], words: Sequence[str]) -> str:
     """What a command says that must be refused in three parts; it leaves no run behind."""
+    capfd.readouterr()  # transformers shows how it writes and loads models
     code = cli.main(list(words))
     captured = capfd.readouterr()
     assert code == 2, captured
@@ -54,8 +55,8 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("nowhere.jsonl",),
     ),
     "a preset that is not there": (
-        (*REVERSE, "--algorithm", "verl:gpro"),
-        ("verl:gpro", 'did you mean "verl:grpo"?'),
+        (*REVERSE, "--algorithm", "verl:grp"),
+        ("verl:grp", 'did you mean "verl:grpo"?'),
     ),
     "a reward that is not there": (
         (*REVERSE, "--reward.weights.exakt", "1"),
@@ -123,7 +124,7 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "a misspelt key": (
         (*REVERSE, "--sampling.max-token", "4"),
-        ("max_token", "did you mean"),
+        ("--sampling.max-token is unknown", "did you mean --sampling.max-tokens?"),
     ),
 }
 
@@ -189,7 +190,9 @@ def test_without_vllm_it_says_what_to_install(
 
 
 class Server(BaseHTTPRequestHandler):
-    """A server with OpenAI's API as most have it: texts, but neither ids nor log-probabilities."""
+    """A server with OpenAI's API as most have it: texts without log-probabilities. What lies under
+    /ids returns token ids.
+    """
 
     def do_GET(self) -> None:
         if self.path.endswith("/models"):
@@ -202,7 +205,8 @@ class Server(BaseHTTPRequestHandler):
         if not self.path.endswith("/completions"):
             self.send_error(404)
             return
-        choice = {"index": 0, "text": "4", "finish_reason": "length", "logprobs": None}
+        ids = {"token_ids": [8]} if self.path.startswith("/ids/") else {}
+        choice = {"index": 0, "text": "4", "finish_reason": "length", "logprobs": None, **ids}
         document = {"id": "c", "object": "text_completion", "model": "tiny", "choices": [choice]}
         if not asked.get("stream"):
             self._answer(document)
@@ -229,15 +233,18 @@ class Server(BaseHTTPRequestHandler):
 def server() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Server) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{http.server_address[1]}/v1"
+        yield f"http://127.0.0.1:{http.server_address[1]}"
         http.shutdown()
 
 
-def test_a_server_without_log_probabilities_is_no_engine(
-    server: str, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("path", "lacks"), [("/v1", "returns no token ids"), ("/ids/v1", "returns no log-probabilities")]
+)
+def test_a_server_without_ids_or_log_probabilities_is_no_engine(
+    server: str, path: str, lacks: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said = refused(capfd, [*TRAIN, *REVERSE, *SHORT, "--engine", "openai", "--engine.url", server])
-    assert "log-prob" in said
+    url = ("--engine", "openai", "--engine.url", server + path)
+    assert lacks in refused(capfd, [*TRAIN, *REVERSE, *SHORT, *url])
 
 
 def test_resuming_with_another_model_is_refused(
@@ -246,7 +253,6 @@ def test_resuming_with_another_model_is_refused(
     folders = [make_tiny(tmp_path / name, width=32, layers=1) for name in ("one", "two")]
     words = ("--task", "reverse", "--sampling.max-tokens", "4", *SHORT)
     assert cli.main([*TRAIN, "--model", str(folders[0]), *words]) == 0
-    capfd.readouterr()
     said = refused(capfd, ["resume", "runs/run", "--model.path", str(folders[1])])
     assert "another model" in said and str(folders[0]) in said and str(folders[1]) in said
     said = refused(capfd, ["resume", "runs/run", "--task.name", "copy"])

@@ -175,13 +175,32 @@ def test_a_low_rank_adapter_learns_as_it_does_without_packs() -> None:
 def test_bfloat16_is_near_float32() -> None:
     groups = make_groups(*BATCH)
     (pack,) = pack_groups(groups, 10**6)
-    exact = token_logp_of(make_model(dtype=torch.float32, initializer_range=0.05), pack)
+    exact = make_model(dtype=torch.float32, initializer_range=0.05)
     model = make_model(dtype=torch.float32, initializer_range=0.05).bfloat16()
-    found = token_logp_of(model, pack)
-    assert found.logp.dtype == torch.float32
-    assert (found.logp - exact.logp).abs().max() < 0.05
-    found.logp.sum().backward()
-    assert all(gradient.isfinite().all() for gradient in gradients(model).values())
+    right, found = (token_logp_of(one, pack).logp for one in (exact, model))
+    assert found.dtype == torch.float32
+    assert (found - right).abs().max() < 0.05
+    found.sum().backward()
+    right.sum().backward()
+    expected = gradients(exact)
+    for name, gradient in gradients(model).items():
+        assert (gradient - expected[name]).norm() < 0.05 * expected[name].norm(), name
+
+
+def test_matrix_products_attend_as_the_kernel_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(dtype=torch.float32)
+    groups = make_groups(*BATCH)
+    mask = torch.cat([group.mask for group in groups])
+    expected = packed(model, groups)
+    calls: list[int] = []
+
+    def always(query: Tensor, num_keys: int, dropout: float) -> bool:
+        calls.append(num_keys)
+        return True
+
+    monkeypatch.setattr("unirl.llm.packed_attention.suits", always)
+    assert_same(packed(model, groups), expected, mask, 1e-5)
+    assert max(calls) > 9
 
 
 def test_other_calls_of_a_prepared_model_go_on_as_before() -> None:
@@ -220,8 +239,23 @@ def test_models_that_are_not_known_are_refused() -> None:
         token_logp_of(make_model("cohere"), pack)
     with pytest.raises(UniRLError, match="softcap=50"):
         hidden_states(make_model("gemma2", layer_types=["full_attention"] * 2), pack)
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    with pytest.raises(UniRLError, match="rope_type dynamic they may be 3"):
+        hidden_states(make_model(rope_parameters=dynamic, max_position_embeddings=3), pack)
     with pytest.raises(UniRLError, match="get_decoder"):
         hidden_states(torch.nn.Linear(2, 2), pack)
+
+
+def test_attention_that_does_not_hear_of_the_pack_is_refused() -> None:
+    (pack,) = pack_groups(make_groups((2, [3])), 10)
+    model = make_model()
+
+    def forget(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args, {name: value for name, value in kwargs.items() if name != "unirl_packing"}
+
+    model.model.layers[1].self_attn.register_forward_pre_hook(forget, with_kwargs=True)
+    with pytest.raises(UniRLError, match="does not hand keyword arguments on"):
+        hidden_states(model, pack)
 
 
 def test_an_adapter_on_the_output_layer_is_refused() -> None:

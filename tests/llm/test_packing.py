@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from typing import Any
 
 import pytest
@@ -169,3 +170,18 @@ def test_wrong_input_is_refused() -> None:
         pack_groups(groups, 10, train=[torch.tensor([True, False])])
     with pytest.raises(UniRLError, match="prompt of group 0 is empty"):
         pack_groups(make_groups((0, [3])), 10)
+
+
+def test_a_pack_moves_to_a_device_as_a_whole() -> None:
+    def devices(thing: Any) -> set[str]:
+        if isinstance(thing, Tensor):
+            return {thing.device.type}
+        if isinstance(thing, tuple):
+            return set().union(*map(devices, thing))
+        if is_dataclass(thing):
+            return set().union(*(devices(value) for value in vars(thing).values()))
+        return set()
+
+    (pack,) = pack_groups(make_groups((5, [7, 2]), (3, [4, 4])), 100)
+    assert devices(pack) == {"cpu"}
+    assert devices(pack.to("meta")) == {"meta"}

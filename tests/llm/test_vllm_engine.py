@@ -75,6 +75,13 @@ async def batch(engine: VllmEngine, requests: list[Request]) -> list[Completion]
     return await asyncio.gather(*[engine.generate(one) for one in requests])
 
 
+async def some_tokens(engine: VllmEngine) -> None:
+    """Until a few tokens of a request under way have come."""
+    states = engine._core.llm.output_processor.request_states
+    while not any(one.detokenizer.num_output_tokens() > 4 for one in states.values()):
+        await asyncio.sleep(0.005)
+
+
 @torch.no_grad()
 def logp(model: Any, prompt: tuple[int, ...], tokens: tuple[int, ...], temperature: float) -> Any:
     """Of each token, by a plain forward pass."""
@@ -124,9 +131,9 @@ def test_a_swap_under_frozen_requests_marks_each_token_and_recomputes_what_was_c
 
     async def swapped() -> list[Completion]:
         await engine.load_weights(flat_weights(old), 31)
-        wanted = [request(str(i), seed=i, max_tokens=400) for i in range(8)]
+        wanted = [request(str(i), seed=i, max_tokens=400) for i in range(12)]
         jobs = [asyncio.create_task(engine.generate(one)) for one in wanted]
-        await asyncio.sleep(0.5)
+        await some_tokens(engine)
         await engine.pause("keep")
         await engine.load_weights(flat_weights(new), 32)
         await engine.resume()
@@ -165,7 +172,7 @@ def test_an_aborted_completion_goes_on_as_if_nothing_had_been(engine: VllmEngine
         await engine.load_weights(flat_weights(model), 51)
         whole = await engine.generate(request("whole", max_tokens=300, temperature=0.0))
         job = asyncio.create_task(engine.generate(request("part", max_tokens=300, temperature=0.0)))
-        await asyncio.sleep(0.3)
+        await some_tokens(engine)
         await engine.abort(["part", "unknown"])
         part = await job
         again = Request("again", PROMPT, SamplingConfig(max_tokens=300, temperature=0.0), 0, part)
@@ -226,7 +233,7 @@ def test_pause_abort_returns_what_there_is(engine: VllmEngine, ask: Ask) -> None
             asyncio.create_task(engine.generate(request(str(i), seed=i, max_tokens=450)))
             for i in range(4)
         ]
-        await asyncio.sleep(0.5)
+        await some_tokens(engine)
         await engine.pause("abort")
         made = list(await asyncio.wait_for(asyncio.gather(*jobs), 10))
         await engine.resume()
@@ -353,7 +360,7 @@ def test_a_killed_process_of_vllm_ends_all_waits_within_seconds(victim: str, fol
             asyncio.create_task(engine.generate(request(str(i), seed=i, max_tokens=450)))
             for i in range(4)
         ]
-        await asyncio.sleep(0.3)
+        await some_tokens(engine)
         os.kill(members[0 if victim == "core" else -1][0], signal.SIGKILL)
         begin = time.monotonic()
         ends = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 30)

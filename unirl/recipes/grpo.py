@@ -7,14 +7,16 @@ Shao et al., arXiv 2402.03300; what is in force is `algorithm` (see unirl algori
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Literal
 
+from unirl.core.actor import AnyActor
 from unirl.core.errors import UniRLError
+from unirl.core.learner import Learner
 from unirl.core.queue import REASONS, QueueConfig
-from unirl.llm import assembly
+from unirl.llm import assembly, saved_samples
 from unirl.llm.algorithm import AlgorithmConfig
 from unirl.llm.distill import TeacherConfig
 from unirl.llm.engine import EngineConfig, SamplingConfig
@@ -44,6 +46,12 @@ class Config:
     meanwhile. one-step-off: a batch is generated while the one before is learned from. async:
     generation goes on all the time, completions are at most queue.max_staleness updates old.
     """
+    only: Literal["rollout", "train"] | None = None
+    """rollout: nothing is learned, all groups are written to samples/groups of the run folder.
+    train: nothing is generated, the groups in `samples` are learned from, again and again.
+    """
+    samples: str = ""
+    """only = train: a run that was made with only = rollout, or the folder of its groups."""
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -77,6 +85,12 @@ class Config:
                 "completions under way are at least 1 update old when they end",
                 "set queue.max_staleness to 1 or more, or mode to sync",
             )
+        if (self.only == "train") != bool(self.samples):
+            raise UniRLError(
+                f'only is {self.only or "not set"}, samples is "{self.samples}"',
+                "groups are read from files where only = train, and nowhere else",
+                "--only train --samples runs/NAME, or neither",
+            )
         if self.sampling.temperature == 0:
             raise UniRLError(
                 "sampling.temperature is 0",
@@ -89,7 +103,15 @@ def plan(config: Config) -> Plan:
     """Load tokenizer and prompts to find what cannot work, and bind the pieces; nothing is
     started.
     """
-    found = assembly.probe(config)
+    make_actor: Callable[..., AnyActor] = partial(assembly.make_rollout, config=config)
+    make_learner: Callable[..., Learner] = partial(assembly.make_learner, config=config)
+    if config.only == "train":
+        found = saved_samples.probe(config, config.samples)
+        make_actor = partial(saved_samples.make_replay, config=config, samples=config.samples)
+    else:
+        found = assembly.probe(config)
+    if config.only == "rollout":
+        make_learner = partial(saved_samples.make_saver, config=config)
     overlaps = config.mode in ("one-step-off", "async")
     queue = replace(config.queue, max_staleness=config.max_staleness)
     return Plan(
@@ -98,13 +120,13 @@ def plan(config: Config) -> Plan:
         spec=found.shape.spec(),
         queue=replace(queue, window=1) if config.mode == "one-step-off" else queue,
         num_actors=1,
-        make_actor=partial(assembly.make_rollout, config=config),
-        make_learner=partial(assembly.make_learner, config=config),
+        make_actor=make_actor,
+        make_learner=make_learner,
         runner=replace(config.runner, kind="processes") if overlaps else config.runner,
         run=config.run,
         make_evaluator=partial(assembly.make_evaluator, config=config),
         weights_of=partial(assembly.weights_of, config=config),
-        fingerprint=found.fingerprint,
+        fingerprint={**found.fingerprint, **({"only": config.only} if config.only else {})},
         notes=found.notes,
         reasons=tuple(dict.fromkeys((*REASONS, *GROUP_REASONS))),
         reissue=True,

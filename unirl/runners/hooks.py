@@ -94,6 +94,19 @@ class LogHook:
         self._last_steps, self._last_version = loop.learner.num_steps, loop.learner.version
 
 
+@runtime_checkable
+class DividedLearner(Protocol):
+    """A learner of which several processes may hold a part each."""
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether they do: then all of them call `state_dict` where one does."""
+
+
+def _is_divided(loop: TrainLoop) -> bool:
+    return isinstance(loop.learner, DividedLearner) and loop.learner.is_divided
+
+
 class CheckpointHook:
     """Every `every_steps` steps, and at the end: a checkpoint. `begin_anew` then restarts what no
     checkpoint can hold.
@@ -124,7 +137,9 @@ class CheckpointHook:
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
-        if self._version != loop.learner.version:
+        if _is_divided(loop) and loop.reason == "actor_failed":
+            log.warning("no checkpoint: other processes hold parts of the model")
+        elif self._version != loop.learner.version:
             self._save(loop)
 
     def _save(self, loop: TrainLoop) -> None:
@@ -136,23 +151,34 @@ class CheckpointHook:
 
 
 class RestartHook:
-    """`begin_anew` at the updates at which another process writes a checkpoint of this training."""
+    """`begin_anew` at the updates at which another process writes a checkpoint of this training.
+    Where the learner is divided, that process gets this one's part, then and at the end.
+    """
 
     def __init__(
         self, every_steps: int, begin_anew: Callable[[], None], *, start_step: int = 0
     ) -> None:
         self._every_steps, self._begin_anew = every_steps, begin_anew
         self._next = _next_multiple(start_step, every_steps)
+        self._version = -1
 
     def after_update(self, loop: TrainLoop) -> None:
         """See Hook."""
         steps = loop.learner.num_steps
         if steps >= self._next and loop.reason is None:
             self._next = _next_multiple(steps, self._every_steps)
+            self._give_part(loop)
             self._begin_anew()
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
+        if loop.reason != "actor_failed" and self._version != loop.learner.version:
+            self._give_part(loop)
+
+    def _give_part(self, loop: TrainLoop) -> None:
+        if _is_divided(loop):
+            loop.learner.state_dict()
+        self._version = loop.learner.version
 
 
 class EvalHook:
@@ -217,9 +243,17 @@ class TellingLearner(Protocol):
         """One of them in a line, for people."""
 
 
+@runtime_checkable
+class KeepingLearner(Protocol):
+    """A learner that writes all that it was given."""
+
+    def keep_samples(self, folder: Path) -> None:
+        """Write what came since the last call."""
+
+
 class SamplesHook:
     """Every `log_seconds`: the newest batch of a learner that shows it, in samples/samples.jsonl;
-    now and then one sample as a note.
+    now and then one sample as a note. At every update: all of it, of a learner that keeps it.
     """
 
     def __init__(self, run_dir: Path, log_seconds: float) -> None:

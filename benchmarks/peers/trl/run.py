@@ -185,9 +185,12 @@ def train(settings: Settings, model_folder: str, num_steps: int, seed: int, fold
 def let_vllm_take_weights() -> None:
     """TRL loads weights parameter by parameter, which fails in vLLM's builds for CPUs: their linear
     layers are packed. There they go through vLLM's own reload, and the head, which is tied to the
-    embedding and packed, too, is packed again.
+    embedding and packed, too, is packed again. Without compilation, it starts in seconds and is
+    as fast.
     """
-    from trl.generation.vllm_generation import VLLMGeneration
+    from functools import partial
+
+    from trl.generation import vllm_generation
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
     def sync_weights(self: Any) -> None:
@@ -197,7 +200,8 @@ def let_vllm_take_weights() -> None:
         dispatch_cpu_unquantized_gemm(worker.model_runner.model.lm_head, remove_weight=False)
         self.llm.reset_prefix_cache()
 
-    VLLMGeneration.sync_weights = sync_weights
+    vllm_generation.VLLMGeneration.sync_weights = sync_weights
+    vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True)
 
 
 def load(settings: Settings, model_folder: str) -> tuple[Any, Any]:

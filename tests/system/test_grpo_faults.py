@@ -1,0 +1,297 @@
+"""Processes of a language run are killed, hang and refuse: it goes on, no prompt is lost or learned
+twice, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="language models need the extra llm")
+
+import unirl
+from tests.system.grpo_faults import MARK, account, learned, make_refusing, marked
+from unirl.core.checkpoint import load_checkpoint
+from unirl.core.tree import flatten
+from unirl.llm.tiny import make_tiny
+from unirl.runners.loop import TrainLoop
+from unirl.runners.processes import ProcessesRunner
+
+ROOT = Path(unirl.__file__).resolve().parents[1]
+SYSTEM = "tests.system.grpo_faults"
+GROUP, BATCH = 4, 4
+BASE: dict[str, Any] = {
+    "task.name": "reverse",
+    "task.options": {"digits": "1"},
+    "task.max_prompt": 16,
+    "rollout.group_size": GROUP,
+    "queue.batch_size": BATCH,
+    "queue.timeout_seconds": 60.0,
+    "sampling.max_tokens": 4,
+    "algorithm.entropy_coef": 0.01,
+    "learner.optimizer.lr": 2e-3,
+    "runner.learner_threads": 1,
+    "run.log_seconds": 0.0,
+}
+DEADLINE_SECONDS = 90.0
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_tiny(tmp_path_factory.mktemp("model") / "tiny", width=32, layers=2))
+
+
+@pytest.fixture
+def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where processes leave their ids; none of them is left when the test is over."""
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    monkeypatch.setenv(MARK, str(folder))
+    yield folder
+    until(lambda: not workers(folder), "reward workers are left")
+
+
+def plan_of(model: str, *, updates: int, **overrides: Any) -> unirl.runners.plan.Plan:
+    settings = {**BASE, "model.path": model, "run.total_steps": updates * BATCH * GROUP}
+    return unirl.make_plan("grpo", **{**settings, **overrides})
+
+
+def until(held: Callable[[], object], what: str) -> float:
+    """Wait until it holds; how long that took."""
+    started = time.monotonic()
+    while not held():
+        assert time.monotonic() - started < DEADLINE_SECONDS, what
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+def alive(pid: int | None) -> bool:
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def workers(marks: Path) -> list[int]:
+    """Reward workers that have judged and live."""
+    found = [int(path.name.removeprefix("reward-")) for path in marks.glob("reward-*")]
+    return [pid for pid in found if alive(pid)]
+
+
+class Witness:
+    """A hook that notes how far the run is, and ends it when told to."""
+
+    def __init__(self) -> None:
+        self.version, self.enough = 0, False
+
+    def after_update(self, loop: TrainLoop) -> None:
+        self.version = loop.learner.version
+        if self.enough:
+            loop.stop("enough")
+
+    def at_end(self, loop: TrainLoop) -> None:
+        """See Hook."""
+
+
+def test_a_killed_actor_loses_no_prompt(model: str, marks: Path) -> None:
+    """With its engine and its reward workers, three times in the middle of whatever it does."""
+    settings = {"mode": "async", "queue.window": 1, "run.total_steps": 10**9}
+    reward = {"reward.weights": {f"{SYSTEM}:known_worker": 1.0}}
+    plan = plan_of(model, updates=1, **{**settings, **reward})
+    tickets: list[int] = []
+    plan = replace(plan, make_learner=partial(noting, make=plan.make_learner, tickets=tickets))
+    runner, witness, rng = ProcessesRunner(plan), Witness(), random.Random(0)
+    pids: set[int | None] = set()
+
+    def storm() -> None:
+        try:
+            for _ in range(3):
+                before = witness.version
+                until(lambda: witness.version > before + 1, "it does not learn")  # noqa: B023
+                time.sleep(rng.uniform(0.0, 0.2))
+                pid = runner.actors.pids()[0]
+                pids.update([pid, *workers(marks)])
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                until(lambda: runner.actors.pids()[0] != pid, "it is not replaced")  # noqa: B023
+            before = witness.version
+            until(lambda: witness.version > before + 1, "it does not learn any more")
+        finally:
+            witness.enough = True
+
+    thread = threading.Thread(target=storm, daemon=True)
+    thread.start()
+    runner.run([witness])
+    thread.join()
+    assert runner.actors.num_restarts == 3
+    assert tickets == list(range(len(tickets)))  # in order, none lost, none twice
+    until(lambda: not any(map(alive, pids)), "processes of dead actors are left")
+
+
+def noting(context: Any, *, make: Callable[[Any], Any], tickets: list[int]) -> Any:
+    """The learner, with a note of each ticket that it learns."""
+    learner = make(context)
+    step = learner.step
+
+    def noted(batch: Any) -> Any:
+        tickets.extend(slot.ticket for slot in batch.slots)
+        return step(batch)
+
+    learner.step = noted
+    return learner
+
+
+def test_a_killed_reward_worker_costs_nothing(model: str, marks: Path, tmp_path: Path) -> None:
+    plan = plan_of(model, updates=30, **{"reward.weights": {f"{SYSTEM}:known_worker": 1.0}})
+    killed: list[int] = []
+
+    def storm() -> None:
+        rng = random.Random(1)
+        while len(killed) < 4:
+            until(lambda: set(workers(marks)) - set(killed), "there is no worker")
+            time.sleep(rng.uniform(0.0, 0.1))
+            killed.extend([pid for pid in workers(marks) if pid not in killed][:1])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(killed[-1], signal.SIGKILL)
+
+    thread = threading.Thread(target=storm, daemon=True)
+    thread.start()
+    result = unirl.run(plan, tmp_path / "run", console=False)
+    assert result.version == 30 and killed
+    there, missing = account(tmp_path / "run")
+    assert len(there) == len(set(there)) == 30 * BATCH and not missing
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    # A worker that dies twice under the same completion costs that completion, and is counted.
+    failed = sum(row.get(f"rewards/{SYSTEM}:known_worker/failed", 0) for row in rows)
+    assert failed <= len(killed) // 2
+
+
+def test_a_reward_that_hangs_costs_its_completions_alone(
+    model: str, marks: Path, tmp_path: Path
+) -> None:
+    name = f"{SYSTEM}:hangs_now_and_then"
+    settings = {"reward.weights": {name: 1.0}, "reward.timeout_seconds": 0.2, "reward.workers": 4}
+    started = time.monotonic()
+    unirl.run(plan_of(model, updates=4, **settings), tmp_path / "run", console=False)
+    assert time.monotonic() - started < DEADLINE_SECONDS
+    samples = [json.loads(line) for line in (tmp_path / "run/samples/samples.jsonl").open()]
+    assert {row["outcome"][0] for row in samples if not row["prompt"].startswith("7")} == {0}
+    # A group of which nothing could be judged is discarded: another prompt takes its place.
+    assert not any(row["prompt"].startswith("7") for row in samples)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    there, missing = account(tmp_path / "run")
+    assert len(missing) == rows[-1].get("queue/discarded/reward_failed", 0) > 0
+    assert len(there) == len(set(there)) == 4 * BATCH
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_an_engine_that_refuses_weights_is_replaced(
+    model: str, version: int, tmp_path: Path
+) -> None:
+    plan = plan_of(model, updates=6)
+    unirl.run(plan, tmp_path / "whole", console=False)
+    mark = tmp_path / "refused"
+    make_actor = partial(make_refusing, config=plan.config, version=version, mark=mark)
+    unirl.run(replace(plan, make_actor=make_actor), tmp_path / "broken", console=False)
+    assert mark.exists()
+    rows = [json.loads(line) for line in (tmp_path / "broken" / "metrics.jsonl").open()]
+    assert sum(row.get("faults/actor_restarts", 0) for row in rows) == 1
+    # A completion depends on its ticket and the weights alone: nothing is different.
+    assert_same_model(tmp_path / "broken", tmp_path / "whole")
+    assert learned(tmp_path / "broken") == learned(tmp_path / "whole")
+
+
+def test_an_engine_that_refuses_weights_in_a_process_is_replaced(
+    model: str, tmp_path: Path
+) -> None:
+    plan = plan_of(model, updates=8, **{"mode": "async", "queue.window": 1})
+    mark = tmp_path / "refused"
+    make_actor = partial(make_refusing, config=plan.config, version=2, mark=mark)
+    unirl.run(replace(plan, make_actor=make_actor), tmp_path / "run", console=False)
+    assert mark.exists()
+    there, missing = account(tmp_path / "run")
+    assert len(there) == len(set(there)) and not missing
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "EngineFailed" in log and "issued again" in log
+
+
+def assert_same_model(one: Path, other: Path) -> None:
+    first, second = (flatten(load_checkpoint(run_dir).model) for run_dir in (one, other))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def command(run_dir: Path, *words: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with (run_dir.parent / "output.txt").open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "unirl", *words],
+            cwd=run_dir.parent.parent,
+            env=environment,
+            stdout=output,
+            stderr=output,
+        )
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_killed_run_goes_on_from_its_checkpoint(
+    model: str, mode: str, marks: Path, tmp_path: Path
+) -> None:
+    """Learner, actor and reward workers at once, in the middle of whatever they do; twice."""
+    updates = 60
+    settings = {
+        **BASE,
+        "mode": mode,
+        "model.path": model,
+        "reward.weights": {f"{SYSTEM}:known_worker": 1.0},
+        "queue.window": 1 if mode == "async" else None,
+        "run.checkpoint_steps": 3 * BATCH * GROUP,
+        "run.total_steps": updates * BATCH * GROUP,
+    }
+    config, run_dir = tmp_path / "config.toml", tmp_path / "runs" / "killed"
+    run_dir.parent.mkdir()
+    plan = unirl.make_plan("grpo", **settings)
+    config.write_text(unirl.config.to_toml(plan.config, recipe="grpo"))
+    rng, words = random.Random(2), ("train", "grpo", f"@{config}", "--name", "killed")
+    for _ in range(2):
+        process = command(run_dir, *words, "--no-console")
+        before = newest(run_dir)
+        until(lambda: newest(run_dir) > before or process.poll() is not None, "no checkpoint")  # noqa: B023
+        time.sleep(rng.uniform(0.0, 0.3))
+        assert process.poll() is None, (run_dir.parent / "output.txt").read_text()
+        process.kill()
+        process.wait()
+        until(lambda: not marked(marks), "processes outlive their learner")
+        words = ("resume", str(run_dir))
+    process = command(run_dir, *words, "--no-console")
+    assert process.wait(DEADLINE_SECONDS) == 0, (run_dir.parent / "output.txt").read_text()
+    until(lambda: not marked(marks), "processes are left")
+    there, missing = account(run_dir)
+    assert len(there) == len(set(there)) and not missing
+    assert load_checkpoint(run_dir).state["version"] == updates
+    if mode == "sync":
+        unirl.run(plan, tmp_path / "whole", console=False)
+        assert_same_model(run_dir, tmp_path / "whole")
+        assert learned(run_dir) == learned(tmp_path / "whole")
+
+
+def newest(run_dir: Path) -> int:
+    """Steps of the newest checkpoint."""
+    found = [path.name.removeprefix("step_") for path in (run_dir / "checkpoints").glob("step_*")]
+    return max((int(name) for name in found if name.isdecimal()), default=0)
