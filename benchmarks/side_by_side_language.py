@@ -60,8 +60,9 @@ class LanguagePairing:
     """KEY=VALUE that differ from the peer's preset."""
 
 
-# The peer's objective, term by term. It corrects for its engine only where that is vLLM.
-SAME_LOSS = "--algorithm.preset trl:dapo --algorithm.correction none"
+# TRL's default objective: with one update per batch, verl's differs from it in epsilon alone. Where
+# TRL generates with transformers, it does not correct for its engine, nor does verl's.
+SAME_LOSS = "--algorithm.preset verl:grpo --algorithm.epsilon 1e-4"
 DIGITS = f"@configs/digits.toml --model.path {{model}} {SAME_LOSS}"
 LANGUAGE_PAIRINGS = {
     "digits-trl": LanguagePairing("trl", "digits", DIGITS, 40, 64, required=1.6, required_time=2.0),

@@ -25,7 +25,7 @@ def own_part(parameter: Any) -> Tensor:
 
 
 def whole(parameter: Any, part: Tensor | None = None) -> Tensor:
-    """The parameter in full; or another tensor that is divided as it is, of which this is a part."""
+    """The parameter in full; or another tensor divided as it is, of which this is a part."""
     if not is_part(parameter):
         return parameter.detach() if part is None else part
     if part is None:

@@ -40,6 +40,7 @@ from unirl.llm.prompts import PromptSource
 from unirl.llm.reward_config import RewardConfig
 from unirl.llm.rewards import Rewarder
 from unirl.llm.rollout import GroupFilter, Rollout, RolloutConfig, RolloutFunction
+from unirl.llm.sharding import shard
 from unirl.llm.task_config import TaskConfig
 from unirl.llm.tasks import make_tasks
 from unirl.runners.plan import RunConfig
@@ -155,6 +156,13 @@ def make_learner(
     if algorithm.needs_reference and config.model.lora_rank == 0:
         frozen = load_model(config.model, device).requires_grad_(False)
         reference = LanguagePolicy(frozen, temperature=config.sampling.temperature)
+    teacher = make_teacher(
+        config.teacher, config.model, device, temperature=config.sampling.temperature
+    )
+    if config.model.shard and not ranks.alone:
+        for each in (policy, reference, teacher.policy if teacher is not None else None):
+            if each is not None:
+                shard(each, ranks)
     return LlmLearner(
         policy,
         algorithm,
@@ -166,9 +174,7 @@ def make_learner(
         seed=context.seed,
         num_recent=config.run.target_window,
         reference=reference,
-        teacher=make_teacher(
-            config.teacher, config.model, device, temperature=config.sampling.temperature
-        ),
+        teacher=teacher,
         tokenizer=load_tokenizer(config.model),
         ranks=ranks,
     )

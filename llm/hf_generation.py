@@ -14,9 +14,9 @@ from unirl.core.errors import UniRLError
 from unirl.llm import hf_attention
 from unirl.llm import model as models
 from unirl.llm.decoding import draw
+from unirl.llm.dense_linear import quicken
 from unirl.llm.engine import Finish
 from unirl.llm.hf_attention import Decode, Prefill, Probe, Step
-from unirl.llm.hf_linear import quicken
 from unirl.llm.hf_rows import Rows, Running
 from unirl.llm.kv_cache import KeyValueCache
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from unirl.llm.dense_linear import quicken
 from unirl.llm.packed_attention import hidden_states
 from unirl.llm.packing import Pack
 from unirl.llm.token_logp import output_head, token_logp
@@ -29,6 +30,7 @@ class LanguagePolicy(nn.Module):
     def __init__(self, model: Any, *, temperature: float, critic: bool = False) -> None:
         super().__init__()
         self.model, self.temperature = model, temperature
+        quicken(model)
         self._head = [output_head(model)]  # in a list: it is the model's, not a second child
         self.compute_dtype = self._head[0].weight.dtype
         self.critic: nn.Linear | None = None

@@ -27,7 +27,7 @@ from unirl.learners.update import OptimizerConfig, Update
 from unirl.llm.algorithm import Algorithm, advantages, denominator, overlong_penalty
 from unirl.llm.distill import Teacher
 from unirl.llm.group import read_group
-from unirl.llm.language_policy import LanguagePolicy
+from unirl.llm.language_policy import LanguagePolicy, TokenTerms
 from unirl.llm.lora import published_weights
 from unirl.llm.pack_loss import SUMS, Known, pack_loss
 from unirl.llm.packing import Pack, pack_groups
@@ -270,7 +270,7 @@ class LlmLearner:
         for pack in packs:
             terms = self._policy(pack, want_entropy=wants_entropy)
             if not pack.num_targets:
-                torch.autograd.backward([term.sum() for term in (terms.logp, terms.value) if term is not None])
+                torch.autograd.backward(_nothing(terms))
                 self._update.gather()
                 continue
             found = pack_loss(
@@ -350,3 +350,9 @@ class LlmLearner:
 
 def _host(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.cpu()
+
+
+def _nothing(terms: TokenTerms) -> Tensor:
+    """A loss of zero that every weight has a part in."""
+    none = terms.logp.sum()
+    return none if terms.value is None else none + terms.value.sum()

@@ -28,6 +28,7 @@ QUERIES = 1024
 _HARMLESS = frozenset(
     {
         "cache_position",
+        "is_causal",
         "output_attentions",
         "output_hidden_states",
         "output_router_logits",
@@ -116,6 +117,7 @@ def decoder_of(model: nn.Module) -> Any:
 
 def prepare(decoder: Any) -> None:
     """Have a decoder use packed attention; idempotent. Raises UniRLError when it cannot."""
+    _register()
     config = decoder.config
     if config._attn_implementation == NAME:
         return
@@ -128,7 +130,6 @@ def prepare(decoder: Any) -> None:
     # Some configurations keep a window that no layer uses, and say so in layer_types.
     if window is not None and not kinds:
         raise _unsupported(f"{name} has a sliding window of {window} tokens", "full attention")
-    _register()
     decoder.set_attn_implementation(NAME)
     if config._attn_implementation != NAME:
         raise _unsupported(f"{name} has attention of its own", "transformers' AttentionInterface")
@@ -172,6 +173,7 @@ def packed_attention(
 
 
 def _register() -> None:
+    """Each time anew: a prepared model may have come from another process."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
     except ImportError as error:
@@ -182,7 +184,7 @@ def _register() -> None:
         ) from error
     AttentionInterface.register(NAME, packed_attention)
     # For calls without a packing: the same masks as sdpa's.
-    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])
+    AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])  # type: ignore[no-untyped-call]
 
 
 def _plain(
@@ -203,7 +205,7 @@ def _plain(
         )
     from transformers import AttentionInterface
 
-    sdpa = AttentionInterface()["sdpa"]
+    sdpa = AttentionInterface()["sdpa"]  # type: ignore[no-untyped-call]
     out, _ = sdpa(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
     )

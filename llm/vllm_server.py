@@ -89,8 +89,12 @@ class VllmServer:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(10)
             # Its session is its own: whoever is left in it belongs to it.
+            end = time.monotonic() + 10
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                while time.monotonic() < end:
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                    self._process.poll()
+                    time.sleep(0.02)
             self._process.wait()
             self._process = None
         self._scratch.remove()

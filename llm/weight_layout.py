@@ -88,4 +88,5 @@ class Layout:
     def write(self, weights: Weights, memory: Tensor) -> None:
         """Copy the weights to where they belong; to another dtype and device where asked to."""
         views = self.views(memory)
-        torch._foreach_copy_(list(views.values()), [weights[name] for name in views])
+        if views:
+            torch._foreach_copy_(list(views.values()), [weights[name] for name in views])

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
 from unirl.llm.engine import EngineConfig, EngineFailed
 from unirl.llm.weight_proof import differences, expected
@@ -68,6 +69,12 @@ class WeightSync:
 
     async def load(self, weights: Weights, version: int) -> None:
         """Write, load, forget, prove. Raises EngineFailed when a worker's readings differ."""
+        if not weights:
+            raise UniRLError(
+                "an engine was sent no weights",
+                "load_weights needs all of the model's parameters",
+                "look at what the learner publishes",
+            )
         receiver, times = self._receiver, self.times
         if self._sender is None or not self._introduced:
             await self._introduce(weights)

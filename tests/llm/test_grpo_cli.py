@@ -238,7 +238,8 @@ def server() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("path", "lacks"), [("/v1", "returns no token ids"), ("/ids/v1", "returns no log-probabilities")]
+    ("path", "lacks"),
+    [("/v1", "returns no token ids"), ("/ids/v1", "returns no log-probabilities")],
 )
 def test_a_server_without_ids_or_log_probabilities_is_no_engine(
     server: str, path: str, lacks: str, capfd: pytest.CaptureFixture[str]

@@ -60,6 +60,7 @@ def make_learner(
 ) -> LlmLearner:
     skip_zero = settings.pop("skip_zero", True)
     optimizer = settings.pop("optimizer", PLAIN)
+    prepare = settings.pop("prepare", None)
     others = {name: settings.pop(name) for name in ("ranks", "teacher") if name in settings}
     resolved = resolve(algorithm or AlgorithmConfig(), max_tokens=16)
     model = settings.pop("model", None) or make_model(dtype=dtype).requires_grad_(True)
@@ -71,8 +72,13 @@ def make_learner(
             for parameter in other.parameters():
                 parameter.mul_(1.1)
         reference = LanguagePolicy(other, temperature=0.7)
+    policy.to(dtype)
+    if prepare is not None:
+        for each in (policy, reference):
+            if each is not None:
+                prepare(each)
     return LlmLearner(
-        policy.to(dtype),
+        policy,
         resolved,
         LlmLearnerConfig(optimizer=optimizer, **settings),
         reward_weights={"test": 1.0},

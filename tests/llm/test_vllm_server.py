@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,7 +120,7 @@ def test_a_server_that_is_killed_is_an_engine_that_failed(tmp_path: Path) -> Non
             how = SamplingConfig(max_tokens=480)
             job = asyncio.create_task(engine.generate(Request("a", PROMPT, how, 0)))
             await asyncio.sleep(0.3)
-            server.close()
+            os.killpg(server.pid, signal.SIGKILL)
             with pytest.raises(EngineFailed, match=r"hung up|cannot be reached|failed"):
                 await asyncio.wait_for(job, 30)
 

@@ -48,7 +48,8 @@ BASE: dict[str, Any] = {
     "runner.learner_threads": 1,
     "run.log_seconds": 0.0,
 }
-DEADLINE_SECONDS = 90.0
+DEADLINE_SECONDS = 240.0
+"""Generous: what takes seconds may take minutes beside other work."""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -211,7 +212,7 @@ def test_an_engine_that_refuses_weights_is_replaced(
     unirl.run(replace(plan, make_actor=make_actor), tmp_path / "broken", console=False)
     assert mark.exists()
     rows = [json.loads(line) for line in (tmp_path / "broken" / "metrics.jsonl").open()]
-    assert sum(row.get("faults/actor_restarts", 0) for row in rows) == 1
+    assert max(row.get("faults/actor_restarts", 0) for row in rows) == 1
     # A completion depends on its ticket and the weights alone: nothing is different.
     assert_same_model(tmp_path / "broken", tmp_path / "whole")
     assert learned(tmp_path / "broken") == learned(tmp_path / "whole")

