@@ -66,10 +66,10 @@ def numbers(text: str) -> list[Decimal]:
 
 
 def characters(text: str, answer: str) -> float:
-    """The share of places where text and answer have the same character, white space left out;
-    what one has more than the other counts as wrong. 1 where they are equal.
+    """The share of places where text and answer have the same character, but for white space at the
+    ends; what one has more than the other counts as wrong. 1 where they are equal.
     """
-    said, right = "".join(text.split()), "".join(answer.split())
+    said, right = text.strip(), answer.strip()
     longest = max(len(said), len(right))
     return sum(a == b for a, b in zip(said, right, strict=False)) / longest if longest else 1.0
 

@@ -59,11 +59,11 @@ def judged(
         (last_number, "none", "7", 0.0),
         (last_number, "", "7", 0.0),
         (last_number, "so it is 72", "48/2=24, so 48+24 #### 72", 1.0),
-        (characters, "74", "7 4", 1.0),
-        (characters, "47", "7 4", 0.0),
-        (characters, "7", "7 4", 0.5),
-        (characters, "7 4 7 4", "7 4", 0.5),
-        (characters, "", "7 4", 0.0),
+        (characters, " 74", "74", 1.0),
+        (characters, "47", "74", 0.0),
+        (characters, "7", "74", 0.5),
+        (characters, "7474", "74", 0.5),
+        (characters, "7 4", "74", 1 / 3),
     ],
 )
 def test_rules_give_what_they_say(
