@@ -73,7 +73,7 @@ LANGUAGE_PAIRINGS = {
     "tiny-trl": LanguagePairing(
         "trl",
         "tiny",
-        f"@configs/reverse.toml {SAME_LOSS}",
+        f"@configs/reverse.toml {SAME_LOSS} --algorithm.entropy-coef 0.01",
         300,
         256,
         warm_up_steps=10,

@@ -73,9 +73,9 @@ def test_rules_give_what_they_say(
 
 
 def test_the_tasks_own_reward_is_used_unless_told_otherwise() -> None:
-    other = Task("copy", [question("3?", "3 3")], [], "characters")
-    asked = prompt("3 3", other)
-    scores, _ = judged(["3 1"], asked, (TASK, other))
+    other = Task("copy", [question("3?", "33")], [], "characters")
+    asked = prompt("33", other)
+    scores, _ = judged(["31"], asked, (TASK, other))
     assert scores == [[Score(0.5)]]
     scores, _ = judged(["= 7"], None, (TASK, other))
     assert scores == [[Score(1.0)]]
