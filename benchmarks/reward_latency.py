@@ -135,7 +135,7 @@ def samples_of(run_dir: Path) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--modes", default=",".join(map(str, range(len(MODES)))))
     parser.add_argument("--no-write", action="store_true", help="leave RESULTS.md as it is")
