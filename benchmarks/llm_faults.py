@@ -155,6 +155,13 @@ def marked(marks: Path) -> list[int]:
     return [pid for pid in found if alive(pid) and pid != os.getpid()]
 
 
+def segments() -> set[str]:
+    """Of shared memory; without semaphores, which the resource tracker removes at the very end."""
+    folder = Path("/dev/shm")
+    names = os.listdir(folder) if folder.exists() else []
+    return {name for name in names if not name.startswith("sem.")}
+
+
 def seconds_to_recover(
     runner: ProcessesRunner, clock: Clock, role: str, pid: int, number: int
 ) -> float:
@@ -204,7 +211,7 @@ def storm(
 
 def first_part(model: Path, marks: Path, seconds: float, seed: int) -> str:
     """Actor and reward workers fail; a table."""
-    segments = set(os.listdir("/dev/shm")) if Path("/dev/shm").exists() else set()
+    before = segments()
     tickets: list[int] = []
     plan = make_plan(model)
     make_learner = partial(make_witness, make=plan.make_learner, tickets=tickets)
@@ -224,13 +231,12 @@ def first_part(model: Path, marks: Path, seconds: float, seed: int) -> str:
     out = sum(number for state, number in queue.counts().items() if state != "free")
     lost = totals["started"] - totals["learned"] - sum(discarded.values()) - out
     twice = sum(count - 1 for count in Counter(tickets).values())
-    with contextlib.suppress(RuntimeError):  # told below
-        until_gone = time.monotonic() + 10.0
-        while workers(marks) and time.monotonic() < until_gone:
-            time.sleep(0.05)
+    deadline = time.monotonic() + 10.0
+    while workers(marks) and time.monotonic() < deadline:
+        time.sleep(0.05)
     pids = [pid for pid in runner.actors.pids() if pid is not None and alive(pid)]
     left = len(pids) + len(workers(marks))
-    left_segments = len(set(os.listdir("/dev/shm")) - segments) if segments else 0
+    left_segments = len(segments() - before)
     rows = [
         [role, fault, len(times), f"{statistics.median(times):.2f}", f"{max(times):.2f}"]
         for (role, fault), times in sorted(found.items())

@@ -220,12 +220,14 @@ def import_transformers() -> Any:
     """The package, or a UniRLError that says how to get it."""
     try:
         import transformers
+        from transformers.utils.logging import disable_progress_bar
     except ImportError as error:
         raise UniRLError(
             "language models need transformers, which is not installed",
             _brief(error),
             "pip install 'unirl[llm]'",
         ) from error
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # it would be drawn over the console
     return transformers
 
 

@@ -16,6 +16,8 @@ from unirl.llm.model import import_transformers
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+CONTEXT = 512
+"""Most tokens of prompt and completion together."""
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
 CHARACTERS = string.digits + string.ascii_lowercase + " \n" + string.punctuation
 """What the tokenizer knows, one token each, besides the four special ones."""
@@ -47,7 +49,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         bos_token=BOS,
         eos_token=EOS,
         unk_token=UNKNOWN,
-        model_max_length=512,
+        model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = _CHAT
@@ -73,7 +75,7 @@ def tiny_model(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,
-        max_position_embeddings=512,
+        max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         pad_token_id=0,
         bos_token_id=1,

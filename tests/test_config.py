@@ -270,3 +270,21 @@ def test_a_missing_file_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
     with pytest.raises(UniRLError) as error:
         configs.load_toml(tmp_path / "pnog.toml")
     assert 'did you mean "pong.toml"?' in three_parts(error)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A field of which none is both a choice and, left out, no choice at all."""
+
+    mode: Literal["none", "some"] | None = None
+    """What."""
+    size: int | None = 3
+    """How large."""
+
+
+def test_a_choice_that_is_called_none_can_be_chosen() -> None:
+    assert configs.from_mapping(Choice, {"mode": "none", "size": "none"}) == Choice("none", None)
+    assert configs.from_mapping(Choice, {}).mode is None
+    tables = tomllib.loads(configs.to_toml(Choice("none"), recipe="impala"))
+    assert tables.pop("recipe") == "impala"
+    assert configs.from_mapping(Choice, tables) == Choice("none")

@@ -66,9 +66,10 @@ def _remedy(value: Any, hint: Any, path: str, default: Any) -> str:
 def _fit(value: Any, hint: Any) -> Any:
     """The value as the type wants it, or _Misfit. A Text is parsed; all else must fit as it is."""
     alternatives = members(hint)
-    if types.NoneType in alternatives and (
-        value is None or (isinstance(value, str) and value.lower() == "none")
-    ):
+    # Where "none" is one of a field's own choices it is that choice, and None is to leave it out.
+    choices = [choice for member in alternatives for choice in get_args(member)]
+    unset = isinstance(value, str) and value.lower() == "none" and "none" not in choices
+    if types.NoneType in alternatives and (value is None or unset):
         return None
     # Text fits every str, so a str member is asked last.
     for member in sorted(alternatives, key=lambda m: m is str):
