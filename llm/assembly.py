@@ -36,6 +36,7 @@ from unirl.llm.model import (
     load_tokenizer,
 )
 from unirl.llm.own_code import load_own
+from unirl.llm.packed_check import check_packing
 from unirl.llm.prompts import PromptSource
 from unirl.llm.reward_config import RewardConfig
 from unirl.llm.rewards import Rewarder
@@ -152,6 +153,7 @@ def make_learner(
     algorithm, device = algorithm_of(config), _device(ranks.place(config.learner.device))
     torch.manual_seed(context.seed % 2**63)  # adapters begin at random
     policy = _policy(config, algorithm, device)
+    check_packing(policy.model, config.sampling.temperature)
     reference = None
     if algorithm.needs_reference and config.model.lora_rank == 0:
         frozen = load_model(config.model, device).requires_grad_(False)
