@@ -21,7 +21,7 @@ from unirl.learners.parallel import Ranks
 from unirl.llm.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
 from unirl.llm.distill import TeacherConfig, make_teacher
 from unirl.llm.engine import EngineConfig, SamplingConfig
-from unirl.llm.engines import make_engine
+from unirl.llm.engines import make_engine, require_engine
 from unirl.llm.evaluate import LlmEvaluator, Parts, require_held_out
 from unirl.llm.group import GroupShape
 from unirl.llm.language_policy import LanguagePolicy
@@ -98,6 +98,7 @@ def probe(config: LanguageConfig) -> Probe:
             "lower learner.minibatches, or raise queue.batch_size",
         )
     _own_code(config.rollout)
+    require_engine(config.engine)
     _, prompts, rewarder = _prompts(config)
     rewarder.close()
     if config.run.eval_steps:
