@@ -73,7 +73,8 @@ LANGUAGE_PAIRINGS = {
     "tiny-trl": LanguagePairing(
         "trl",
         "tiny",
-        f"@configs/reverse.toml {SAME_LOSS} --algorithm.entropy-coef 0.01",
+        f"@configs/reverse.toml {SAME_LOSS} --algorithm.entropy-coef 0.01 "
+        "--learner.optimizer.lr-schedule constant",
         300,
         256,
         warm_up_steps=10,
