@@ -169,7 +169,7 @@ class _Worker:
             context = process_context(self._num_workers, ["unirl.llm.reward_worker"])
             process = context.Process(
                 target=worker_main,
-                args=(theirs, self._functions, self._modules, os.getpid(), dict(os.environ)),
+                args=(theirs, self._functions, self._modules, dict(os.environ)),
                 name="reward-worker",
                 daemon=True,
             )

@@ -20,20 +20,20 @@ from unirl.llm.own_code import load_own
 from unirl.runners.process_settings import die_with_parent
 
 _ERROR_CHARACTERS = 2000
-_IMPORTED_BY = os.getpid()  # the fork server, in a process that it forked
 
 
 def worker_main(
     line: socket.socket,
     functions: Sequence[str],
     modules: Sequence[str],
-    parent_pid: int,
     environ: Mapping[str, str],
 ) -> None:
     """Import the functions and the modules that they will import, say so, then answer until the
     other end closes.
     """
-    die_with_parent(parent_pid if os.getpid() == _IMPORTED_BY else _IMPORTED_BY)
+    # Whoever forked this: a fork server, or the judge's process itself. Should that one be gone
+    # already, the other end of the line is closed, and this process ends by that.
+    die_with_parent(os.getppid())
     # A group of its own, so that processes which the functions start are killed with this one.
     os.setpgid(0, 0)
     os.environ.clear()

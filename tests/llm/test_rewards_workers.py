@@ -272,3 +272,19 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("math", "gym"):
         with pytest.raises(UniRLError, match=r"pip install 'unirl\[llm\]'"):
             Rewarder(RewardConfig(weights={name: 1.0}), [TASK])
+
+
+def test_workers_start_where_a_fork_server_has_been_running_before() -> None:
+    """It has not loaded what they run, and is their parent all the same."""
+    program = f"""
+import asyncio
+from unirl.runners.fork_server import process_context
+process_context(1)
+from tests.llm.test_rewards_workers import column, rewards
+with rewards({{"{BY_TEXT}": 1.0}}, workers=1) as rewarder:
+    print(asyncio.run(column(rewarder, ["a"]))[0].outcome)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout.strip() == str(SCORE), done.stderr

@@ -57,7 +57,7 @@ def test_reverse_copy_and_count_are_right_and_need_few_characters() -> None:
         for example in listed(made.held_out):
             digits, sign = example.text[:-2].split(), example.text[-1]
             right = {"=": digits[::-1], ":": digits, "#": [str(digits.count(digits[0]))]}[sign]
-            assert example.answer.split() == right
+            assert example.answer == "".join(right)
             assert set(example.text + example.answer) <= set(CHARACTERS)
 
 
@@ -127,7 +127,7 @@ def test_gym_puzzles_are_the_same_every_time_and_never_in_both_splits() -> None:
 def test_a_task_may_be_a_function_of_ones_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "my_tasks.py").write_text(
+    (tmp_path / "my_riddles.py").write_text(
         "from unirl.llm.tasks import Task, question\n"
         "def riddles(config):\n"
         "    return Task('riddles', [question('Why?', 'Because.')], [], 'exact')\n"
@@ -135,11 +135,11 @@ def test_a_task_may_be_a_function_of_ones_own(
         "    return 3\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert task("my_tasks:riddles").train[0].answer == "Because."
+    assert task("my_riddles:riddles").train[0].answer == "Because."
     with pytest.raises(UniRLError, match="returns a Task, found int"):
-        task("my_tasks:nothing")
+        task("my_riddles:nothing")
     with pytest.raises(UniRLError, match='did you mean "riddles"'):
-        task("my_tasks:ridles")
+        task("my_riddles:ridles")
     with pytest.raises(UniRLError, match='no module "no_such_tasks"'):
         task("no_such_tasks:riddles")
 
