@@ -19,6 +19,7 @@ from unirl.core.tree import flatten
 from unirl.core.weights import Weights
 from unirl.learners.parallel import Ranks
 from unirl.llm.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
+from unirl.llm.device import device_of
 from unirl.llm.distill import TeacherConfig, make_teacher
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.engines import make_engine, require_engine
@@ -151,7 +152,9 @@ def make_learner(
 ) -> LlmLearner:
     """The factory of a plan's learner. ranks: the processes that train together."""
     ranks = ranks or Ranks()
-    algorithm, device = algorithm_of(config), _device(ranks.place(config.learner.device))
+    algorithm = algorithm_of(config)
+    # auto first: of several processes each has a device of its own.
+    device = torch.device(ranks.place(device_of(config.learner.device, "learner.device")))
     torch.manual_seed(context.seed % 2**63)  # adapters begin at random
     policy = _policy(config, algorithm, device)
     check_packing(policy.model, config.sampling.temperature)
@@ -262,16 +265,3 @@ def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     return decode
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UniRLError(
-            f"learner.device is {name!r}",
-            "this machine has no usable CUDA device",
-            "set learner.device to auto or cpu",
-        )
-    return device

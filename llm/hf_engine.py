@@ -22,6 +22,7 @@ import torch
 from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
 from unirl.llm import model as models
+from unirl.llm.device import device_of
 from unirl.llm.engine import (
     Capabilities,
     Completion,
@@ -54,7 +55,7 @@ class HfEngine:
         loaded: tuple[Any, Any] | None = None,
     ) -> None:
         self._settings, self._config = model, config or EngineConfig()
-        self._device = torch.device(_device_name(self._config.device))
+        self._device = torch.device(device_of(self._config.device, "engine.device"))
         self._loaded = loaded
         self._generation: Generation | None = None
         self._version = -1
@@ -315,9 +316,3 @@ class HfEngine:
         self._generation, self._waiting = None, []
         self._freeze()
         return self._failure
-
-
-def _device_name(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return name

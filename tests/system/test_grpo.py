@@ -16,24 +16,13 @@ import torch
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
+from tests.system.grpo_settings import SMALL
 from unirl.core.checkpoint import load_checkpoint
 from unirl.core.tree import flatten
 from unirl.llm.tiny import make_tiny
 
 GROUP, BATCH = 8, 4
-BASE: dict[str, Any] = {
-    "task.name": "reverse",
-    "task.options": {"digits": "1"},
-    "task.max_prompt": 16,
-    "rollout.group_size": GROUP,
-    "queue.batch_size": BATCH,
-    "queue.timeout_seconds": 60.0,
-    "sampling.max_tokens": 4,
-    "algorithm.entropy_coef": 0.01,
-    "learner.optimizer.lr": 2e-3,
-    "runner.learner_threads": 1,
-    "run.log_seconds": 0.0,
-}
+BASE: dict[str, Any] = {**SMALL, "rollout.group_size": GROUP, "queue.batch_size": BATCH}
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
 from tests.system.grpo_faults import MARK, account, learned, make_refusing, marked
+from tests.system.grpo_settings import SMALL
 from unirl.core.checkpoint import load_checkpoint
 from unirl.core.tree import flatten
 from unirl.llm.tiny import make_tiny
@@ -35,19 +36,7 @@ from unirl.runners.processes import ProcessesRunner
 ROOT = Path(unirl.__file__).resolve().parents[1]
 SYSTEM = "tests.system.grpo_faults"
 GROUP, BATCH = 4, 4
-BASE: dict[str, Any] = {
-    "task.name": "reverse",
-    "task.options": {"digits": "1"},
-    "task.max_prompt": 16,
-    "rollout.group_size": GROUP,
-    "queue.batch_size": BATCH,
-    "queue.timeout_seconds": 60.0,
-    "sampling.max_tokens": 4,
-    "algorithm.entropy_coef": 0.01,
-    "learner.optimizer.lr": 2e-3,
-    "runner.learner_threads": 1,
-    "run.log_seconds": 0.0,
-}
+BASE: dict[str, Any] = {**SMALL, "rollout.group_size": GROUP, "queue.batch_size": BATCH}
 DEADLINE_SECONDS = 240.0
 """Generous: what takes seconds may take minutes beside other work."""
 
