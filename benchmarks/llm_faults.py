@@ -38,7 +38,7 @@ from unirl.core.checkpoint import load_checkpoint
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
-from unirl.llm.tiny import make_tiny
+from unirl.llm.models.tiny import make_tiny
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import Plan
 from unirl.runners.processes import ProcessesRunner

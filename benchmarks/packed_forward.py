@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # that other packages would be mistaken for.
 sys.path.insert(0, str(ROOT))
 from unirl.llm.group import Group  # noqa: E402
-from unirl.llm.packing import Pack, pack_groups  # noqa: E402
-from unirl.llm.token_logp import token_logp_of  # noqa: E402
+from unirl.llm.training.packing import Pack, pack_groups  # noqa: E402
+from unirl.llm.training.token_logp import token_logp_of  # noqa: E402
 
 sys.path.remove(str(ROOT))
 

@@ -74,7 +74,7 @@ def train(arguments: argparse.Namespace) -> None:
     import torch
 
     import unirl
-    from unirl.llm.tiny import make_tiny
+    from unirl.llm.models.tiny import make_tiny
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:

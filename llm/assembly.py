@@ -18,17 +18,14 @@ from unirl.core.queue import QueueConfig
 from unirl.core.tree import flatten
 from unirl.core.weights import Weights
 from unirl.learners.parallel import Ranks
-from unirl.llm.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
+from unirl.llm.algorithms.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
 from unirl.llm.device import device_of
-from unirl.llm.distill import TeacherConfig, make_teacher
 from unirl.llm.engine import EngineConfig, SamplingConfig
-from unirl.llm.engines import make_engine, require_engine
+from unirl.llm.engines.make import make_engine, require_engine
 from unirl.llm.evaluate import LlmEvaluator, Parts, require_held_out
 from unirl.llm.group import GroupShape
-from unirl.llm.language_policy import LanguagePolicy
-from unirl.llm.learner import LlmLearner, LlmLearnerConfig
-from unirl.llm.lora import add_adapters, published_weights
-from unirl.llm.model import (
+from unirl.llm.models.lora import add_adapters, published_weights
+from unirl.llm.models.model import (
     TINY,
     ModelConfig,
     context_length,
@@ -37,14 +34,17 @@ from unirl.llm.model import (
     load_tokenizer,
 )
 from unirl.llm.own_code import load_own
-from unirl.llm.packed_check import check_packing
-from unirl.llm.prompts import PromptSource
-from unirl.llm.reward_config import RewardConfig
-from unirl.llm.rewards import Rewarder
+from unirl.llm.rewards.config import RewardConfig
+from unirl.llm.rewards.rewards import Rewarder
 from unirl.llm.rollout import GroupFilter, Rollout, RolloutConfig, RolloutFunction
-from unirl.llm.sharding import shard
-from unirl.llm.task_config import TaskConfig
-from unirl.llm.tasks import make_tasks
+from unirl.llm.tasks.config import TaskConfig
+from unirl.llm.tasks.prompts import PromptSource
+from unirl.llm.tasks.task import make_tasks
+from unirl.llm.training.distill import TeacherConfig, make_teacher
+from unirl.llm.training.language_policy import LanguagePolicy
+from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig
+from unirl.llm.training.packed_check import check_packing
+from unirl.llm.training.sharding import shard
 from unirl.runners.plan import RunConfig
 
 

@@ -11,8 +11,8 @@ from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights
 from unirl.llm.engine import Completion, Engine, Request, SamplingConfig
-from unirl.llm.prompts import Prompt, PromptSource
-from unirl.llm.rewards import Rewarder, combine
+from unirl.llm.rewards.rewards import Rewarder, combine
+from unirl.llm.tasks.prompts import Prompt, PromptSource
 
 Parts = tuple[Engine, PromptSource, Rewarder, Callable[[tuple[int, ...]], str]]
 

@@ -20,8 +20,8 @@ from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
 from unirl.llm.engine import Completion, Engine, EngineFailed, Request, SamplingConfig
 from unirl.llm.group import Score, write_group
-from unirl.llm.prompts import Prompt, PromptSource
-from unirl.llm.rewards import Rewarder, combine
+from unirl.llm.rewards.rewards import Rewarder, combine
+from unirl.llm.tasks.prompts import Prompt, PromptSource
 
 REASONS = ("reward_failed", "filtered", "zero_variance", "prompt_too_long")
 """Why a rollout discards a group."""

@@ -25,12 +25,12 @@ from unirl.core.sample import Batch, Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
 from unirl.learners.parallel import Ranks
-from unirl.llm.algorithm import check_group_size
+from unirl.llm.algorithms.algorithm import check_group_size
 from unirl.llm.assembly import LanguageConfig, Probe, algorithm_of
 from unirl.llm.group import Group, GroupShape, read_group
-from unirl.llm.model import flat_weights, load_model, load_tokenizer
-from unirl.llm.report import report_groups
-from unirl.llm.token_batch import TokenBatch
+from unirl.llm.models.model import flat_weights, load_model, load_tokenizer
+from unirl.llm.training.report import report_groups
+from unirl.llm.training.token_batch import TokenBatch
 
 FOLDER = "groups"
 _KIND = "unirl groups"

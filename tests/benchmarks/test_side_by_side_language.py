@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from unirl import config as configs
-from unirl.llm.algorithm_resolve import resolve
+from unirl.llm.algorithms.resolve import resolve
 from unirl.recipes import grpo
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from unirl.llm.engine import Completion, Request
 from unirl.llm.group import Score
-from unirl.llm.prompts import Prompt
 from unirl.llm.rollout import Rollout
+from unirl.llm.tasks.prompts import Prompt
 
 
 async def two_turns(

@@ -14,7 +14,7 @@ import torch
 
 from unirl.commands.algorithms import algorithms
 from unirl.core.errors import UniRLError
-from unirl.llm.algorithm import (
+from unirl.llm.algorithms.algorithm import (
     Algorithm,
     AlgorithmConfig,
     advantages,
@@ -26,9 +26,9 @@ from unirl.llm.algorithm import (
     policy_terms,
     resolve,
 )
-from unirl.llm.algorithm_diff import difference, differing_terms, outcome
-from unirl.llm.batch_file import SavedBatch, example_batch, load_batch, save_batch
-from unirl.llm.presets import DEFAULT, PRESETS
+from unirl.llm.algorithms.batch_file import SavedBatch, example_batch, load_batch, save_batch
+from unirl.llm.algorithms.diff import difference, differing_terms, outcome
+from unirl.llm.algorithms.presets import DEFAULT, PRESETS
 
 every_preset = pytest.mark.parametrize("name", PRESETS)
 

@@ -11,8 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from unirl.llm.algorithm import AlgorithmConfig, advantages, kl_loss, policy_loss, resolve
-from unirl.llm.presets import PRESETS
+from unirl.llm.algorithms.algorithm import (
+    AlgorithmConfig,
+    advantages,
+    kl_loss,
+    policy_loss,
+    resolve,
+)
+from unirl.llm.algorithms.presets import PRESETS
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from unirl.llm.decoding import draw, seed_keys, uniforms
+from unirl.llm.engines.decoding import draw, seed_keys, uniforms
 
 
 def _uniform(rows: int, seed: int = 0) -> torch.Tensor:

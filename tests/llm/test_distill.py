@@ -17,12 +17,12 @@ from tests.llm.packed_groups import VOCAB, make_groups, make_model
 from tests.llm.test_learner import batch_of, close, groups_with_rewards, make_learner, moved
 from unirl.core.errors import UniRLError
 from unirl.learners.update import OptimizerConfig
-from unirl.llm.algorithm import AlgorithmConfig
-from unirl.llm.distill import Teacher, TeacherConfig, make_teacher
+from unirl.llm.algorithms.algorithm import AlgorithmConfig
 from unirl.llm.group import Group
-from unirl.llm.language_policy import LanguagePolicy
-from unirl.llm.model import ModelConfig
-from unirl.llm.tiny import make_tiny, tiny_model
+from unirl.llm.models.model import ModelConfig
+from unirl.llm.models.tiny import make_tiny, tiny_model
+from unirl.llm.training.distill import Teacher, TeacherConfig, make_teacher
+from unirl.llm.training.language_policy import LanguagePolicy
 
 TEMPERATURE = 0.7  # as make_learner has it
 EXACT = AlgorithmConfig(

@@ -15,7 +15,7 @@ import unirl
 from unirl.cli import main
 from unirl.core.checkpoint import load_checkpoint
 from unirl.llm.assembly import weights_of
-from unirl.llm.tiny import make_tiny
+from unirl.llm.models.tiny import make_tiny
 from unirl.recipes.grpo import Config
 
 SMALL: dict[str, Any] = {

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 from unirl import cli
-from unirl.llm.tiny import make_tiny
+from unirl.llm.models.tiny import make_tiny
 
 TRAIN = ("train", "grpo", "--no-console", "--name", "run")
 REVERSE = ("--model", "tiny", "--task", "reverse", "--sampling.max-tokens", "4")

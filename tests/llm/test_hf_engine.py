@@ -19,12 +19,12 @@ from unirl.llm.engine import (
     Request,
     SamplingConfig,
 )
-from unirl.llm.hf_engine import HfEngine
-from unirl.llm.model import ModelConfig, flat_weights, load_model, load_tokenizer
+from unirl.llm.engines.hf_engine import HfEngine
+from unirl.llm.models.model import ModelConfig, flat_weights, load_model, load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the engine runs transformers' models")
 
-from unirl.llm.tiny import tiny_model, tiny_tokenizer  # noqa: E402
+from unirl.llm.models.tiny import tiny_model, tiny_tokenizer  # noqa: E402
 
 TOKENIZER = tiny_tokenizer()
 TEXTS = ("12>", "hello world>", "7+8=", "12>", "a", "the quick brown fox jumps over it")
@@ -480,7 +480,7 @@ def test_logp_on_cuda_equals_a_plain_forward_pass() -> None:
 def test_logp_of_a_pretrained_model_equals_a_plain_forward_pass(
     tmp_path: Path, temperature: float
 ) -> None:
-    from unirl.llm.smollm2 import make_smollm2
+    from unirl.llm.models.smollm2 import make_smollm2
 
     try:
         config = ModelConfig(path=str(make_smollm2(tmp_path / "smollm2")), dtype="float32")

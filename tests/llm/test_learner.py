@@ -16,10 +16,10 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 from tests.llm.packed_groups import make_groups, make_model
 from unirl.core.sample import Batch, Slot
 from unirl.learners.update import OptimizerConfig
-from unirl.llm.algorithm import AlgorithmConfig, resolve
+from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
 from unirl.llm.group import Group, GroupShape
-from unirl.llm.language_policy import LanguagePolicy
-from unirl.llm.learner import LlmLearner, LlmLearnerConfig
+from unirl.llm.training.language_policy import LanguagePolicy
+from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig
 
 # Not a step of Adam, which divides by what is to be compared: weights move by minus the gradient.
 PLAIN = OptimizerConfig(name="rmsprop", lr=1e6, epsilon=1e12, max_grad_norm=1e9)

@@ -20,15 +20,15 @@ from tests.llm.test_ranks import copied
 from unirl.core.errors import UniRLError
 from unirl.learners.update import OptimizerConfig
 from unirl.llm import assembly
-from unirl.llm.algorithm import AlgorithmConfig, resolve
+from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
 from unirl.llm.engine import Request, SamplingConfig
-from unirl.llm.hf_engine import HfEngine
-from unirl.llm.language_policy import LanguagePolicy
-from unirl.llm.learner import LlmLearner, LlmLearnerConfig
-from unirl.llm.lora import add_adapters, published_weights
-from unirl.llm.model import ModelConfig, load_flat_weights
-from unirl.llm.packing import pack_groups
-from unirl.llm.tiny import tiny_model, tiny_tokenizer
+from unirl.llm.engines.hf_engine import HfEngine
+from unirl.llm.models.lora import add_adapters, published_weights
+from unirl.llm.models.model import ModelConfig, load_flat_weights
+from unirl.llm.models.tiny import tiny_model, tiny_tokenizer
+from unirl.llm.training.language_policy import LanguagePolicy
+from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig
+from unirl.llm.training.packing import pack_groups
 from unirl.recipes.grpo import Config
 
 LORA = ModelConfig(lora_rank=4, lora_alpha=16.0)

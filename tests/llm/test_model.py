@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from unirl.core.errors import UniRLError
-from unirl.llm.model import (
+from unirl.llm.models.checksum import checksum
+from unirl.llm.models.model import (
     ModelConfig,
     context_length,
     end_token_ids,
@@ -16,12 +17,11 @@ from unirl.llm.model import (
     load_model,
     load_tokenizer,
 )
-from unirl.llm.model_checksum import checksum
 
 transformers = pytest.importorskip("transformers", reason="models are transformers'")
 
 from unirl.commands.model import model as model_command  # noqa: E402
-from unirl.llm.tiny import make_tiny, tiny_model, tiny_tokenizer  # noqa: E402
+from unirl.llm.models.tiny import make_tiny, tiny_model, tiny_tokenizer  # noqa: E402
 
 
 def test_the_tiny_model_is_the_same_for_the_same_seed_whatever_was_drawn_before() -> None:
@@ -173,7 +173,7 @@ def test_the_command_writes_a_model_and_never_over_another(
 @pytest.mark.slow
 def test_smollm2_answers_a_question(tmp_path: Path) -> None:
     pytest.importorskip("gguf", reason="reads the quantised file")
-    from unirl.llm.smollm2 import answer, make_smollm2
+    from unirl.llm.models.smollm2 import answer, make_smollm2
 
     try:
         folder = make_smollm2(tmp_path / "smollm2")

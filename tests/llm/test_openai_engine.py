@@ -15,8 +15,8 @@ import torch
 from tests.llm.completion_server import END, CompletionServer, distribution, table
 from unirl.core.errors import UniRLError
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
-from unirl.llm.model import ModelConfig
-from unirl.llm.openai_engine import OpenAiEngine
+from unirl.llm.engines.openai_engine import OpenAiEngine
+from unirl.llm.models.model import ModelConfig
 
 
 def engine_at(server: CompletionServer, **settings: Any) -> OpenAiEngine:

@@ -11,10 +11,10 @@ from torch import Tensor
 from tests.llm.packed_groups import VOCAB, gradients, make_groups, make_model, plain_logp
 from unirl.core.errors import UniRLError
 from unirl.llm.group import Group
-from unirl.llm.packed_attention import hidden_states
-from unirl.llm.packed_check import check_packing
-from unirl.llm.packing import pack_groups
-from unirl.llm.token_logp import token_logp_of
+from unirl.llm.training.packed_attention import hidden_states
+from unirl.llm.training.packed_check import check_packing
+from unirl.llm.training.packing import pack_groups
+from unirl.llm.training.token_logp import token_logp_of
 
 pytest.importorskip("transformers", reason="needs transformers models")
 
@@ -118,9 +118,9 @@ def test_blocks_change_nothing(cost: int, monkeypatch: pytest.MonkeyPatch) -> No
     groups = make_groups(*BATCH)
     mask = torch.cat([group.mask for group in groups])
     expected = packed(model, groups)
-    monkeypatch.setattr("unirl.llm.packed_layout.CALL_COST", cost)
+    monkeypatch.setattr("unirl.llm.training.packed_layout.CALL_COST", cost)
     # As if completions were thousands of tokens long: several calls per block.
-    monkeypatch.setattr("unirl.llm.packed_attention.QUERIES", 3)
+    monkeypatch.setattr("unirl.llm.training.packed_attention.QUERIES", 3)
     assert_same(packed(model, groups), expected, mask, 1e-12)
 
 
@@ -198,7 +198,7 @@ def test_matrix_products_attend_as_the_kernel_does(monkeypatch: pytest.MonkeyPat
         calls.append(num_keys)
         return True
 
-    monkeypatch.setattr("unirl.llm.packed_attention.suits", always)
+    monkeypatch.setattr("unirl.llm.training.packed_attention.suits", always)
     assert_same(packed(model, groups), expected, mask, 1e-5)
     assert max(calls) > 9
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from tests.llm.packed_groups import make_groups
 from unirl.core.errors import UniRLError
 from unirl.llm.group import Group
-from unirl.llm.packed_layout import CALL_COST, Row, place
-from unirl.llm.packing import Pack, pack_groups
+from unirl.llm.training.packed_layout import CALL_COST, Row, place
+from unirl.llm.training.packing import Pack, pack_groups
 
 
 def document(pack: Pack, i: int) -> list[int]:
@@ -104,7 +104,7 @@ def test_blocks_of_any_size_hold_the_same_documents(
 ) -> None:
     groups, train, budget, share = batch
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unirl.llm.packed_layout.CALL_COST", cost)
+        patch.setattr("unirl.llm.training.packed_layout.CALL_COST", cost)
         check(groups, pack_groups(groups, budget, train=train, share_prompt=share), train)
 
 

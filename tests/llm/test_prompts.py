@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unirl.core.errors import UniRLError
-from unirl.llm.prompt_order import PromptOrder
-from unirl.llm.prompts import PromptSource, Tokenizer
-from unirl.llm.task_config import TaskConfig
-from unirl.llm.tasks import Example, Task, make_tasks, question
+from unirl.llm.tasks.config import TaskConfig
+from unirl.llm.tasks.prompt_order import PromptOrder
+from unirl.llm.tasks.prompts import PromptSource, Tokenizer
+from unirl.llm.tasks.task import Example, Task, make_tasks, question
 
 
 class Characters:
@@ -154,7 +154,7 @@ def test_questions_go_through_the_chat_template_and_plain_texts_do_not() -> None
 
 def test_transformers_tokenizers_write_the_same_by_text_and_by_tokens() -> None:
     pytest.importorskip("transformers", reason="makes the tokenizer")
-    from unirl.llm.tiny import tiny_tokenizer
+    from unirl.llm.models.tiny import tiny_tokenizer
 
     tokenizer: Any = tiny_tokenizer()
     prompt = source(tokenizer, name="digits", template="auto").prompt(3)

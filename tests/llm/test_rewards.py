@@ -13,12 +13,12 @@ import torch
 from unirl.core.errors import UniRLError
 from unirl.llm.engine import Completion
 from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Score
-from unirl.llm.prompts import Prompt
-from unirl.llm.reward_config import RewardConfig
-from unirl.llm.reward_limits import Limits, within
-from unirl.llm.reward_rules import characters, exact, last_number
-from unirl.llm.rewards import Rewarder, combine, combine_tensors
-from unirl.llm.tasks import Task, question
+from unirl.llm.rewards.config import RewardConfig
+from unirl.llm.rewards.limits import Limits, within
+from unirl.llm.rewards.rewards import Rewarder, combine, combine_tensors
+from unirl.llm.rewards.rules import characters, exact, last_number
+from unirl.llm.tasks.prompts import Prompt
+from unirl.llm.tasks.task import Task, question
 
 OWN = "tests.llm.reward_functions"
 DONE = Completion((1, 2, 3), (0.0, 0.0, 0.0), (0, 0, 0), "stop")

@@ -16,9 +16,9 @@ import pytest
 from tests.llm.test_rewards import DONE, TASK, prompt
 from unirl.core.errors import UniRLError
 from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Score
-from unirl.llm.reward_config import RewardConfig
-from unirl.llm.reward_judge import JudgeConfig
-from unirl.llm.rewards import Rewarder
+from unirl.llm.rewards.config import RewardConfig
+from unirl.llm.rewards.judge import JudgeConfig
+from unirl.llm.rewards.rewards import Rewarder
 
 Answer = Callable[[dict[str, Any], int], tuple[int, Any]]
 """Of a request and how many came before it: a status and what is sent."""

@@ -12,8 +12,8 @@ import torch
 from tests.llm.test_rewards import DONE, TASK, prompt
 from unirl.core.errors import UniRLError
 from unirl.llm.group import FAILED, SCORE, Score
-from unirl.llm.reward_config import RewardConfig
-from unirl.llm.rewards import Rewarder
+from unirl.llm.rewards.config import RewardConfig
+from unirl.llm.rewards.rewards import Rewarder
 
 transformers = pytest.importorskip("transformers", reason="makes and loads the classifier")
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(folder: Path, num_labels: int) -> Path:
-    from unirl.llm.tiny import tiny_tokenizer
+    from unirl.llm.models.tiny import tiny_tokenizer
 
     tokenizer: Any = tiny_tokenizer()
     config = transformers.LlamaConfig(

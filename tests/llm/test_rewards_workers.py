@@ -18,9 +18,9 @@ import pytest
 from tests.llm.test_rewards import DONE, OWN, TASK, prompt
 from unirl.core.errors import UniRLError
 from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Score
-from unirl.llm.prompts import Prompt
-from unirl.llm.reward_config import RewardConfig
-from unirl.llm.rewards import Rewarder
+from unirl.llm.rewards.config import RewardConfig
+from unirl.llm.rewards.rewards import Rewarder
+from unirl.llm.tasks.prompts import Prompt
 
 BY_TEXT = f"{OWN}:by_text"
 
@@ -176,8 +176,8 @@ def test_what_a_hung_function_started_is_killed_with_it(tmp_path: Path) -> None:
 _PARENT = f"""
 import asyncio, sys
 from tests.llm.test_rewards import DONE, TASK, prompt
-from unirl.llm.reward_config import RewardConfig
-from unirl.llm.rewards import Rewarder
+from unirl.llm.rewards.config import RewardConfig
+from unirl.llm.rewards.rewards import Rewarder
 
 async def main():
     rewarder = Rewarder(RewardConfig(weights={{"{BY_TEXT}": 1.0}}, timeout_seconds=600.0), [TASK])
@@ -242,8 +242,8 @@ def test_mathematics_is_compared_by_its_meaning_and_may_not_take_forever() -> No
 
 def test_puzzles_are_judged_by_their_own_scorer() -> None:
     pytest.importorskip("reasoning_gym", reason="makes and judges the puzzles")
-    from unirl.llm.task_config import TaskConfig
-    from unirl.llm.tasks import make_tasks
+    from unirl.llm.tasks.config import TaskConfig
+    from unirl.llm.tasks.task import make_tasks
 
     task = make_tasks(TaskConfig(name="gym:chain_sum", num_train=10, num_eval=2))[0]
     example = task.train[3]

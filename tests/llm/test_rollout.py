@@ -20,9 +20,9 @@ from unirl.core.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.core.sample import Slot
 from unirl.core.weights import LocalWeightStore
 from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Group, read_group
-from unirl.llm.model import flat_weights
+from unirl.llm.models.model import flat_weights
+from unirl.llm.models.tiny import make_tiny, tiny_model
 from unirl.llm.rollout import Rollout
-from unirl.llm.tiny import make_tiny, tiny_model
 from unirl.runners.plan import Plan
 
 SIZES = {"width": 32, "layers": 2}

@@ -18,11 +18,11 @@ from tests.llm.test_learner import batch_of, close, make_learner, moved
 from tests.llm.test_ranks import CASES, copied, groups_of, in_two_processes
 from unirl.learners.parallel import Ranks
 from unirl.learners.update import OptimizerConfig
-from unirl.llm.algorithm import AlgorithmConfig
-from unirl.llm.learner import LlmLearner
-from unirl.llm.lora import add_adapters
-from unirl.llm.model import ModelConfig
-from unirl.llm.sharding import shard
+from unirl.llm.algorithms.algorithm import AlgorithmConfig
+from unirl.llm.models.lora import add_adapters
+from unirl.llm.models.model import ModelConfig
+from unirl.llm.training.learner import LlmLearner
+from unirl.llm.training.sharding import shard
 
 # A large epsilon: where there is hardly a gradient, Adam would make steps of its rounding.
 ADAM: dict[str, Any] = {

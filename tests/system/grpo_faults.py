@@ -13,7 +13,7 @@ from unirl.core.checkpoint import load_checkpoint
 from unirl.core.weights import Weights
 from unirl.llm import assembly
 from unirl.llm.engine import EngineFailed
-from unirl.llm.hf_engine import HfEngine
+from unirl.llm.engines.hf_engine import HfEngine
 from unirl.llm.rollout import Rollout
 
 MARK = "UNIRL_FAULTS"

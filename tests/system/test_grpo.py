@@ -19,7 +19,7 @@ import unirl
 from tests.system.grpo_settings import SMALL
 from unirl.core.checkpoint import load_checkpoint
 from unirl.core.tree import flatten
-from unirl.llm.tiny import make_tiny
+from unirl.llm.models.tiny import make_tiny
 
 GROUP, BATCH = 8, 4
 BASE: dict[str, Any] = {**SMALL, "rollout.group_size": GROUP, "queue.batch_size": BATCH}

@@ -29,7 +29,7 @@ from tests.system.grpo_faults import MARK, account, learned, make_refusing, mark
 from tests.system.grpo_settings import SMALL
 from unirl.core.checkpoint import load_checkpoint
 from unirl.core.tree import flatten
-from unirl.llm.tiny import make_tiny
+from unirl.llm.models.tiny import make_tiny
 from unirl.runners.loop import TrainLoop
 from unirl.runners.processes import ProcessesRunner
 

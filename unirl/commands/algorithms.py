@@ -14,8 +14,8 @@ from unirl.core.errors import UniRLError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from unirl.llm.algorithm import Algorithm
-    from unirl.llm.algorithm_diff import Difference
+    from unirl.llm.algorithms.algorithm import Algorithm
+    from unirl.llm.algorithms.diff import Difference
 
 _COLUMNS = ("advantage", "objective", "aggregation", "correction", "KL")
 _USAGE = "unirl algorithms, unirl algorithms NAME, unirl algorithms diff A B"
@@ -50,7 +50,7 @@ def algorithms(arguments: Sequence[str]) -> int:
 
 
 def _preset(name: str) -> Algorithm:
-    from unirl.llm.algorithm import AlgorithmConfig, resolve
+    from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
 
     return resolve(AlgorithmConfig(preset=name))
 
@@ -58,7 +58,7 @@ def _preset(name: str) -> Algorithm:
 def _all_presets() -> Table:
     from rich.table import Table
 
-    from unirl.llm.presets import DEFAULT, PRESETS
+    from unirl.llm.algorithms.presets import DEFAULT, PRESETS
 
     table = Table(title="Algorithms of LLM post-training (algorithm.preset)", expand=True)
     for column in ("name", *_COLUMNS):
@@ -76,7 +76,7 @@ def _all_presets() -> Table:
 
 
 def _describe(algorithm: Algorithm, name: str) -> None:
-    from unirl.llm.presets import PRESETS
+    from unirl.llm.algorithms.presets import PRESETS
 
     preset = PRESETS[name]
     print(f"{name}: after {preset.source}" + (f" ({preset.note})" if preset.note else ""))
@@ -102,8 +102,8 @@ def _describe(algorithm: Algorithm, name: str) -> None:
 def _diff(first: str, second: str, path: Path | None) -> int:
     from dataclasses import replace
 
-    from unirl.llm.algorithm_diff import difference
-    from unirl.llm.batch_file import example_batch, load_batch
+    from unirl.llm.algorithms.batch_file import example_batch, load_batch
+    from unirl.llm.algorithms.diff import difference
 
     one, two = _preset(first), _preset(second)
     batch = example_batch() if path is None else load_batch(path)
@@ -121,7 +121,7 @@ def _diff(first: str, second: str, path: Path | None) -> int:
 def _terms_table(one: Algorithm, two: Algorithm) -> Table:
     from rich.table import Table
 
-    from unirl.llm.algorithm_diff import differing_terms
+    from unirl.llm.algorithms.diff import differing_terms
 
     fields = differing_terms(one, two)
     title = "Terms that differ" if fields else "No term differs"

@@ -29,7 +29,7 @@ def export(arguments: Sequence[str]) -> int:
         )
     where, folder = run_folder.find(positional[0]), Path(positional[1]).expanduser()
     config = _language_config(run_folder.folder_of(where))
-    from unirl.llm.tiny import check_new_folder
+    from unirl.llm.models.tiny import check_new_folder
 
     check_new_folder(folder)
     with disk.explained(folder, "free some space, or name another folder", "the model"):
@@ -43,7 +43,7 @@ def export(arguments: Sequence[str]) -> int:
 def _language_config(run_dir: Path) -> Any:
     module, table = run_folder.read_config(run_dir)
     config = configs.from_mapping(module.Config, table)
-    from unirl.llm.model import ModelConfig
+    from unirl.llm.models.model import ModelConfig
 
     if not isinstance(getattr(config, "model", None), ModelConfig):
         raise UniRLError(
@@ -58,7 +58,7 @@ def _write(config: Any, where: Path, folder: Path) -> int:
     """Model and tokenizer into the folder; the step of the checkpoint."""
     from unirl.core.checkpoint import load_checkpoint
     from unirl.llm.assembly import weights_of
-    from unirl.llm.model import load_flat_weights, load_model, load_tokenizer
+    from unirl.llm.models.model import load_flat_weights, load_model, load_tokenizer
 
     checkpoint = load_checkpoint(where)
     # As in training: what an engine had is what is written, adapters added, in the same dtype.

@@ -41,9 +41,9 @@ def model(arguments: Sequence[str]) -> int:
 def _maker(name: str) -> Callable[[Path], Path]:
     # Late: both bring torch along, and `unirl --help` must not wait for it.
     if name == "tiny":
-        from unirl.llm.tiny import make_tiny
+        from unirl.llm.models.tiny import make_tiny
 
         return make_tiny
-    from unirl.llm.smollm2 import make_smollm2
+    from unirl.llm.models.smollm2 import make_smollm2
 
     return make_smollm2

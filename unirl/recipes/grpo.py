@@ -17,15 +17,15 @@ from unirl.core.errors import UniRLError
 from unirl.core.learner import Learner
 from unirl.core.queue import REASONS, QueueConfig
 from unirl.llm import assembly, saved_samples
-from unirl.llm.algorithm import AlgorithmConfig
-from unirl.llm.distill import TeacherConfig
+from unirl.llm.algorithms.algorithm import AlgorithmConfig
 from unirl.llm.engine import EngineConfig, SamplingConfig
-from unirl.llm.learner import LlmLearnerConfig
-from unirl.llm.model import ModelConfig
-from unirl.llm.reward_config import RewardConfig
+from unirl.llm.models.model import ModelConfig
+from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rollout import REASONS as GROUP_REASONS
 from unirl.llm.rollout import RolloutConfig
-from unirl.llm.task_config import TaskConfig
+from unirl.llm.tasks.config import TaskConfig
+from unirl.llm.training.distill import TeacherConfig
+from unirl.llm.training.learner import LlmLearnerConfig
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 
 

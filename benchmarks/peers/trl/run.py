@@ -162,7 +162,7 @@ def load(settings: Settings, model_folder: str) -> tuple[Any, Any]:
     import transformers
 
     if settings["task"] == "reverse":
-        from unirl.llm.tiny import tiny_model, tiny_tokenizer
+        from unirl.llm.models.tiny import tiny_model, tiny_tokenizer
 
         return tiny_model(attention=settings["attention"]), tiny_tokenizer()
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -182,10 +182,10 @@ def questions(
     """
     from datasets import Dataset
 
-    from unirl.llm.prompts import PromptSource
-    from unirl.llm.reward_rules import RULES
-    from unirl.llm.task_config import TaskConfig
-    from unirl.llm.tasks import make_tasks
+    from unirl.llm.tasks.prompts import PromptSource
+    from unirl.llm.rewards.rules import RULES
+    from unirl.llm.tasks.config import TaskConfig
+    from unirl.llm.tasks.task import make_tasks
 
     config = TaskConfig(name=settings["task"])
     tasks = make_tasks(config)

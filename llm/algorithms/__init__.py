@@ -1,0 +1,1 @@
+"""What an algorithm is made of (advantage, clip, aggregation, correction, KL), and presets."""

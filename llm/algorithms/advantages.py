@@ -1,0 +1,191 @@
+"""From the rewards of a batch to the advantages of its tokens, as one algorithm has it.
+
+The formulas and their sources are in unirl.vtrace.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unirl.llm.algorithms.terms import Algorithm
+from unirl.vtrace import (
+    GAE,
+    Reduce,
+    VTrace,
+    group_advantages,
+    group_baseline,
+    token_gae,
+    token_kl,
+    token_returns,
+    token_rewards,
+    token_vtrace,
+    whiten_tokens,
+)
+
+
+class Advantages(NamedTuple):
+    """Per token, [N], 0 where mask is 0; per completion, [S]."""
+
+    token: Tensor
+    target: Tensor | None
+    """What the critic's values are to become, [N]; None without a critic."""
+    active: Tensor
+    """[S], True where any token has an advantage: see `Algorithm.skips_zero_advantage`."""
+
+
+def advantages(
+    algorithm: Algorithm,
+    reward: Tensor,
+    group: Tensor,
+    valid: Tensor,
+    mask: Tensor,
+    sequence: Tensor,
+    *,
+    old_logp: Tensor | None = None,
+    logp: Tensor | None = None,
+    reference: Tensor | None = None,
+    value: Tensor | None = None,
+    bootstrap: Tensor | None = None,
+    reduce: Reduce | None = None,
+) -> Advantages:
+    """Advantages of a whole batch, before it is split into micro-batches.
+
+    reward, group (ids, int64), valid (0 where the reward failed), bootstrap (a critic's value of
+    what follows; 0 where the text ended): [S]. The others [N]: old_logp (the learner's), logp (the
+    engine's; for vtrace), reference (for KL in the reward), value (with a critic). Add
+    `overlong_penalty` to the rewards first. reduce: where this is one process' part of the batch;
+    groups are whole in it.
+
+    A completion without a reward has advantage 0 and no part in statistics. Its tokens count in
+    denominators unless their mask is cleared.
+    """
+    drawn = (mask != 0) & (valid != 0)[sequence]
+    rewards = torch.where(valid != 0, reward, 0.0)
+    penalty = _reward_penalty(algorithm, old_logp, reference, drawn, sequence)
+    target = None
+    if algorithm.advantage == "group":
+        score = group_advantages(
+            reward,
+            group,
+            valid,
+            baseline=algorithm.baseline,
+            scale=algorithm.scale,
+            epsilon=algorithm.epsilon,
+            singleton=algorithm.singleton,
+            reduce=reduce,
+        )
+        if penalty is None and algorithm.discount == 1.0:
+            token = torch.where(drawn, score[sequence], 0.0)
+        else:
+            paid = token_rewards(score, drawn, sequence, penalty=penalty)
+            token = token_returns(
+                paid, drawn, sequence, reward.numel(), discount=algorithm.discount
+            )
+    else:
+        paid = token_rewards(rewards, drawn, sequence, penalty=penalty)
+        if algorithm.needs_critic:
+            known = given("value", value).detach().to(paid.dtype)
+        else:
+            mean = group_baseline(reward, group, valid, leave_one_out=True)
+            known = mean[sequence]
+        ahead = bootstrap if algorithm.bootstrap and algorithm.needs_critic else None
+        traced = _traced(
+            algorithm, paid, known, old_logp, logp, drawn, sequence, reward.numel(), ahead
+        )
+        token = traced.advantage
+        target = traced.target if algorithm.needs_critic else None
+    if algorithm.whiten != "none":
+        token = whiten_tokens(
+            token,
+            drawn,
+            by=algorithm.whiten,
+            epsilon=algorithm.whiten_epsilon,
+            unbiased=algorithm.whiten_unbiased,
+            reduce=reduce,
+        )
+    moved = (token != 0).to(torch.int64)
+    active = torch.zeros_like(group, dtype=torch.int64).index_add_(0, sequence, moved) > 0
+    return Advantages(token, target, active)
+
+
+def _traced(
+    algorithm: Algorithm,
+    reward: Tensor,
+    value: Tensor,
+    old_logp: Tensor | None,
+    logp: Tensor | None,
+    drawn: Tensor,
+    sequence: Tensor,
+    num_sequences: int,
+    bootstrap: Tensor | None,
+) -> GAE | VTrace:
+    if algorithm.advantage == "gae":
+        return token_gae(
+            reward,
+            value,
+            drawn,
+            sequence,
+            num_sequences,
+            discount=algorithm.discount,
+            lambda_=algorithm.gae_lambda,
+            bootstrap=bootstrap,
+        )
+    log_rho = given("old_logp", old_logp) - given("logp", logp)
+    return token_vtrace(
+        log_rho,
+        reward,
+        value,
+        drawn,
+        sequence,
+        num_sequences,
+        discount=algorithm.discount,
+        lambda_=algorithm.gae_lambda,
+        rho_clip=algorithm.rho_clip,
+        c_clip=algorithm.c_clip,
+        bootstrap=bootstrap,
+    )
+
+
+def _reward_penalty(
+    algorithm: Algorithm,
+    old_logp: Tensor | None,
+    reference: Tensor | None,
+    drawn: Tensor,
+    sequence: Tensor,
+) -> Tensor | None:
+    """What KL in the reward costs each token, [N]; None when it is not there."""
+    if not algorithm.kl_coef or algorithm.kl_in != "reward":
+        return None
+    with torch.no_grad():
+        kl = token_kl(
+            given("old_logp", old_logp),
+            given("reference", reference),
+            drawn,
+            sequence,
+            estimate=algorithm.kl,
+            clamp=algorithm.kl_clamp,
+        )
+        return algorithm.kl_coef * kl
+
+
+def overlong_penalty(algorithm: Algorithm, length: Tensor, max_tokens: int) -> Tensor:
+    """What is added to the reward of completions of these lengths, [S], never positive (DAPO, arXiv
+    2503.14476, eq. 13).
+    """
+    buffer = algorithm.overlong_share * max_tokens
+    if not buffer:
+        return torch.zeros_like(length, dtype=torch.float32)
+    beyond = (length.float() - (max_tokens - buffer)).clamp(min=0)
+    if algorithm.overlong_capped:
+        beyond = beyond.clamp(max=buffer)
+    return -algorithm.overlong_factor * beyond / buffer
+
+
+def given(name: str, tensor: Tensor | None) -> Tensor:
+    """The tensor, or a ValueError that names it."""
+    if tensor is None:
+        raise ValueError(f"{name} is missing, but the algorithm needs it.")
+    return tensor

@@ -1,0 +1,93 @@
+"""Two algorithms side by side on one batch: which terms differ, and by how much; source: none."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unirl.llm.algorithms.algorithm import (
+    Algorithm,
+    advantages,
+    denominator,
+    kl_loss,
+    overlong_penalty,
+    policy_loss,
+)
+from unirl.llm.algorithms.batch_file import SavedBatch
+from unirl.vtrace import per_completion
+
+
+class Outcome(NamedTuple):
+    """The loss of one algorithm, and its gradient with respect to new_logp, [N]."""
+
+    loss: float
+    gradient: Tensor
+
+
+class Difference(NamedTuple):
+    """How two algorithms differ on one batch."""
+
+    first: Outcome
+    second: Outcome
+    cosine: float
+    """Of the angle between the gradients; 1: they point the same way."""
+    factor: float
+    """How many times longer the second's gradient is."""
+    largest: float
+    """Largest difference of one token's gradient."""
+
+
+def outcome(algorithm: Algorithm, batch: SavedBatch) -> Outcome:
+    """Loss and gradient: policy and KL; without critic and entropy, whose gradients go elsewhere.
+
+    A completion without a reward is left out, as learners do.
+    """
+    mask = batch.mask & batch.valid[batch.sequence]
+    drawn = per_completion(batch.mask.long(), batch.sequence, batch.num_sequences)
+    shaped = batch.reward + overlong_penalty(algorithm, drawn, batch.max_tokens)
+    advantage = advantages(
+        algorithm,
+        shaped,
+        batch.group,
+        batch.valid,
+        mask,
+        batch.sequence,
+        old_logp=batch.old_logp,
+        logp=batch.logp,
+        reference=batch.reference,
+        value=batch.value.to(shaped.dtype),
+        bootstrap=torch.zeros_like(shaped),
+    ).token
+    new = batch.new_logp.detach().requires_grad_()
+    where = (mask, batch.sequence, batch.num_sequences)
+    total = denominator(algorithm, *where)
+    loss = policy_loss(algorithm, new, batch.old_logp, batch.logp, advantage, *where).numerator
+    if algorithm.kl_coef and algorithm.kl_in == "loss":
+        kl = kl_loss(algorithm, new, batch.old_logp, batch.logp, batch.reference, *where)
+        loss = loss + algorithm.kl_coef * kl.numerator
+    loss = loss / total.clamp(min=1).to(loss.dtype)
+    (gradient,) = torch.autograd.grad(loss, new)
+    return Outcome(float(loss.detach()), gradient)
+
+
+def difference(first: Algorithm, second: Algorithm, batch: SavedBatch) -> Difference:
+    """Both algorithms on the batch."""
+    one, two = outcome(first, batch), outcome(second, batch)
+    a, b = one.gradient.double(), two.gradient.double()
+    norms = float(a.norm()), float(b.norm())
+    cosine = float(a @ b) / (norms[0] * norms[1]) if all(norms) else float("nan")
+    factor = norms[1] / norms[0] if norms[0] else float("inf")
+    return Difference(one, two, cosine, factor, float((a - b).abs().max()))
+
+
+def differing_terms(first: Algorithm, second: Algorithm) -> dict[str, tuple[object, object]]:
+    """Fields with different values, by name."""
+    found = {}
+    for item in fields(Algorithm):
+        one, two = getattr(first, item.name), getattr(second, item.name)
+        if one != two and item.name != "name":
+            found[item.name] = (one, two)
+    return found

@@ -1,0 +1,318 @@
+"""The embedded engine: any transformers language model generates in this process, many sequences
+at a time, on CPU or CUDA; sequences join and leave between steps (continuous batching, Orca, OSDI
+2022).
+
+A step runs on the event loop itself, not in a thread, and gives way after it. So nothing changes
+during a step: abort, pause and new weights need no locks, and what is admitted when follows from
+the order of calls alone: two runs that make the same calls generate the same. What else lives on
+the loop (rewards, above all) runs between steps and must be short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from unirl.core.errors import UniRLError
+from unirl.core.weights import Weights
+from unirl.llm.device import device_of
+from unirl.llm.engine import (
+    Capabilities,
+    Completion,
+    EngineConfig,
+    EngineFailed,
+    PauseMode,
+    Request,
+)
+from unirl.llm.engines.hf_generation import Generation
+from unirl.llm.engines.hf_rows import Running
+from unirl.llm.models import model as models
+from unirl.llm.models.checksum import checksum
+
+log = logging.getLogger(__name__)
+
+_PREFILL_TOKENS = 8192
+"""Of prompts that enter in one pass, unless one alone is longer: bounds its memory."""
+
+
+class HfEngine:
+    """See Engine. `start` loads the model; the first `generate` does it where nobody has.
+
+    loaded: a model and its tokenizer that are there already; the engine then owns the model.
+    """
+
+    def __init__(
+        self,
+        model: models.ModelConfig,
+        config: EngineConfig | None = None,
+        *,
+        loaded: tuple[Any, Any] | None = None,
+    ) -> None:
+        self._settings, self._config = model, config or EngineConfig()
+        self._device = torch.device(device_of(self._config.device, "engine.device"))
+        self._loaded = loaded
+        self._generation: Generation | None = None
+        self._version = -1
+        self._waiting: list[Running] = []
+        self._ids: set[str] = set()
+        self._orders = 0
+        self._paused = self._asleep = False
+        self._resume_awake = False
+        self._last_order: int | None = None
+        """While a pause waits: the last request that it waits for."""
+        self._drained: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._failure: EngineFailed | None = None
+        self._counts = dict.fromkeys(("prompt_tokens", "busy_seconds", "aborted"), 0.0)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Engine."""
+        return Capabilities(sleep=True)
+
+    @property
+    def version(self) -> int:
+        """See Engine."""
+        return self._version
+
+    async def start(self) -> None:
+        """See Engine."""
+        self._started()
+
+    async def generate(self, request: Request) -> Completion:
+        """See Engine."""
+        generation = self._started()
+        self._check(request, generation)
+        done = request.partial
+        limit = min(request.sampling.max_tokens, generation.context - len(request.prompt))
+        if done is not None and len(done.tokens) >= limit:
+            return replace(done, finish="length")
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        running = Running(request, self._orders, future)
+        self._orders += 1
+        self._waiting.append(running)
+        self._ids.add(request.id)
+        self._counts["prompt_tokens"] += len(request.prompt)
+        self._go()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._abort([running])
+            raise
+        finally:
+            self._ids.discard(request.id)
+
+    async def abort(self, ids: list[str] | None = None) -> None:
+        """See Engine."""
+        wanted = None if ids is None else set(ids)
+        self._abort(
+            [one for one in self._under_way() if wanted is None or one.request.id in wanted]
+        )
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """See Engine. wait: requests made before this call are finished; later ones wait."""
+        if mode == "wait" and self._under_way() and not self._paused:
+            self._last_order = self._orders - 1
+            drained = asyncio.get_running_loop().create_future()
+            self._drained.append(drained)
+            await drained
+        if mode == "abort":
+            self._abort(self._under_way())
+        self._freeze()
+
+    async def resume(self) -> None:
+        """See Engine."""
+        if self._asleep:
+            self._resume_awake = True  # it cannot work before `wake`
+            return
+        self._paused, self._last_order = False, None
+        self._go()
+
+    async def load_weights(self, weights: Weights, version: int) -> None:
+        """See Engine. Frozen sequences keep the keys and values of the weights that made them."""
+        model = self._started().model
+        if self._under_way() and not self._paused:
+            raise UniRLError(
+                "engine hf cannot take new weights now",
+                f"{len(self._under_way())} completions are under way, and it is not paused",
+                "await engine.pause() first, engine.resume() after",
+            )
+        models.load_flat_weights(model, weights)
+        expected = checksum({name: value.to(model.dtype) for name, value in weights.items()})
+        found = checksum(model)
+        if expected != found:
+            raise self._fail(
+                f"engine hf holds other weights than version {version}",
+                f"their checksum must be {expected:x}, the model's is {found:x}",
+                "start the engine again; if it happens again, test the memory of this machine",
+            )
+        self._version = version
+
+    async def sleep(self) -> None:
+        """See Engine. On CUDA, model and cache move to the host's memory."""
+        if self._generation is None or self._asleep:
+            return
+        self._asleep, self._resume_awake = True, not self._paused
+        self._freeze()
+        self._generation.move(torch.device("cpu"))
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    async def wake(self) -> None:
+        """See Engine."""
+        if self._asleep and self._generation is not None:
+            self._generation.move(self._device)
+            self._asleep = False
+            if self._resume_awake:
+                await self.resume()
+
+    def stats(self) -> Mapping[str, float]:
+        """See Engine. prefilled_tokens: of prompts, after sharing; running and waiting: now."""
+        counts = {"generated_tokens": 0.0, **self._counts}
+        running = 0
+        if self._generation is not None:
+            counts |= self._generation.counts
+            running = len(self._generation.rows)
+        return counts | {"running": running, "waiting": len(self._waiting)}
+
+    async def close(self) -> None:
+        """See Engine."""
+        if self._failure is None:
+            self._fail("engine hf is closed", "it generates nothing any more", "make a new one")
+
+    def _started(self) -> Generation:
+        if self._failure is not None:
+            raise self._failure
+        if self._generation is None:
+            if self._loaded is None:
+                dtype = self._settings.dtype if self._config.dtype == "auto" else self._config.dtype
+                settings = replace(self._settings, dtype=dtype)
+                tokenizer = models.load_tokenizer(settings)
+                model = models.load_model(settings, self._device)
+            else:
+                (model, tokenizer), self._loaded = self._loaded, None
+            self._generation = Generation(
+                model, tokenizer, self._device, max_context=self._config.max_context
+            )
+        return self._generation
+
+    def _check(self, request: Request, generation: Generation) -> None:
+        prompt, partial = request.prompt, request.partial
+        if len(prompt) + 1 > generation.context:
+            raise UniRLError(
+                f"the prompt of request {request.id} is too long",
+                f"it has {len(prompt)} tokens; prompt and completion together may have "
+                f"{generation.context}",
+                "drop long prompts (task.max_prompt), or raise engine.max_context where the model "
+                "allows it",
+            )
+        tokens = prompt + (partial.tokens if partial else ())
+        if not prompt or min(tokens) < 0 or max(tokens) >= generation.vocabulary:
+            raise UniRLError(
+                f"the prompt of request {request.id} is not one of this model's",
+                f"it must have at least one token, each from 0 to {generation.vocabulary - 1}",
+                "use the tokenizer that belongs to the model",
+            )
+        if request.id in self._ids:
+            raise UniRLError(
+                f'request "{request.id}" is under way already',
+                "ids must be unique among the requests under way",
+                "number the requests",
+            )
+
+    def _under_way(self) -> list[Running]:
+        running = self._generation.rows.running if self._generation is not None else []
+        return [*running, *self._waiting]
+
+    def _go(self) -> None:
+        """Have the loop work, if there is work and nothing forbids it."""
+        if self._has_work() and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def _has_work(self) -> bool:
+        return not self._paused and self._failure is None and bool(self._under_way())
+
+    async def _run(self) -> None:
+        try:
+            while self._has_work():
+                begin = time.perf_counter()
+                generation = self._started()
+                if not self._admit(generation):
+                    generation.decode(self._version)
+                self._counts["busy_seconds"] += time.perf_counter() - begin
+                self._check_drained()
+                await asyncio.sleep(0)
+        except Exception as error:
+            log.exception("engine hf failed")
+            self._fail(
+                f"engine hf failed: {type(error).__name__}: {error}",
+                f"{len(self._under_way())} completions were under way",
+                "the trace is in the log; less memory: lower engine.max_sequences",
+            )
+
+    def _admit(self, generation: Generation) -> bool:
+        """Take in as many waiting requests as there is room for, up to a bound on their tokens;
+        whether there were any.
+        """
+        room = self._config.max_sequences - len(generation.rows)
+        documents: dict[tuple[int, ...], int] = {}
+        new, source, tokens = [], [], 0
+        for one in self._waiting[:room]:
+            document = one.document
+            if self._last_order is not None and one.order > self._last_order:
+                break
+            if document not in documents:
+                if documents and tokens + len(document) > _PREFILL_TOKENS:
+                    break
+                documents[document] = len(documents)
+                tokens += len(document)
+            new.append(one)
+            source.append(documents[document])
+        if new:
+            del self._waiting[: len(new)]
+            generation.prefill(new, list(documents), source, self._version)
+        return bool(new)
+
+    def _abort(self, gone: list[Running]) -> None:
+        if not gone:
+            return
+        dead = set(gone)
+        self._counts["aborted"] += len(dead)
+        if self._generation is not None:
+            rows = enumerate(self._generation.rows.running)
+            if running := [row for row, one in rows if one in dead]:
+                self._generation.end([(row, "aborted") for row in running])
+        for one in self._waiting:
+            if one in dead:
+                have = one.request.partial or Completion((), (), (), "aborted")
+                one.end(replace(have, finish="aborted"))
+        self._waiting = [one for one in self._waiting if one not in dead]
+        self._check_drained()
+
+    def _check_drained(self) -> None:
+        """End a pause that waits, once all it waits for have ended."""
+        last = self._last_order
+        if last is not None and all(one.order > last for one in self._under_way()):
+            self._freeze()
+
+    def _freeze(self) -> None:
+        self._paused, self._last_order = True, None
+        for drained in self._drained:
+            if not drained.done():
+                drained.set_result(None)
+        self._drained.clear()
+
+    def _fail(self, what: str, rule: str, remedy: str) -> EngineFailed:
+        self._failure = EngineFailed(what, rule, remedy)
+        for one in self._under_way():
+            if not one.future.done():
+                one.future.set_exception(self._failure)
+        self._generation, self._waiting = None, []
+        self._freeze()
+        return self._failure

@@ -1,0 +1,166 @@
+"""The model and the sequences it generates: one step at a time, without a word about who asked for
+them or when they may run. Source: none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unirl.core.errors import UniRLError
+from unirl.llm.engine import Finish
+from unirl.llm.engines import hf_attention
+from unirl.llm.engines.decoding import draw
+from unirl.llm.engines.hf_attention import Decode, Prefill, Probe, Step
+from unirl.llm.engines.hf_rows import Rows, Running
+from unirl.llm.engines.kv_cache import KeyValueCache
+from unirl.llm.models import model as models
+from unirl.llm.models.dense_linear import quicken
+
+_STOP_MARGIN = 8
+"""Tokens decoded beyond those a stop text can have: the first of a piece may decode otherwise."""
+
+
+class Generation:
+    """Rows of a model's cache, and the tokens they have so far. What ends is told to who waits.
+
+    max_context: tokens of prompt and completion together; 0: what the model allows. Raises
+    UniRLError for models that keep their memory elsewhere than in attention.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, device: torch.device, *, max_context: int = 0
+    ) -> None:
+        self.model = model.to(device).eval().requires_grad_(False)
+        self.rows = Rows()
+        self._tokenizer, self._device = tokenizer, device
+        hf_attention.plug_in(model)
+        quicken(model)
+        probe = Probe()
+        self._forward(np.zeros(1, np.int64), np.zeros(1, np.int64), probe)
+        layers = model.config.get_text_config().num_hidden_layers
+        self.cache = KeyValueCache(
+            probe.shape(layers, type(model).__name__), model.dtype, self._device
+        )
+        self.vocabulary: int = model.get_input_embeddings().weight.shape[0]
+        self.context = _context(model, max_context)
+        ends = models.end_token_ids(tokenizer, model)
+        self._ends = np.zeros(self.vocabulary, bool)
+        self._ends[[end for end in ends if end < self.vocabulary]] = True
+        self.counts = dict.fromkeys(("generated_tokens", "prefilled_tokens", "steps"), 0.0)
+
+    def prefill(
+        self,
+        new: list[Running],
+        documents: list[tuple[int, ...]],
+        source: list[int],
+        version: int,
+    ) -> None:
+        """Take these sequences in and draw their first token. documents: what is in the context of
+        at least one of them; source: which of it, for each.
+        """
+        first = len(self.rows)
+        lengths = [len(document) for document in documents]
+        self._reserve(first + len(new), max(lengths) + 1)
+        sources = torch.tensor(source, device=self._device)
+        step = Prefill(self.cache, lengths, sources, first)
+        tokens = np.array([token for document in documents for token in document])
+        places = np.concatenate([np.arange(length) for length in lengths])
+        ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1
+        logits = self._forward(tokens, places, step, logits_to_keep=ends)
+        self.rows.add(new, self.context)
+        self.counts["prefilled_tokens"] += len(tokens)
+        self._draw(first, logits.index_select(0, sources), version)
+
+    def decode(self, version: int) -> None:
+        """One more token for every row."""
+        length = self.rows.length
+        longest, shortest = int(length.max()), int(length.min())
+        self._reserve(len(self.rows), longest + 1)
+        places = torch.from_numpy(length.copy()).to(self._device)  # host -> device, once per step
+        step = Decode(self.cache, places, longest, shortest)
+        logits = self._forward(self.rows.last, places, step)
+        length += 1
+        self._draw(0, logits, version)
+
+    def end(self, over: list[tuple[int, Finish]]) -> None:
+        """Tell who waits for these rows, and close the gaps they leave. Ascending by row."""
+        for row, finish in over:
+            self.rows.running[row].end(self.rows.completion(row, finish))
+        used = int(self.rows.length.max())
+        with torch.inference_mode():
+            self.cache.move(*self.rows.remove([row for row, _ in over]), used)
+
+    def move(self, device: torch.device) -> None:
+        """Model and cache, to another device; a cache that nobody uses is given back."""
+        self.model.to(device)
+        if not self.rows:
+            self.cache.clear()
+        self.cache.to(device)
+
+    def _reserve(self, rows: int, positions: int) -> None:
+        used = len(self.rows)
+        longest = int(self.rows.length.max()) if used else 0
+        with torch.inference_mode():
+            self.cache.reserve(rows, positions, used_rows=used, used_positions=longest)
+
+    def _forward(self, tokens: Any, places: Any, step: Step, **settings: Any) -> Tensor:
+        """Logits [N, V] of tokens [N] at these positions [N]."""
+        ids, positions = (torch.as_tensor(one).to(self._device)[None] for one in (tokens, places))
+        with torch.inference_mode():
+            result = self.model(
+                input_ids=ids,
+                position_ids=positions,
+                use_cache=False,
+                **settings,
+                **{hf_attention.STEP: step},
+            )
+        logits: Tensor = result.logits[0]
+        return logits
+
+    def _draw(self, first: int, logits: Tensor, version: int) -> None:
+        """The next token of the rows from `first` on; those that end leave."""
+        rows = self.rows
+        with torch.inference_mode():
+            uniform = rows.uniforms(first, self._device)
+            token, logp = draw(logits, uniform, **rows.filters(first, self._device))
+            drawn = token.cpu().numpy()  # device -> host, once per step
+            full = rows.record(first, drawn, logp.cpu().numpy(), version)
+        self.counts["generated_tokens"] += len(drawn)
+        self.counts["steps"] += 1
+        ended = self._ends[drawn]
+        for row in rows.stopping:
+            if row >= first and not ended[row - first]:
+                ended[row - first] = self._stops(row)
+        over = np.flatnonzero(full | ended)
+        if len(over):
+            self.end([(int(row) + first, "stop" if ended[row] else "length") for row in over])
+
+    def _stops(self, row: int) -> bool:
+        """Whether the newest token completes a stop text: earlier ones would have ended it before,
+        so the last few tokens are enough.
+        """
+        stop = self.rows.running[row].request.sampling.stop
+        longest = max(len(text.encode()) for text in stop)
+        text = self._tokenizer.decode(self.rows.tail(row, longest + _STOP_MARGIN))
+        return any(one in text for one in stop)
+
+
+def _context(model: Any, wanted: int) -> int:
+    """Tokens of prompt and completion together, which the model must allow."""
+    try:
+        allowed = models.context_length(model)
+    except UniRLError:
+        if wanted:
+            return wanted  # it has no bound of its own
+        raise
+    if wanted > allowed:
+        raise UniRLError(
+            f"engine.max_context is {wanted}",
+            f"{type(model).__name__} allows {allowed} tokens of prompt and completion together",
+            f"set it to {allowed} or less; 0 takes what the model allows",
+        )
+    return wanted or allowed

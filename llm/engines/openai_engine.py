@@ -1,0 +1,340 @@
+"""An engine behind a server that speaks OpenAI's API (vLLM, SGLang) and returns token ids and
+log-probabilities: the door to engines that are not embedded.
+
+Source: POST /v1/completions as vLLM and SGLang extend it (return_token_ids).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from unirl.core.errors import UniRLError
+from unirl.core.weights import Weights
+from unirl.llm.engine import (
+    Capabilities,
+    Completion,
+    EngineConfig,
+    EngineFailed,
+    Finish,
+    PauseMode,
+    Request,
+    SamplingConfig,
+)
+from unirl.llm.engines.openai_controls import Controls, find_controls
+from unirl.llm.engines.openai_http import BadStatus, HttpClient
+from unirl.llm.engines.openai_refusals import (
+    no_log_probabilities,
+    no_token_ids,
+    other_distribution,
+    refusal,
+    takes_no_weights,
+    unknown_model,
+)
+from unirl.llm.engines.usage import Usage, continuation_seed, extend, nothing_left
+from unirl.llm.models.model import ModelConfig
+
+Told = Literal["all", "temperature", "raw"]
+"""What a server's log-probabilities are of: the distribution that tokens are drawn from, the one
+before top_p and top_k, or the model's own.
+"""
+
+
+class OpenAiEngine:
+    """Engine (see there) over HTTP. Requests are streamed: `abort` and `pause` cut them, and what
+    was cut goes on with its tokens as part of the prompt.
+
+    The server is asked for model.path, or for engine.options.served_model_name where it serves the
+    model under another name. folder: where weights are written for servers that read them from a
+    disk. Engine vllm with a url is this one; then the server must take weights.
+    """
+
+    def __init__(self, model: ModelConfig, config: EngineConfig, *, folder: str = "") -> None:
+        self._config, self._source, self._folder = config, model.path, folder
+        self._model = config.options.get("served_model_name", model.path)
+        self._http = HttpClient(
+            config.url, key_variable=config.api_key_variable, seconds=config.timeout_seconds
+        )
+        self._usage = Usage()
+        self._runs: dict[str, _Run] = {}
+        self._controls: Controls | None = None
+        self._told: Told = "all"
+        self._version = -1
+        self._open = asyncio.Event()
+        self._open.set()
+        self._places = asyncio.Semaphore(config.max_sequences)
+        self._starting = asyncio.Lock()
+        self._started = self._closed = False
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See Engine. load_weights: known after `start`; only servers with endpoints for it."""
+        return Capabilities(load_weights=self._controls is not None)
+
+    @property
+    def version(self) -> int:
+        """See Engine."""
+        return self._version
+
+    async def start(self) -> None:
+        """See Engine. Waits for a server that is not up yet; then asks for one token, to see that
+        ids and log-probabilities come with it, and of which distribution.
+        """
+        async with self._starting:
+            if self._closed:
+                raise EngineFailed("the engine is closed", "it cannot be used", "make a new one")
+            if self._started:
+                return
+            try:
+                listed = await self._http.get("/models", patience=self._config.timeout_seconds)
+            except BadStatus as error:
+                raise self._refusal(error) from error
+            names = [str(one.get("id")) for one in (listed or {}).get("data", [])]
+            if names and self._model not in names:
+                raise unknown_model(self._http.url, self._model, names)
+            self._told = await self._ask_what_is_told()
+            self._controls = await find_controls(
+                self._http, self._config, self._source, self._folder
+            )
+            if self._config.kind == "vllm" and self._controls is None:
+                raise takes_no_weights(self._http.url, needed=True)
+            self._started = True
+
+    async def generate(self, request: Request) -> Completion:
+        """See Engine."""
+        if self._closed or not self._started:
+            raise UniRLError(
+                "the engine is not ready", "start comes before all else", "await start()"
+            )
+        self._check_sampling(request.sampling)
+        if nothing_left(request):
+            return extend(request, (), (), (), "length")
+        with self._usage.running(request.id):
+            run = self._runs[request.id] = _Run()
+            try:
+                return await self._whole(request, run)
+            finally:
+                del self._runs[request.id]
+
+    async def abort(self, ids: list[str] | None = None) -> None:
+        """See Engine."""
+        for name in list(self._runs) if ids is None else ids:
+            if name in self._runs:
+                self._runs[name].aborted = True
+                self._runs[name].cut.set()
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """See Engine."""
+        self._open.clear()
+        for run in self._runs.values():
+            if mode != "wait":
+                run.aborted = run.aborted or mode == "abort"
+                run.cut.set()
+        # A stream that is cut ends at once; one that is waited for has a deadline of its own.
+        for run in list(self._runs.values()):
+            await run.idle.wait()
+        self._usage.pause()
+
+    async def resume(self) -> None:
+        """See Engine."""
+        self._usage.resume()
+        self._open.set()
+
+    async def load_weights(self, weights: Weights, version: int) -> None:
+        """See Engine. UniRLError where the server has no endpoints for it."""
+        if self._controls is None:
+            raise takes_no_weights(self._http.url, needed=False)
+        was_open = self._open.is_set()
+        if was_open:
+            await self.pause("keep")
+        try:
+            await self._controls.load(weights, version)
+        except BadStatus as error:
+            raise self._refusal(error) from error
+        self._version = version
+        if was_open:
+            await self.resume()
+
+    async def sleep(self) -> None:
+        """See Engine: not for servers."""
+
+    async def wake(self) -> None:
+        """See Engine: not for servers."""
+
+    def stats(self) -> Mapping[str, float]:
+        """See Engine; and those of swaps, where there are any."""
+        return self._usage.as_stats() | dict(self._controls.stats() if self._controls else {})
+
+    async def close(self) -> None:
+        """See Engine. The server goes on."""
+        self._closed = True
+        await self.abort()
+        if self._controls is not None:
+            self._controls.close()
+            self._controls = None
+
+    async def _whole(self, request: Request, run: _Run) -> Completion:
+        """Stream it, again and again where pauses cut it."""
+        while True:
+            await self._gate(run)
+            if run.aborted:
+                return extend(request, (), (), (), "aborted")
+            async with self._places:
+                if not self._open.is_set():
+                    continue
+                part = await self._stream(request, run)
+            if part.finish != "aborted" or run.aborted:
+                return part
+            request = replace(request, partial=part)
+            if nothing_left(request):
+                return replace(part, finish="length")
+
+    async def _gate(self, run: _Run) -> None:
+        """Until the engine is open, or the request aborted."""
+        if not run.aborted:
+            run.cut.clear()
+        if self._open.is_set():
+            return
+        waits = [asyncio.ensure_future(one.wait()) for one in (self._open, run.cut)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waits:
+                one.cancel()
+
+    async def _stream(self, request: Request, run: _Run) -> Completion:
+        told = self._body(request)
+        name = f"{request.id}-{uuid.uuid4().hex[:8]}"
+        run.idle.clear()
+        reading = asyncio.create_task(self._read(told, {"X-Request-Id": name}, run))
+        cutting = asyncio.create_task(run.cut.wait())
+        run.tokens, run.logp = [], []
+        try:
+            await asyncio.wait({reading, cutting}, return_when=asyncio.FIRST_COMPLETED)
+            finish: Finish = reading.result() if reading.done() else "aborted"
+        except BadStatus as error:
+            raise self._refusal(error) from error
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise EngineFailed(
+                f"{self._http.url} hung up", str(error) or "no reason given", "look at the server"
+            ) from error
+        finally:
+            for task in (reading, cutting):
+                task.cancel()
+            await asyncio.gather(reading, cutting, return_exceptions=True)
+            run.idle.set()
+        self._usage.count(prompt=len(told["prompt"]), generated=len(run.tokens))
+        version = (self._version,) * len(run.tokens)
+        return extend(request, tuple(run.tokens), tuple(run.logp), version, finish)
+
+    async def _read(self, told: dict[str, Any], headers: dict[str, str], run: _Run) -> Finish:
+        async with self._http.events("/completions", told, headers) as chunks:
+            reason = None
+            async for chunk in chunks:
+                for choice in chunk.get("choices", []):
+                    ids, logp = self._parts(choice)
+                    run.tokens += ids
+                    run.logp += logp
+                    reason = choice.get("finish_reason") or reason
+        if reason is None:
+            raise EngineFailed(
+                f"{self._http.url} ended a stream without saying why",
+                "a completion must end with a finish_reason",
+                "look at the server's log",
+            )
+        if reason == "abort":
+            return "aborted"
+        return "length" if reason == "length" else "stop"
+
+    def _parts(self, choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+        """Tokens and log-probabilities of a chunk. Raises UniRLError when either is missing."""
+        ids = choice.get("token_ids")
+        told = (choice.get("logprobs") or {}).get("token_logprobs")
+        if (ids is None and choice.get("text")) or (ids is None and told):
+            raise no_token_ids(self._http.url)
+        ids = list(ids or [])
+        if len(told or []) != len(ids):
+            raise no_log_probabilities(self._http.url, len(ids), len(told or []))
+        return [int(one) for one in ids], [float(one) for one in told or []]
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        how, before = request.sampling, request.partial
+        done = before.tokens if before else ()
+        return {
+            "model": self._model,
+            "prompt": [*request.prompt, *done],
+            "max_tokens": how.max_tokens - len(done),
+            "temperature": how.temperature,
+            "top_p": how.top_p,
+            "top_k": how.top_k or -1,
+            "seed": continuation_seed(request),
+            "logprobs": 0,
+            "return_token_ids": True,
+            "stream": True,
+            # A server may have other defaults of its own, from the model's generation settings.
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            **({"stop": list(how.stop), "include_stop_str_in_output": True} if how.stop else {}),
+        }
+
+    async def _ask_what_is_told(self) -> Told:
+        """Draw one token twice, coldly and from the likeliest alone: whoever reports certainty
+        reports the distribution it draws from.
+        """
+        cold = await self._probe(SamplingConfig(temperature=0.05, max_tokens=1))
+        top = await self._probe(SamplingConfig(top_k=1, max_tokens=1))
+        if top.logp and top.logp[0] > -1e-6:
+            return "all"
+        if cold.tokens == top.tokens and abs(cold.logp[0] - top.logp[0]) < 1e-3:
+            return "raw"
+        return "temperature"
+
+    async def _probe(self, sampling: SamplingConfig) -> Completion:
+        request = Request(f"probe-{uuid.uuid4().hex[:8]}", (1, 1), sampling, 0)
+        part = await self._stream(request, _Run())
+        if not part.tokens:
+            raise no_token_ids(self._http.url)
+        return part
+
+    def _check_sampling(self, how: SamplingConfig) -> None:
+        """Log-probabilities must be those of the distribution that tokens are drawn from."""
+        cut = how.top_p < 1 or how.top_k > 0
+        if (self._told == "raw" and how.temperature not in (0.0, 1.0)) or (
+            self._told != "all" and cut
+        ):
+            raise other_distribution(
+                self._http.url,
+                f"it reports {self._told} ones; temperature is {how.temperature:g}, "
+                f"top_p {how.top_p:g}, top_k {how.top_k}",
+            )
+
+    def _refusal(self, error: BadStatus) -> UniRLError | EngineFailed:
+        variable = self._config.api_key_variable
+        return refusal(error, self._http.url, model=self._model, key_variable=variable)
+
+
+@dataclass
+class _Run:
+    """A request under way."""
+
+    cut: asyncio.Event = field(default_factory=asyncio.Event)
+    """Its stream is to end now."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    """No stream of it is open."""
+    aborted: bool = False
+    """It is not to go on afterwards."""
+    tokens: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    @property
+    def streaming(self) -> bool:
+        """Whether tokens may still come."""
+        return not self.idle.is_set()

@@ -1,0 +1,84 @@
+"""What an engine behind a server says when the server refuses; source: none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unirl.core.errors import UniRLError
+from unirl.llm.engine import EngineFailed
+from unirl.llm.engines.openai_http import BadStatus
+
+
+def refusal(
+    error: BadStatus, url: str, *, model: str, key_variable: str
+) -> UniRLError | EngineFailed:
+    """UniRLError for what no repetition mends, else EngineFailed."""
+    if error.status in (401, 403):
+        return UniRLError(
+            f"{url} asks for a key (status {error.status})",
+            f"the one in {key_variable} is refused" if key_variable else "none was sent",
+            "set engine.api_key_variable to the name of the variable that holds it",
+        )
+    if error.status == 404 and "model" in error.body.lower():
+        return unknown_model(url, model, [])
+    if error.status >= 500 or error.status in (408, 429):
+        return EngineFailed(
+            f"{url} failed (status {error.status})",
+            error.body or "it gives no reason",
+            "look at the server's log",
+        )
+    return UniRLError(
+        f"{url} refuses a request (status {error.status})",
+        error.body or "it gives no reason",
+        "change what it names",
+    )
+
+
+def unknown_model(url: str, model: str, names: Sequence[str]) -> UniRLError:
+    """names: what it serves, as far as it says."""
+    return UniRLError(
+        f"{url} does not serve {model}",
+        f"it serves {', '.join(names)}" if names else "it does not know the model",
+        "set model.path, or engine.options.served_model_name, to one of its names",
+    )
+
+
+def no_token_ids(url: str) -> UniRLError:
+    """Text cannot be turned back into the tokens that were drawn."""
+    return UniRLError(
+        f"{url} returns no token ids",
+        "completions must have token_ids when return_token_ids is true: text cannot be turned "
+        "back into the tokens that were drawn",
+        "use a server that returns them: vLLM, or SGLang",
+    )
+
+
+def no_log_probabilities(url: str, num_tokens: int, num_told: int) -> UniRLError:
+    """Without them nothing can be learned from the tokens."""
+    return UniRLError(
+        f"{url} returns no log-probabilities",
+        f"{num_tokens} tokens came with {num_told} of them",
+        "use a server that returns them for logprobs = 0, such as vLLM or SGLang",
+    )
+
+
+def other_distribution(url: str, rule: str) -> UniRLError:
+    """Its log-probabilities are not the behaviour's."""
+    return UniRLError(
+        f"{url} returns log-probabilities of another distribution",
+        rule,
+        "start vLLM with --logprobs-mode processed_logprobs, or set temperature and top_p to 1 "
+        "and top_k to 0",
+    )
+
+
+def takes_no_weights(url: str, *, needed: bool) -> UniRLError:
+    """needed: engine vllm was asked for, not a server as it is."""
+    return UniRLError(
+        f"{url} takes no new weights",
+        "engine vllm needs vLLM's development endpoints and UniRL's worker extension"
+        if needed
+        else "only vLLM with VLLM_SERVER_DEV_MODE=1 and SGLang have endpoints for that",
+        "start it with python -m unirl.llm.engines.vllm_server, "
+        "or use it where weights stay as they are",
+    )

@@ -1,0 +1,110 @@
+"""Only the adapter travels: a folder in peft's layout per version, which vLLM's workers load.
+
+Source: peft's adapter_config.json and adapter_model.safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unirl.core.errors import UniRLError
+from unirl.core.weights import Weights
+from unirl.llm.engine import EngineFailed
+from unirl.llm.weights.proof import unnamed_reading
+from unirl.llm.weights.transfer import import_safetensors
+
+ADAPTER_NAME, ADAPTER_ID = "unirl", 1
+_PREFIX = "base_model.model."
+_PARTS = (".lora_A.weight", ".lora_B.weight")
+
+
+class AdapterFolder:
+    """Writes adapters, and knows what a worker must hold after loading one.
+
+    alpha: adapters are scaled by alpha / rank. rank 0: read it from the tensors, and scale by 1.
+    """
+
+    def __init__(self, rank: int = 0, alpha: float = 1.0, folder: str = "") -> None:
+        self._rank, self._alpha = rank, alpha
+        self._own = not folder
+        self._folder = Path(folder or tempfile.mkdtemp(prefix="unirl-adapter-"))
+        self._last: Path | None = None
+        self._wanted: dict[str, set[str]] = {}
+
+    def write(self, weights: Weights, version: int, dtype: torch.dtype) -> Path:
+        """The folder of this version: a new one each time, for vLLM's caches go by the path.
+
+        weights: lora_A [r, K] and lora_B [N, r] by peft's names, with or without the name of the
+        adapter in them. Raises UniRLError when there are none.
+        """
+        tensors = {_peft_name(name): value for name, value in weights.items() if ".lora_" in name}
+        if not tensors:
+            raise UniRLError(
+                "engine.transfer is lora, and no adapter came",
+                f"of {len(weights)} tensors none is called lora_A or lora_B",
+                "set model.lora_rank above 0, or engine.transfer to shared",
+            )
+        rank = int(next(v.shape[0] for n, v in tensors.items() if n.endswith(_PARTS[0])))
+        settings: dict[str, Any] = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "bias": "none",
+            "r": rank,
+            "lora_alpha": self._alpha if self._rank else rank,
+            "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+        }
+        flat = {
+            name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()
+        }
+        path = self._folder / f"adapter-{os.getpid()}-{version}"
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "adapter_config.json").write_text(json.dumps(settings, indent=1))
+        import_safetensors().torch.save_file(flat, str(path / "adapter_model.safetensors"))
+        if self._last is not None and self._last != path:
+            shutil.rmtree(self._last, ignore_errors=True)
+        self._last = path
+        # vLLM multiplies B by alpha / r when it loads it.
+        scale = float(settings["lora_alpha"]) / rank
+        self._wanted = {
+            name: {unnamed_reading(value), unnamed_reading(value * scale)}
+            for name, value in flat.items()
+        }
+        return path
+
+    def require(self, reports: Sequence[Mapping[str, Sequence[str]]], peer: str) -> None:
+        """EngineFailed unless every worker holds all of this adapter, and nothing else."""
+        for index, report in enumerate(reports):
+            found = {one for parts in report.values() for one in parts}
+            known = {one for pair in self._wanted.values() for one in pair}
+            lost = [name for name, pair in self._wanted.items() if not pair & found]
+            if lost or not found <= known:
+                raise EngineFailed(
+                    f"worker {index} of {peer} does not compute with the adapter it was sent",
+                    f"{len(lost)} of {len(self._wanted)} tensors are not there"
+                    + (f", such as {lost[0]}" if lost else f", {len(found - known)} are unknown"),
+                    "give adapters to linear layers only, or set engine.transfer to shared",
+                )
+
+    def close(self) -> None:
+        """Remove what was written; idempotent."""
+        if self._last is not None:
+            shutil.rmtree(self._last, ignore_errors=True)
+            self._last = None
+        if self._own:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _peft_name(name: str) -> str:
+    """base_model.model.<layer>.lora_A.weight, without the adapter's own name."""
+    before, dot, after = name.partition(".lora_")
+    kind = after[0]
+    clean = before if before.startswith(_PREFIX) else _PREFIX + before
+    return f"{clean}{dot}{kind}.weight"

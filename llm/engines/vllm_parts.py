@@ -1,0 +1,113 @@
+"""Where a model inside vLLM keeps the tensors that transformers knows by other names: fused layers,
+padded vocabularies, repacked and tied weights.
+
+Source: vLLM's conventions (packed_modules_mapping, LinearBase, VocabParallelEmbedding).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unirl.llm.weights.proof import canonical, columns, unnamed_reading
+
+_WRAPPED = "base_layer"
+"""Below a layer that vLLM wrapped for adapters."""
+
+
+@torch.no_grad()
+def computed_parts(
+    model: nn.Module, shapes: Mapping[str, tuple[int, ...]], version: int
+) -> Iterator[tuple[str, str, Tensor]]:
+    """(place in this model, name as sent, value) of all that could be found again. A matrix comes
+    as its sampled columns, read through the layer's own kernel wherever it has one.
+
+    shapes: what was sent, by its names. Only for models that are whole in this process.
+    """
+    packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    by_storage: dict[int, str] = {}
+    modules: list[tuple[str, Any]] = list(model.named_modules())
+    for path, module in modules:
+        if _is_embedding(module) and f"{path}.weight" in shapes:
+            by_storage[module.weight.data_ptr()] = f"{path}.weight"
+    for path, module in modules:
+        clean = path.removesuffix(f".{_WRAPPED}")
+        for kind in ("weight", "bias"):
+            value = getattr(module, kind, None)
+            if not isinstance(value, Tensor):
+                continue
+            names = [f"{one}.{kind}" for one in _names(clean, packed)]
+            if names[0] not in shapes and value.numel():
+                names = [by_storage.get(value.data_ptr(), "")]  # a tied head
+            if not all(name in shapes for name in names):
+                continue
+            whole = _value(module, kind, value, shapes[names[0]], version)
+            sizes = [shapes[name][0] for name in names]
+            for name, part in zip(names, torch.split(whole[: sum(sizes)], sizes), strict=True):
+                yield f"{path}.{kind}", name, part
+
+
+def refresh_tied_heads(model: nn.Module) -> None:
+    """On CPU an output layer that shares the embedding's memory keeps its own repacked copy, which
+    vLLM does not make anew when weights are loaded again: do it here.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    modules: list[Any] = list(model.modules())
+    shared = {
+        module.weight.data_ptr()
+        for module in modules
+        if _is_embedding(module) and not isinstance(module, ParallelLMHead)
+    }
+    for module in modules:
+        if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
+            weight = module.weight
+            if weight.numel() and weight.data_ptr() in shared:
+                from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+                dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+def adapter_parts(manager: Any, adapter: int) -> dict[str, list[str]]:
+    """Readings of what an adapter manager holds: {layer: [A, B]}, of each part of fused layers."""
+    model = manager.get_adapter(adapter)
+    found: dict[str, list[str]] = {}
+    if model is None:
+        return found
+    for name, layer in model.loras.items():
+        for one in (layer.lora_a, layer.lora_b):
+            parts = one if isinstance(one, list) else [one]
+            found.setdefault(name, []).extend(
+                unnamed_reading(part) for part in parts if part is not None
+            )
+    return found
+
+
+def _names(path: str, packed: Mapping[str, list[str]]) -> list[str]:
+    before, dot, leaf = path.rpartition(".")
+    return [f"{before}{dot}{one}" for one in packed.get(leaf, [leaf])]
+
+
+def _value(module: Any, kind: str, value: Tensor, shape: tuple[int, ...], version: int) -> Tensor:
+    """A bias or norm as it is; of a matrix the sampled columns [N, C], as multiplied with."""
+    if kind == "bias" or len(shape) != 2:
+        return value
+    picked = columns(shape[1], version)
+    multiply = getattr(module, "cpu_linear", None)
+    if multiply is None or (_is_embedding(module) and not _is_head(module)):
+        return value[:, picked]
+    dtype = value.dtype
+    hot = torch.zeros(len(picked), shape[1], dtype=dtype, device=value.device)
+    hot[torch.arange(len(picked)), torch.tensor(picked)] = 1
+    return canonical(multiply(hot, value, None).T, dtype)
+
+
+def _is_embedding(module: Any) -> bool:
+    return any(one.__name__ == "VocabParallelEmbedding" for one in type(module).__mro__)
+
+
+def _is_head(module: Any) -> bool:
+    return any(one.__name__ == "ParallelLMHead" for one in type(module).__mro__)

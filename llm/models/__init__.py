@@ -1,0 +1,1 @@
+"""Language models as transformers loads them, and the small ones that need no download."""

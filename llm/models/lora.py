@@ -1,0 +1,79 @@
+"""Adapters of low rank: the base stays as it is, and serves as the reference.
+
+LoRA: arXiv 2106.09685.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unirl.core.errors import UniRLError
+from unirl.llm.models.model import ModelConfig, flat_weights
+
+_PREFIX = "base_model.model."
+
+
+def add_adapters(model: Any, config: ModelConfig) -> Any:
+    """The model with adapters that alone learn, in float32; the model itself at rank 0.
+
+    Raises UniRLError when peft is missing or a layer that config names is not there.
+    """
+    if config.lora_rank == 0:
+        return model
+    try:
+        import peft
+    except ImportError as error:
+        raise UniRLError(
+            "model.lora_rank needs peft, which is not installed",
+            str(error),
+            "pip install 'unirl[llm]', or set model.lora_rank to 0",
+        ) from error
+    targets: Any = list(config.lora_targets) or "all-linear"
+    settings = peft.LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]
+        lora_dropout=config.lora_dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return peft.get_peft_model(model, settings)
+    except ValueError as error:
+        raise UniRLError(
+            f"model.lora_targets {list(config.lora_targets)} do not fit {type(model).__name__}",
+            str(error),
+            "leave it out: all linear layers but the last get adapters",
+        ) from error
+
+
+def has_adapters(model: Any) -> bool:
+    """Whether `add_adapters` gave it some."""
+    return hasattr(model, "peft_config")
+
+
+@torch.no_grad()
+def published_weights(model: Any) -> dict[str, Tensor]:
+    """What engines need: parameters by the names of the model without adapters, these added."""
+    if not has_adapters(model):
+        return flat_weights(model)
+    deltas = {
+        name: module.get_delta_weight("default")
+        for name, module in model.named_modules()
+        if hasattr(module, "get_delta_weight")
+    }
+    weights = {}
+    for name, value in flat_weights(model).items():
+        if "lora_" in name:
+            continue
+        layer, _, rest = name.rpartition(".base_layer.")
+        if layer:
+            merged = value
+            if rest == "weight":
+                merged = (value.float() + deltas[layer].float()).to(value.dtype)
+            weights[f"{layer}.{rest}".removeprefix(_PREFIX)] = merged
+        else:
+            weights[name.removeprefix(_PREFIX)] = value
+    return weights

@@ -1,0 +1,260 @@
+"""Which language model is trained, and how it and its tokenizer are loaded by transformers.
+
+Source: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from unirl.core.errors import UniRLError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TINY = "tiny"
+"""The path that names no folder: a small Llama, made in memory."""
+ModelDtype = Literal["auto", "float32", "bfloat16"]
+AttentionName = Literal["sdpa", "eager", "flash_attention_2"]
+_DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model, what it computes in, and which of its weights learn."""
+
+    path: str = TINY
+    """A folder in Hugging Face's layout, an id of its hub, or "tiny": a Llama of about a million
+    weights, made on the spot.
+    """
+    dtype: ModelDtype = "auto"
+    """What it computes in. bfloat16: half the memory, several times as fast where the processor
+    knows it, coarser log-probabilities. auto: what its folder says; float32 for tiny.
+    """
+    attention: AttentionName = "sdpa"
+    """How the learner computes attention. eager: slow and plain; flash_attention_2: CUDA only,
+    needs a package of its own.
+    """
+    gradient_checkpointing: bool = False
+    """Keep only the borders of layers and compute the rest again: less memory, a third slower."""
+    shard: bool = False
+    """Under torchrun: divide weights, gradients and optimiser among the processes (FSDP2). Less
+    memory in each, more talk between them.
+    """
+    lora_rank: int = 0
+    """0: all weights learn. More: only adapters of this rank do; larger ones can say more."""
+    lora_alpha: float = 32.0
+    """Adapters are scaled by alpha / rank. More: larger steps at the same learning rate."""
+    lora_targets: tuple[str, ...] = ()
+    """Names of the linear layers that get adapters, such as q_proj. (): all but the last one."""
+    lora_dropout: float = 0.0
+    """More than 0 makes the learner's log-probabilities differ from the engine's: leave it."""
+    revision: str = ""
+    """Branch, tag or commit on the hub. "": the newest."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Only for models whose code you have read."""
+    seed: int = 0
+    """tiny: the seed of its weights."""
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise UniRLError(
+                "model.path is empty",
+                "it must name a folder, an id of the hub, or tiny",
+                "--model.path tiny needs no download",
+            )
+        if self.lora_rank < 0:
+            raise UniRLError(
+                f"model.lora_rank is {self.lora_rank}",
+                "it must be >= 0",
+                "0 trains all weights, 16 is usual for adapters",
+            )
+        if not self.lora_alpha > 0:
+            raise UniRLError(
+                f"model.lora_alpha is {self.lora_alpha}",
+                "it must be > 0",
+                "twice the rank is usual",
+            )
+        if not 0 <= self.lora_dropout < 1:
+            raise UniRLError(
+                f"model.lora_dropout is {self.lora_dropout}",
+                "it must lie in [0, 1)",
+                "0 is right for reinforcement learning",
+            )
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer that belongs to the model. Raises UniRLError where there is none."""
+    transformers = import_transformers()
+    if config.path == TINY:
+        from unirl.llm.models.tiny import tiny_tokenizer
+
+        return tiny_tokenizer()
+    _check_folder(config.path)
+    try:
+        return transformers.AutoTokenizer.from_pretrained(config.path, **_source(config))  # type: ignore[no-any-return]
+    except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
+        raise UniRLError(
+            f"the tokenizer of {config.path} cannot be loaded: {_brief(error)}",
+            "a model needs tokenizer.json, or what its own tokenizer is made of",
+            "copy the tokenizer's files beside config.json",
+        ) from error
+
+
+def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> PreTrainedModel:
+    """The model without dropout, in eval mode: adapters and gradients are the learner's affair.
+
+    Raises UniRLError when it is missing, incomplete, or needs code that is not trusted.
+    """
+    transformers = import_transformers()
+    if config.path == TINY:
+        from unirl.llm.models.tiny import tiny_model
+
+        tiny: Any = tiny_model(config.seed, attention=config.attention)
+        return tiny.to(device, _DTYPES.get(config.dtype, torch.float32))  # type: ignore[no-any-return]
+    _check_folder(config.path)
+    dtype: Any = _DTYPES.get(config.dtype, "auto")
+    try:
+        settings = transformers.AutoConfig.from_pretrained(config.path, **_source(config))
+        drop_dropout(settings)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            config.path,
+            config=settings,
+            dtype=dtype,
+            attn_implementation=config.attention,
+            **_source(config),
+        )
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise UniRLError(
+            f"model {config.path} cannot be loaded: {_brief(error)}",
+            "model.path must be a folder or hub id of a causal language model that transformers "
+            "can read",
+            "unirl model tiny DIR makes one that works",
+        ) from error
+    return model.to(device).eval()  # type: ignore[no-any-return]
+
+
+def end_token_ids(tokenizer: Any, model: Any) -> tuple[int, ...]:
+    """Tokens that end a completion: the tokenizer's and all those of the model's generation
+    settings (chat models often have several). Ascending.
+    """
+    found: set[int] = set()
+    settings = getattr(model, "generation_config", None)
+    for ids in (
+        getattr(tokenizer, "eos_token_id", None),
+        getattr(settings, "eos_token_id", None),
+        getattr(model.config, "eos_token_id", None),
+    ):
+        if ids is not None:
+            found.update(ids if isinstance(ids, (list, tuple)) else [ids])
+    return tuple(sorted(found))
+
+
+def context_length(model: Any) -> int:
+    """Most tokens of prompt and completion together. Raises UniRLError where the model has no such
+    bound.
+    """
+    settings = model.config.get_text_config()
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        length = getattr(settings, name, None)
+        if isinstance(length, int) and length > 0:
+            return length
+    raise UniRLError(
+        f"{type(model).__name__} does not say how long its context is",
+        "config.json has no max_position_embeddings",
+        "set engine.max_context",
+    )
+
+
+def flat_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters by name, each shared one once (a tied lm_head under the embedding's name): what
+    learners publish and engines take. The tensors are the model's own.
+    """
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@torch.no_grad()
+def load_flat_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy into the model, in place, in its own dtype. All or nothing.
+
+    Raises UniRLError when names are missing or unknown, or shapes differ; then nothing was copied.
+    """
+    own = flat_weights(model)
+    missing = [name for name in own if name not in weights]
+    unknown = [name for name in weights if name not in own]
+    if missing or unknown:
+        told = [
+            f"{len(names)} {kind} ({', '.join(names[:3])}{', ...' if names[3:] else ''})"
+            for kind, names in (("missing", missing), ("unknown", unknown))
+            if names
+        ]
+        raise UniRLError(
+            f"weights do not fit {type(model).__name__}: {' and '.join(told)}",
+            f"it has {len(own)} parameters by name, tied ones once; {len(weights)} came",
+            "learner and engine must load the same model.path",
+        )
+    for name, value in own.items():
+        if value.shape != weights[name].shape:
+            raise UniRLError(
+                f"weight {name} does not fit {type(model).__name__}",
+                f"its shape must be {list(value.shape)}, it is {list(weights[name].shape)}",
+                "learner and engine must load the same model.path",
+            )
+    torch._foreach_copy_(list(own.values()), [weights[name] for name in own])
+
+
+def drop_dropout(settings: Any) -> None:
+    """Set every dropout of a model's settings to 0: with it no two log-probabilities agree."""
+    for part in (settings, settings.get_text_config()):
+        for name, value in vars(part).items():
+            if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop")):
+                setattr(part, name, 0.0)
+
+
+def import_transformers() -> Any:
+    """The package, or a UniRLError that says how to get it."""
+    try:
+        import transformers
+        from transformers.utils.logging import disable_progress_bar
+    except ImportError as error:
+        raise UniRLError(
+            "language models need transformers, which is not installed",
+            _brief(error),
+            "pip install 'unirl[llm]'",
+        ) from error
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # it would be drawn over the console
+    return transformers
+
+
+def _source(config: ModelConfig) -> dict[str, Any]:
+    found: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    if config.revision:
+        found["revision"] = config.revision
+    return found
+
+
+def _check_folder(path: str) -> None:
+    """Tell a folder that is not there, or not a model, from an id of the hub."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UniRLError(
+                f"folder {path} holds no model",
+                "there must be a config.json in it, as save_pretrained writes",
+                "name the folder with config.json, or make one: unirl model tiny DIR",
+            )
+    elif path.startswith(("/", "./", "../", "~")) or path.count("/") > 1 or "\\" in path:
+        raise UniRLError(
+            f"model folder {path} does not exist",
+            "model.path must be a folder, an id of the hub (owner/name), or tiny",
+            "unirl model smollm2 DIR makes one without a download from the hub",
+        )
+
+
+def _brief(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,1 @@
+"""What judges completions: rules, models, judges and own code, each within its time."""

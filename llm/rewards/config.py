@@ -1,0 +1,89 @@
+"""Which rewards judge completions, with which weights and limits; source: none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from unirl.core.errors import UniRLError
+from unirl.llm.rewards.judge import JudgeConfig
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """What completions are rewarded for; the reward is the weighted sum."""
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Rewards by name: auto (the task's own), exact, last_number, characters, regex, math
+    (math-verify), gym (reasoning-gym), model, judge, or module:function of your own. A larger
+    weight: counts more. 0: only reported. None at all: auto alone.
+    """
+    timeout_seconds: float = 10.0
+    """How long judging one completion may take, repetitions included, before it counts as timed
+    out. More: fewer good answers lost, slower groups where code hangs.
+    """
+    workers: int = 2
+    """Processes for code that may hang or crash: math, gym, regex and functions of your own that
+    are not async. More: more of it at a time, more memory.
+    """
+    concurrency: int = 64
+    """Completions that a judge or an async function of your own may have in hand at a time. More:
+    faster, more load there.
+    """
+    rate_per_second: float = 0.0
+    """Calls of a judge or an own function that may start per second. 0: any number."""
+    give_up_after: int = 200
+    """Completions in a row to which a reward gives no score, as it fails or is too slow, before the
+    run ends. More: sits out longer outages. 0: never ends.
+    """
+    pattern: str = ""
+    """regex: what must occur in a completion, as Python's re spells it; a dot matches line ends."""
+    model: str = ""
+    """model: folder or hub id of a classifier with one label, the value."""
+    model_batch: int = 16
+    """model: completions judged at a time. More: faster, more memory."""
+    device: str = "auto"
+    """model: where it runs. auto: cuda where there is one, else cpu."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    """judge: which server is asked, and how."""
+
+    def __post_init__(self) -> None:
+        for name in ("timeout_seconds", "workers", "concurrency", "model_batch"):
+            if not getattr(self, name) > 0:
+                raise _wrong(name, getattr(self, name), "must be > 0", "leave it out")
+        if self.workers > 64:
+            raise _wrong("workers", self.workers, "must be <= 64", "each is a process")
+        for name in ("rate_per_second", "give_up_after"):
+            if not getattr(self, name) >= 0:
+                raise _wrong(name, getattr(self, name), "must be >= 0", "0 sets no limit")
+        for name, weight in self.weights.items():
+            if not math.isfinite(weight):
+                raise _wrong(f"weights.{name}", weight, "must be finite", "1 is usual")
+        if self.weights and not any(self.weights.values()):
+            raise UniRLError(
+                "no reward counts",
+                f"one weight must differ from 0, all {len(self.weights)} are 0",
+                "raise one of reward.weights",
+            )
+        for name, key in (("regex", "pattern"), ("model", "model")):
+            if name in self.weights and not getattr(self, key):
+                raise UniRLError(
+                    f'reward "{name}" lacks its {key}', f'reward.{key} is ""', f"set reward.{key}"
+                )
+        if "judge" in self.weights and not (self.judge.url and self.judge.model):
+            raise UniRLError(
+                'reward "judge" has no one to ask',
+                f'reward.judge.url is "{self.judge.url}", reward.judge.model "{self.judge.model}"',
+                "set both, such as http://127.0.0.1:8000/v1 and the model's name there",
+            )
+
+    @property
+    def weight_of(self) -> dict[str, float]:
+        """All rewards with their weights, the default included."""
+        # Not a default of the field: what a file or a flag names is added to a field's default.
+        return dict(self.weights) or {"auto": 1.0}
+
+
+def _wrong(name: str, value: object, rule: str, remedy: str) -> UniRLError:
+    return UniRLError(f"reward.{name} is {value}", f"it {rule}", remedy)

@@ -1,0 +1,52 @@
+"""What every reward is: it judges the completions of one prompt, and says so where it cannot;
+source: none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from unirl.llm.engine import Completion
+from unirl.llm.group import FAILED, TIMED_OUT, Score
+from unirl.llm.tasks.prompts import Prompt
+
+_WHY_CHARACTERS = 500
+
+
+class Reward(Protocol):
+    """Judges completions. Raises UniRLError for what no repetition mends; whatever else goes wrong
+    is told in the scores.
+    """
+
+    async def score(
+        self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
+    ) -> list[Score]:
+        """One score for each completion, in their order. texts: the completions as text."""
+
+    def close(self) -> None:
+        """Let go of processes and memory; idempotent."""
+
+
+def failed(why: str) -> Score:
+    """No value, and why."""
+    return Score(outcome=FAILED, why=why[:_WHY_CHARACTERS])
+
+
+def timed_out(why: str) -> Score:
+    """No value before the deadline."""
+    return Score(outcome=TIMED_OUT, why=why[:_WHY_CHARACTERS])
+
+
+def as_score(value: Any) -> Score:
+    """What a function returned: a finite number (or true, false) is a value, anything else a
+    failure.
+    """
+    try:
+        number = float(value) if not isinstance(value, str | bytes) else math.nan
+    except (TypeError, ValueError):
+        return failed(f"it returned {value!r}, which is no number")
+    if not math.isfinite(number):
+        return failed(f"it returned {value!r}, which is no finite number")
+    return Score(number)

@@ -1,0 +1,1 @@
+"""Questions with their answers, and the prompts that they become."""

@@ -1,0 +1,107 @@
+"""Tasks that need no data: small sums for models that speak, strings of digits for models from
+scratch; source: none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from unirl.core.errors import UniRLError
+from unirl.llm.tasks.config import TaskConfig
+from unirl.llm.tasks.task import Example, Examples, Subset, Task, checked_options, question, split
+
+CHARACTERS = "0123456789 =:#"
+"""All that reverse, copy and count are written with: what a character tokenizer needs."""
+_MOST_STRINGS = 100_000
+
+
+@dataclass(frozen=True)
+class DigitStrings:
+    """All strings of n digits, or 100 000 of them evenly spread, each made into a question."""
+
+    num_digits: int
+    ask: Callable[[str], Example]
+
+    def __len__(self) -> int:
+        return int(min(10**self.num_digits, _MOST_STRINGS))
+
+    def __getitem__(self, index: int, /) -> Example:
+        number = index * 10**self.num_digits // len(self)
+        return self.ask(f"{number:0{self.num_digits}d}")
+
+
+def built_in_task(name: str, config: TaskConfig) -> Task:
+    """A task of BUILT_IN. Its split is the same in every run."""
+    examples, reward, propose = BUILT_IN[name](name, config)
+    train, held_out = split(len(examples), config, name, propose)
+    return Task(name, Subset(examples, train), Subset(examples, held_out), reward)
+
+
+def _arithmetic(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
+    """What is a + b?, a and b in 0..20: 441 questions."""
+    checked_options(name, config, ())
+    sums = [question(f"What is {a} + {b}?", str(a + b)) for a in range(21) for b in range(21)]
+    return sums, "last_number", 41
+
+
+def _digits(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
+    """Sums and products of two digits: 200 questions, 150 of them to train on."""
+    checked_options(name, config, ())
+    pairs = [(a, b) for a in range(10) for b in range(10)]
+    sums = [question(f"What is {a} + {b}?", str(a + b)) for a, b in pairs]
+    products = [question(f"What is {a} * {b}?", str(a * b)) for a, b in pairs]
+    return sums + products, "last_number", 50
+
+
+def _reverse(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
+    """4 7 = 74."""
+    return _strings(name, config, lambda text: _plain(f"{_spaced(text)} =", text[::-1]))
+
+
+def _copy(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
+    """4 7 : 47."""
+    return _strings(name, config, lambda text: _plain(f"{_spaced(text)} :", text))
+
+
+def _count(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
+    """3 1 3 # 2: how often the first digit occurs."""
+    return _strings(
+        name, config, lambda text: _plain(f"{_spaced(text)} #", str(text.count(text[0])))
+    )
+
+
+def _strings(
+    name: str, config: TaskConfig, ask: Callable[[str], Example]
+) -> tuple[Examples, str, int | None]:
+    value = checked_options(name, config, ("digits",)).get("digits", "2")
+    if not (value.isdecimal() and 1 <= int(value) <= 18):
+        raise UniRLError(
+            f'task.options.digits is "{value}"',
+            "it must be a whole number from 1 to 18",
+            "2 is the default; more digits are harder",
+        )
+    return DigitStrings(int(value), ask), "characters", None
+
+
+def _plain(text: str, answer: str) -> Example:
+    return Example(text=text, answer=answer)
+
+
+def _spaced(text: str) -> str:
+    return " ".join(text)
+
+
+BUILT_IN: Mapping[str, Callable[[str, TaskConfig], tuple[Examples, str, int | None]]] = (
+    MappingProxyType(
+        {
+            "arithmetic": _arithmetic,
+            "digits": _digits,
+            "reverse": _reverse,
+            "copy": _copy,
+            "count": _count,
+        }
+    )
+)
+"""By name: examples, the reward that judges them, and how many to hold out (None: a tenth)."""

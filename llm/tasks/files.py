@@ -1,0 +1,226 @@
+"""Tasks from JSON lines, Parquet files and Hugging Face datasets; source: none."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from unirl.core.errors import UniRLError
+from unirl.llm.tasks.config import TaskConfig
+from unirl.llm.tasks.task import Example, Examples, Message, Subset, Task, checked_options, split
+
+
+class Rows(Protocol):
+    """Rows of a file: fields by name."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class JsonLines:
+    """The lines of a file as they are; each is parsed when it is asked for."""
+
+    path: str
+    lines: Sequence[tuple[int, bytes]]
+    """With their numbers: empty lines do not count as rows."""
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
+        number, line = self.lines[index]
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise self._wrong(number, str(error)) from None
+        if not isinstance(row, dict):
+            raise self._wrong(number, f"it holds {type(row).__name__}")
+        return row
+
+    def _wrong(self, number: int, found: str) -> UniRLError:
+        return UniRLError(
+            f"line {number} of {self.path} cannot be read",
+            f"every line is a JSON object; {found}",
+            "mend the line, or remove it",
+        )
+
+
+@dataclass(frozen=True)
+class ParquetRows:
+    """A table in memory, read row by row."""
+
+    table: Any
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def __getitem__(self, index: int, /) -> Mapping[str, Any]:
+        row: Mapping[str, Any] = self.table.slice(index, 1).to_pylist()[0]
+        return row
+
+
+@dataclass(frozen=True)
+class RowExamples:
+    """Rows as examples."""
+
+    rows: Rows
+    source: str
+    prompt_field: str
+    answer_field: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int, /) -> Example:
+        row = self.rows[index]
+        prompt = self._field(row, index, self.prompt_field, "prompt_field")
+        answer = self._answer(row, index)
+        used = (self.prompt_field, self.answer_field)
+        info = {name: value for name, value in row.items() if name not in used}
+        return Example(answer=answer, messages=self._messages(prompt, index), info=info)
+
+    def _answer(self, row: Mapping[str, Any], index: int) -> str:
+        if not self.answer_field:
+            return ""
+        value = self._field(row, index, self.answer_field, "answer_field")
+        return value if isinstance(value, str) else json.dumps(value, default=str)
+
+    def _messages(self, prompt: Any, index: int) -> tuple[Message, ...]:
+        if isinstance(prompt, str):
+            return ({"role": "user", "content": prompt},)
+        turns = list(prompt) if isinstance(prompt, list | tuple | np.ndarray) else []
+        if turns and all(isinstance(t, Mapping) and {"role", "content"} <= set(t) for t in turns):
+            return tuple(turns)
+        raise UniRLError(
+            f'field "{self.prompt_field}" of row {index} of {self.source} is no prompt',
+            "expected text or a list of messages with role and content, found "
+            + type(prompt).__name__,
+            "name another field in task.prompt_field",
+        )
+
+    def _field(self, row: Mapping[str, Any], index: int, name: str, key: str) -> Any:
+        if row.get(name) is not None:
+            return row[name]
+        near = difflib.get_close_matches(name, row, n=1)
+        remedy = f"set task.{key} to one of them"
+        if key == "answer_field":
+            remedy += ', or to "" if there is none'
+        raise UniRLError(
+            f'row {index} of {self.source} has no field "{name}"',
+            f"it has {', '.join(row)}" if name not in row else "its value is null",
+            f'did you mean "{near[0]}"? Set task.{key}' if near and name not in row else remedy,
+        )
+
+
+def file_task(name: str, config: TaskConfig) -> Task:
+    """The task of `jsonl:PATH`, `parquet:PATH` or `hf:NAME`. Raises UniRLError for a file that is
+    missing and a first row that lacks a field.
+    """
+    kind, _, where = name.partition(":")
+    known = ("subset", "split", "eval_split") if kind == "hf" else ("eval",)
+    options = checked_options(name, config, known)
+
+    def examples(rows: Rows, source: str) -> Examples:
+        made = RowExamples(rows, source, config.prompt_field, config.answer_field)
+        if len(made):
+            made[0]
+        return made
+
+    all_rows, other_rows = READERS[kind](where, options)
+    all_examples = examples(all_rows, where)
+    # Without a reward of its own: what an answer is worth only its author knows.
+    if other_rows is None:
+        train, held_out = split(len(all_rows), config, name)
+        return Task(name, Subset(all_examples, train), Subset(all_examples, held_out))
+    return Task(
+        name,
+        _first(all_examples, config.num_train),
+        _first(examples(other_rows, options.get("eval", where)), config.num_eval),
+    )
+
+
+def _first(examples: Examples, most: int | None) -> Examples:
+    size = len(examples) if most is None else min(most, len(examples))
+    return Subset(examples, np.arange(size))
+
+
+def _read_jsonl(where: str, options: Mapping[str, str]) -> tuple[Rows, Rows | None]:
+    def read(path: str) -> Rows:
+        lines = _existing(path).read_bytes().splitlines()
+        kept = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        return JsonLines(path, kept)
+
+    return read(where), read(options["eval"]) if "eval" in options else None
+
+
+def _read_parquet(where: str, options: Mapping[str, str]) -> tuple[Rows, Rows | None]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise _missing("parquet:" + where, "pyarrow") from None
+
+    def read(path: str) -> Rows:
+        return ParquetRows(parquet.read_table(_existing(path)))
+
+    return read(where), read(options["eval"]) if "eval" in options else None
+
+
+def _read_dataset(where: str, options: Mapping[str, str]) -> tuple[Rows, Rows | None]:
+    try:
+        import datasets
+    except ImportError:
+        raise _missing("hf:" + where, "datasets") from None
+
+    def read(part: str) -> Rows:
+        try:
+            rows: Rows = datasets.load_dataset(where, options.get("subset"), split=part)
+        except Exception as error:  # many kinds: unknown name, no network, unknown subset or split
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise UniRLError(
+                f'dataset "{where}" cannot be loaded',
+                f'its split "{part}" was asked for: {reason[0]}',
+                "check the name, task.options.subset and task.options.split",
+            ) from error
+        return rows
+
+    other = read(options["eval_split"]) if "eval_split" in options else None
+    return read(options.get("split", "train")), other
+
+
+def _existing(path: str) -> Path:
+    found = Path(path).expanduser()
+    if found.is_file():
+        return found
+    folder = found.parent
+    near = difflib.get_close_matches(
+        found.name, [entry.name for entry in folder.iterdir()] if folder.is_dir() else [], n=1
+    )
+    raise UniRLError(
+        f"file {path} does not exist",
+        f"it was looked for in {folder.resolve()}"
+        + ("" if folder.is_dir() else ", which does not exist either"),
+        f'did you mean "{near[0]}"?' if near else "check task.name",
+    )
+
+
+def _missing(task: str, package: str) -> UniRLError:
+    return UniRLError(
+        f'task "{task}" cannot be read',
+        f"the package {package} is not installed",
+        "pip install 'unirl[llm]'",
+    )
+
+
+READERS: Mapping[str, Callable[[str, Mapping[str, str]], tuple[Rows, Rows | None]]] = (
+    MappingProxyType({"jsonl": _read_jsonl, "parquet": _read_parquet, "hf": _read_dataset})
+)
+"""By the word before the colon: reads the rows, and those held out where they lie apart."""

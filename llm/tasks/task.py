@@ -1,0 +1,183 @@
+"""Tasks: questions with their answers, by index, split into those to train on and those held out;
+source: none.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from unirl.core.errors import UniRLError
+from unirl.core.seeding import derive_seed
+from unirl.llm.own_code import is_own, load_own
+from unirl.llm.tasks.config import TaskConfig
+
+Message: TypeAlias = Mapping[str, Any]
+"""One turn of a conversation: role and content."""
+Indices: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+MOST_HELD_OUT = 200
+"""Examples held out of a task that proposes no number itself, if it is large."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One question: messages for a chat template, or a plain text to be continued."""
+
+    answer: str = ""
+    """The right answer; "" where no reward needs one."""
+    messages: tuple[Message, ...] = ()
+    text: str = ""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """What else rewards may want to know: values that JSON can hold."""
+
+
+class Examples(Protocol):
+    """Examples by index, the same at every reading."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Example: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """Questions of one kind."""
+
+    name: str
+    train: Examples
+    held_out: Examples
+    reward: str = ""
+    """Name of the reward that judges it unless told otherwise; "": it has none."""
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some of the examples of another sequence, in this order."""
+
+    examples: Examples
+    indices: Indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int, /) -> Example:
+        return self.examples[int(self.indices[index])]
+
+
+def question(text: str, answer: str) -> Example:
+    """One user turn and its answer."""
+    return Example(answer=answer, messages=({"role": "user", "content": text},))
+
+
+def make_tasks(config: TaskConfig) -> list[Task]:
+    """The tasks that a config names, in its order. Raises UniRLError for one that is unknown,
+    unreadable or empty.
+    """
+    tasks = [make_task(name, config) for name in config.weights]
+    for key in config.options:
+        if "/" in key and key.rpartition("/")[0] not in config.weights:
+            raise UniRLError(
+                f'task.options sets "{key}"',
+                f'there is no task "{key.rpartition("/")[0]}", there are '
+                + ", ".join(config.weights),
+                "name one of them before the last slash, or leave it out to set all",
+            )
+    return tasks
+
+
+def make_task(name: str, config: TaskConfig) -> Task:
+    """One task by its name; see TaskConfig.name."""
+    from unirl.llm.tasks import builtin, files, gym
+
+    kind, colon, rest = name.partition(":")
+    if name in builtin.BUILT_IN:
+        task = builtin.built_in_task(name, config)
+    elif colon and kind in files.READERS:
+        task = files.file_task(name, config)
+    elif colon and kind == "gym":
+        task = gym.gym_task(rest, config)
+    elif is_own(name):
+        task = _own_task(name, config)
+    else:
+        known = [*builtin.BUILT_IN, *(f"{k}:" for k in (*files.READERS, "gym"))]
+        near = difflib.get_close_matches(name, known, n=1)
+        raise UniRLError(
+            f'task "{name}" is unknown',
+            f"there are {', '.join(known)} and module:function of your own",
+            f'did you mean "{near[0]}"?' if near else "name one of them",
+        )
+    if not len(task.train):
+        raise empty_split(task.name, "train", 0, config)
+    return task
+
+
+def split(size: int, config: TaskConfig, task: str, propose: int | None = None) -> tuple[Any, Any]:
+    """Indices of [0, size) to train on and those held out: disjoint, and a function of the size and
+    the two counts alone. Raises UniRLError when either would be empty.
+    """
+    asked = config.num_eval
+    if asked is None:
+        asked = propose if propose is not None else min(MOST_HELD_OUT, size // 10)
+    # Raw bits of a counter-based generator, sorted: the order is the same with every numpy.
+    order = permutation(derive_seed("held out"), size)
+    if asked >= size:
+        raise empty_split(task, "train", size, config)
+    held_out, train = order[:asked], order[asked:]
+    if config.num_train is not None:
+        if config.num_train > len(train):
+            raise UniRLError(
+                f'task "{task}" has {size} examples',
+                f"task.num_train + held out <= examples: {config.num_train} + {asked} > {size}",
+                f"lower task.num_train to {len(train)}, or leave it out",
+            )
+        train = train[: config.num_train]
+    return np.sort(train), np.sort(held_out)
+
+
+def permutation(seed: int, size: int) -> Indices:
+    """An order of [0, size) that depends on the seed alone, never on the version of numpy."""
+    raw = np.random.Philox(key=seed).random_raw(size)
+    return np.argsort(raw, kind="stable")
+
+
+def checked_options(task: str, config: TaskConfig, known: Sequence[str]) -> dict[str, str]:
+    """The options of a task; UniRLError for one it does not know. In a mix, options for all need
+    not concern each.
+    """
+    options = config.options_of(task)
+    for key in options:
+        alone = len(config.weights) == 1 or f"{task}/{key}" in config.options
+        if key not in known and alone:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise UniRLError(
+                f'task "{task}" has no option "{key}"',
+                f"it has {', '.join(known) or 'none'}",
+                f'did you mean "{near[0]}"?' if near else f"remove task.options.{key}",
+            )
+    return {key: value for key, value in options.items() if key in known}
+
+
+def empty_split(task: str, name: str, size: int, config: TaskConfig) -> UniRLError:
+    """Why a split has no examples."""
+    return UniRLError(
+        f'task "{task}" has no examples in its split "{name}"',
+        f"1 at least is needed; it has {size} in all, task.num_eval is {config.num_eval}",
+        "lower task.num_eval, or give it more data",
+    )
+
+
+def _own_task(name: str, config: TaskConfig) -> Task:
+    what = f'task "{name}"'
+    make = load_own(name, what)
+    task = make(config) if callable(make) else make
+    if not isinstance(task, Task):
+        raise UniRLError(
+            f"{what} is not a task",
+            f"expected a function of TaskConfig that returns a Task, found {type(task).__name__}",
+            "return unirl.llm.tasks.task.Task(name, train, held_out, reward)",
+        )
+    return task

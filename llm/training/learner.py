@@ -1,0 +1,358 @@
+"""The learner of language recipes: groups of completions become advantages, packs, losses and newer
+weights. The formulas and their sources are in unirl.vtrace.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unirl.core.errors import UniRLError
+from unirl.core.learner import LearnerState
+from unirl.core.metrics import Metrics
+from unirl.core.sample import Batch
+from unirl.core.seeding import derive_seed
+from unirl.core.weights import Weights
+from unirl.learners.parallel import Ranks
+from unirl.learners.sharded import is_part
+from unirl.learners.update import OptimizerConfig, Update
+from unirl.llm.algorithms.algorithm import Algorithm, advantages, denominator, overlong_penalty
+from unirl.llm.group import read_group
+from unirl.llm.models.lora import published_weights
+from unirl.llm.training.distill import Teacher
+from unirl.llm.training.language_policy import LanguagePolicy, TokenTerms
+from unirl.llm.training.pack_loss import SUMS, Known, pack_loss
+from unirl.llm.training.packing import Pack, pack_groups
+from unirl.llm.training.report import report_groups, sample_rows, summary
+from unirl.llm.training.sharding import empty_pack, whole_weights
+from unirl.llm.training.token_batch import TokenBatch
+from unirl.vtrace import TokenMetrics
+
+
+@dataclass(frozen=True)
+class LlmLearnerConfig:
+    """How a batch of groups is learned from."""
+
+    optimizer: OptimizerConfig = field(
+        default_factory=lambda: OptimizerConfig(
+            lr=1e-6, max_grad_norm=1.0, epsilon=1e-8, beta2=0.99
+        )
+    )
+    epochs: int = 1
+    """Passes over each batch. More: more from each completion, further from the policy that wrote
+    it.
+    """
+    minibatches: int = 1
+    """Steps of the optimiser per pass, each on a part of the groups. More: more progress per
+    batch, noisier steps.
+    """
+    micro_tokens: int = 8192
+    """Tokens computed at a time; the result does not depend on it. More: faster, more memory."""
+    share_prompt: bool = True
+    """Compute the prompt of a group once for all its completions. False: for comparison."""
+    entropy: bool = True
+    """Report the entropy of the policy; it costs one more pass over the logits."""
+    device: str = "auto"
+    """auto: cuda where there is one, else cpu."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "minibatches", "micro_tokens"):
+            if getattr(self, name) < 1:
+                raise UniRLError(
+                    f"learner.{name} is {getattr(self, name)}",
+                    f"learner.{name} >= 1 must hold",
+                    "leave it out for the default",
+                )
+
+
+class LlmLearner:
+    """See Learner. Its steps are completions, and so is what recent_returns has the rewards of.
+
+    policy: on its device, in its compute dtype. reference: the frozen model that a KL term holds
+    the policy to; None: the policy's own base below its adapters, or not needed. teacher: see
+    unirl.llm.training.distill. reward_weights: by name, in the order of a group's rewards.
+    tokenizer: to show samples; None: they are not shown.
+    """
+
+    def __init__(
+        self,
+        policy: LanguagePolicy,
+        algorithm: Algorithm,
+        config: LlmLearnerConfig,
+        *,
+        reward_weights: Mapping[str, float],
+        max_tokens: int,
+        skip_zero: bool,
+        total_steps: int,
+        seed: int,
+        num_recent: int = 100,
+        reference: LanguagePolicy | None = None,
+        teacher: Teacher | None = None,
+        tokenizer: Any = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.version, self.num_steps = 0, 0
+        self._policy, self._algorithm, self._config = policy, algorithm, config
+        self._reference, self._teacher, self._tokenizer = reference, teacher, tokenizer
+        self._reward_names = tuple(reward_weights)
+        self._reward_weights = tuple(reward_weights.values())
+        self._max_tokens = max_tokens
+        # Without gradient it need not be computed, unless another term gives it one.
+        self._skips = skip_zero and algorithm.skips_zero_advantage and teacher is None
+        self._ranks = ranks or Ranks()
+        self._is_divided = any(is_part(parameter) for parameter in policy.parameters())
+        self._whole: tuple[int, Weights] = -1, {}
+        """Where the policy is divided: version and weights that were gathered last."""
+        self._update = Update(
+            policy, config.optimizer, total_steps=total_steps, reduce=self._ranks.reduce
+        )
+        self._device = next(policy.parameters()).device
+        self._generator = torch.Generator()
+        self._generator.manual_seed(derive_seed(seed, "minibatches"))
+        self._rewards: deque[float] = deque(maxlen=num_recent)
+        self._lengths: deque[int] = deque(maxlen=num_recent)
+        self._newest: tuple[TokenBatch, Tensor] | None = None
+        self._ended: float | None = None
+
+    @property
+    def is_divided(self) -> bool:
+        """See DividedLearner."""
+        return self._is_divided
+
+    @property
+    def recent_returns(self) -> tuple[float, ...]:
+        """Rewards of the most recent completions."""
+        return tuple(self._rewards)
+
+    def take_samples(self) -> list[dict[str, Any]]:
+        """What was learned from since the last call, as rows of JSON; the newest batch at most."""
+        newest, self._newest = self._newest, None
+        if newest is None:
+            return []
+        return sample_rows(*newest, self._tokenizer, self.version)
+
+    def summary(self, row: Mapping[str, Any]) -> str:
+        """One row of `take_samples` in a line."""
+        return summary(row)
+
+    def step(self, batch: Batch) -> Metrics:
+        """One update from one batch: up to epochs * minibatches steps of the optimiser."""
+        started, metrics = time.monotonic(), Metrics()
+        groups = [read_group(slot.data, slot.ticket) for slot in batch.slots]
+        tokens = TokenBatch.of(groups, self._reward_weights)
+        known = self._prepare(tokens)
+        for _ in range(self._config.epochs):
+            for part in self._parts(tokens):
+                self._step(tokens, part, known, metrics)
+        report_groups(tokens, batch, self.version, self._reward_names, metrics)
+        now, drawn = time.monotonic(), int(tokens.length.sum())
+        # Tokens of all ranks per second of one: merging adds up both.
+        share = 1 / self._ranks.size
+        metrics.ratio("perf/learner_tokens_per_s", drawn, (now - started) * share)
+        if self._ended is not None:
+            metrics.ratio("perf/tokens_per_s", drawn, (now - self._ended) * share)
+        self._ended = now
+        if self._tokenizer is not None and self._ranks.leads:
+            # Copied: slots are written anew before anyone asks. Text is made when somebody does.
+            copies = [one.copy() for one in tokens.groups]
+            self._newest = replace(tokens, groups=tuple(copies)), known.advantage
+        metrics = self._count(tokens, metrics)
+        self.version += 1
+        metrics.last("losses/learning_rate", self._update.lr(self.num_steps))
+        return metrics
+
+    def _prepare(self, tokens: TokenBatch) -> Known:
+        """Advantages and values to learn, what policy and reference say before the update, and
+        which completions to compute.
+        """
+        algorithm, config = self._algorithm, self._config
+        several = config.epochs * config.minibatches > 1
+        in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
+        before = in_reward or algorithm.advantage != "group"
+        reward = tokens.reward + overlong_penalty(algorithm, tokens.length, self._max_tokens)
+
+        def found(
+            old_logp: Tensor | None, value: Tensor | None, reference: Tensor | None
+        ) -> tuple[Tensor, Tensor | None, Tensor]:
+            told = advantages(
+                algorithm,
+                reward,
+                tokens.group,
+                tokens.valid,
+                tokens.mask,
+                tokens.sequence,
+                old_logp=_host(old_logp),
+                logp=tokens.logp,
+                reference=_host(reference),
+                value=_host(value),
+                reduce=self._ranks.reduce,
+            )
+            return told.token, told.target, told.active
+
+        old_logp = value = reference = None
+        train = tokens.valid & (tokens.length > 0)
+        if not before:
+            advantage, target, active = found(None, None, None)
+            # Known before any forward pass: none is made for what has no gradient.
+            train = train & active if self._skips else train
+        if before or (several and algorithm.needs_old_logp):
+            old_logp, value = self._policy.look(self._packs(tokens, train), tokens.mask.numel())
+        if algorithm.needs_reference:
+            reference = self._look_at_reference(tokens, train)
+        teacher = None
+        if self._teacher is not None:
+            packs = self._packs(tokens, train)
+            teacher = self._teacher.policy.look(packs, tokens.mask.numel())[0]
+        if before:
+            advantage, target, active = found(old_logp, value, reference)
+            train = train & active if self._skips else train
+        if not several:
+            old_logp = None  # the forward pass with gradient finds it again
+        if self._teacher is not None and self._teacher.alone:
+            advantage = torch.zeros_like(advantage)
+        return Known(advantage, train, target, old_logp, value, reference, teacher)
+
+    def _look_at_reference(self, tokens: TokenBatch, train: Tensor) -> Tensor:
+        packs, num = self._packs(tokens, train), tokens.mask.numel()
+        if self._reference is not None:
+            return self._reference.look(packs, num)[0]
+        with self._policy.model.disable_adapter():
+            return self._policy.look(packs, num)[0]
+
+    def _packs(self, tokens: TokenBatch, train: Tensor) -> list[Pack]:
+        packs = pack_groups(
+            tokens.groups,
+            self._config.micro_tokens,
+            train=tokens.per_group(train),
+            share_prompt=self._config.share_prompt,
+        )
+        packs = [pack.to(self._device) for pack in packs]
+        if self._is_divided:
+            most = max(self._ranks.share(len(packs)))
+            packs += [empty_pack(self._device)] * (most - len(packs))
+        return packs
+
+    def _parts(self, tokens: TokenBatch) -> list[Tensor]:
+        """The minibatches of a pass, as flags of completions [S]: whole groups, drawn anew."""
+        num = self._config.minibatches
+        if num == 1:
+            return [torch.ones(tokens.size, dtype=torch.bool)]
+        order = torch.randperm(len(tokens.groups), generator=self._generator)
+        return [torch.isin(tokens.group, part) for part in order.tensor_split(num)]
+
+    def _step(self, tokens: TokenBatch, part: Tensor, known: Known, metrics: Metrics) -> None:
+        """One step of the optimiser. part: completions that it is the mean over, [S]."""
+        algorithm, size, train = self._algorithm, tokens.size, part & known.train
+        wants_entropy = algorithm.entropy_coef > 0 or self._config.entropy
+        packs = self._packs(tokens, train)
+        # What is left out counts all the same: a mean is over the whole step, and over all ranks.
+        below, computed, num_packs = self._ranks.sum(
+            [
+                denominator(algorithm, tokens.mask & chosen[tokens.sequence], tokens.sequence, size)
+                for chosen in (part, train)
+            ]
+            + [torch.tensor(float(len(packs)))]
+        )
+        if not num_packs:
+            metrics.total("losses/empty_steps", int(self._ranks.leads))
+            return
+        divisor = max(float(below), 1.0)
+        teacher_coef = self._teacher.coef if self._teacher is not None else 0.0
+        sums, told = torch.zeros(len(SUMS), dtype=torch.float64), []
+        for pack in packs:
+            terms = self._policy(pack, want_entropy=wants_entropy)
+            if not pack.num_targets:
+                torch.autograd.backward(_nothing(terms))
+                self._update.gather()
+                continue
+            found = pack_loss(
+                algorithm, terms, pack, known, tokens.logp, size, teacher_coef=teacher_coef
+            )
+            torch.autograd.backward(found.loss / divisor)
+            self._update.gather()
+            sums += found.sums
+            told.append(TokenMetrics(*(part.cpu() for part in found.metrics)))
+        if not packs:
+            self._update.gather_nothing()
+        norm = self._update.apply(self.num_steps).cpu()
+        shared = self._ranks.share((sums, told))
+        total = dict(zip(SUMS, sum(each for each, _ in shared).tolist(), strict=True))  # type: ignore[union-attr]
+        metrics.ratio("losses/policy", total["policy"], divisor)
+        if algorithm.kl_coef and algorithm.kl_in == "loss":
+            metrics.ratio("kl", total["kl"], divisor)
+        if wants_entropy:
+            metrics.ratio("losses/entropy", total["entropy"], float(computed))
+        if known.target is not None:
+            metrics.ratio("losses/value", total["value"], divisor)
+        metrics.mean("losses/grad_norm", norm)
+        everywhere = reduce(add, [one for _, some in shared for one in some])
+        if known.teacher is not None:
+            metrics.ratio("kl_to_teacher", total["apart"], float(everywhere.sums[0]))
+        for name, number in everywhere.values().items():
+            metrics.mean(name, number)
+
+    def _count(self, tokens: TokenBatch, metrics: Metrics) -> Metrics:
+        """Count the completions of all ranks; the metrics of all of them."""
+        rewards, lengths = tokens.reward[tokens.valid], tokens.length[tokens.valid]
+        total = Metrics()
+        for found in self._ranks.share((metrics, rewards.tolist(), lengths.tolist(), tokens.size)):
+            total.update(found[0])
+            self._rewards.extend(found[1])
+            self._lengths.extend(found[2])
+            self.num_steps += found[3]
+            total.total("charts/episodes", found[3])
+        if self._rewards:
+            total.last("charts/episodic_return", sum(self._rewards) / len(self._rewards))
+            total.last("charts/episodic_length", sum(self._lengths) / len(self._lengths))
+        return total
+
+    def weights(self) -> Weights:
+        """See Learner: by the names of the transformers model, adapters merged."""
+        if not self._is_divided:
+            return published_weights(self._policy.model)
+        # Kept: an evaluation asks for them in one process alone.
+        if self._whole[0] != self.version:
+            self._whole = self.version, whole_weights(self._policy)
+        return self._whole[1]
+
+    def state_dict(self) -> LearnerState:
+        """See Learner."""
+        counters = {
+            "rewards": list(self._rewards),
+            "lengths": list(self._lengths),
+            "adaptive_lr": float(self._update.adaptive_lr),
+        }
+        optimizer = {
+            "update": self._update.optimizer_state(),
+            "generator": self._generator.get_state(),
+        }
+        return LearnerState(self._update.model_state(), optimizer, counters)
+
+    def load_state_dict(self, state: LearnerState) -> None:
+        """See Learner."""
+        model: Any = state.model
+        optimizer: Any = state.optimizer
+        self._whole = -1, {}
+        self._update.load(model, optimizer["update"])
+        self._update.adaptive_lr.fill_(state.counters["adaptive_lr"])
+        self._generator.set_state(optimizer["generator"])
+        self._rewards.extend(state.counters["rewards"])
+        self._lengths.extend(int(length) for length in state.counters["lengths"])
+
+
+def _host(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.cpu()
+
+
+def _nothing(terms: TokenTerms) -> Tensor:
+    """A loss of zero that every weight has a part in."""
+    none = terms.logp.sum()
+    return none if terms.value is None else none + terms.value.sum()

@@ -1,0 +1,98 @@
+"""The loss of one pack of tokens: the policy's, and what an algorithm adds to it. The formulas and
+their sources are in unirl.vtrace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from unirl.llm.algorithms.algorithm import Algorithm, aggregated, critic_loss, kl_loss, policy_terms
+from unirl.llm.training.language_policy import TokenTerms
+from unirl.llm.training.packing import Pack
+from unirl.vtrace import TokenMetrics
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of a batch before its first step: [N] each but train; None: not needed."""
+
+    advantage: Tensor
+    """On the host, as is `target`; the others lie on the policy's device."""
+    train: Tensor
+    """[S]: which completions have a gradient."""
+    target: Tensor | None = None
+    """What the critic's values are to become."""
+    old_logp: Tensor | None = None
+    """The learner's log-probabilities before the batch; None: its forward pass finds them again."""
+    old_value: Tensor | None = None
+    reference: Tensor | None = None
+    teacher: Tensor | None = None
+    """Of a model that the policy is to imitate."""
+
+
+class PackLoss(NamedTuple):
+    """loss: a sum, to be divided by the denominator of the whole step."""
+
+    loss: Tensor
+    sums: Tensor
+    """What is reported of it, by SUMS: float64 on the host."""
+    metrics: TokenMetrics
+
+
+SUMS = ("policy", "kl", "entropy", "value", "apart")
+"""apart: log-probability less the teacher's."""
+
+
+def pack_loss(
+    algorithm: Algorithm,
+    terms: TokenTerms,
+    pack: Pack,
+    known: Known,
+    drawn: Tensor,
+    size: int,
+    *,
+    teacher_coef: float = 0.0,
+) -> PackLoss:
+    """drawn: the engine's log-probabilities of the batch, [N] on the host. size: completions in the
+    batch.
+    """
+    device, flat = terms.logp.device, pack.flat.cpu()
+    mask, sequence = torch.ones_like(pack.target, dtype=torch.bool), pack.sequence
+    sums = dict.fromkeys(SUMS, 0.0)
+
+    def of(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[pack.flat]
+
+    old, logp = of(known.old_logp), drawn[flat].to(device)
+    gain = known.advantage[flat].to(device)
+    if known.teacher is not None:
+        before = terms.logp.detach() if old is None else old
+        apart = before - known.teacher[pack.flat]
+        gain = gain - teacher_coef * apart
+        sums["apart"] = float(apart.sum())
+    policy = policy_terms(algorithm, terms.logp, old, logp, gain, mask, sequence, size)
+    loss = policy.loss.numerator
+    sums["policy"] = float(loss.detach())
+    if algorithm.kl_coef and algorithm.kl_in == "loss":
+        other = of(known.reference)
+        kl = kl_loss(algorithm, terms.logp, old, logp, other, mask, sequence, size).numerator
+        loss = loss + algorithm.kl_coef * kl
+        sums["kl"] = float(kl.detach())
+    if terms.entropy is not None:
+        entropy = aggregated(algorithm, terms.entropy, mask, sequence, size).numerator
+        if algorithm.entropy_coef:
+            loss = loss - algorithm.entropy_coef * entropy
+        sums["entropy"] = float(entropy.detach())
+    old_value = of(known.old_value)
+    if terms.value is not None and known.target is not None and old_value is not None:
+        target = known.target[flat].to(device)
+        value = critic_loss(
+            algorithm, terms.value, old_value, target, mask, sequence, size
+        ).numerator
+        loss = loss + algorithm.value_coef * value
+        sums["value"] = float(value.detach())
+    return PackLoss(loss, torch.tensor(list(sums.values()), dtype=torch.float64), policy.metrics)

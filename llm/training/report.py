@@ -1,0 +1,104 @@
+"""What is told of the completions of a batch; names as in TRL where it has one. Source: none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unirl.core.metrics import Metrics
+from unirl.core.sample import Batch
+from unirl.llm.group import FAILED, FINISHES, SCORE, TIMED_OUT
+from unirl.llm.training.token_batch import TokenBatch
+
+
+def report_groups(
+    tokens: TokenBatch,
+    batch: Batch,
+    version: int,
+    reward_names: tuple[str, ...],
+    metrics: Metrics,
+) -> None:
+    """Lengths, rewards, faults, staleness of tokens and times of a batch's groups."""
+    length, ended = tokens.length.float(), ~tokens.cut_off
+    metrics.mean("completions/mean_length", length.mean(), tokens.size)
+    metrics.maximum("completions/max_length", length.max())
+    metrics.mean("completions/min_length", length.min())
+    metrics.ratio("completions/clipped_ratio", tokens.cut_off.sum(), tokens.size)
+    if ended.any():
+        metrics.mean("completions/mean_terminated_length", length[ended].mean(), ended.sum())
+    metrics.total("charts/tokens", int(tokens.length.sum()))
+    _report_rewards(tokens, reward_names, metrics)
+    drawn = tokens.mask
+    if drawn.any():
+        age = version - tokens.version[drawn]
+        metrics.mean("staleness/token_mean", age.float().mean(), drawn.sum())
+        metrics.maximum("staleness/token_max", age.max())
+    spans = [int(one.version.max() - one.version.min()) for one in tokens.groups if len(one.token)]
+    if spans:
+        metrics.maximum("staleness/version_span", max(spans))
+    for name in ("generate", "reward"):
+        seconds = torch.stack([slot.data[f"{name}_seconds"] for slot in batch.slots])
+        metrics.mean(f"time/{name}/mean", seconds.mean(), len(seconds))
+        metrics.maximum(f"time/{name}/max", seconds.max())
+
+
+def _report_rewards(tokens: TokenBatch, names: tuple[str, ...], metrics: Metrics) -> None:
+    valid = tokens.valid
+    if valid.any():
+        metrics.mean("reward", tokens.reward[valid].mean(), valid.sum())
+    num_groups = num_equal = 0
+    for reward, known in zip(tokens.per_group(tokens.reward), tokens.per_group(valid), strict=True):
+        if int(known.sum()) > 1:
+            spread = reward[known].std()
+            metrics.mean("reward_std", spread)
+            num_groups, num_equal = num_groups + 1, num_equal + int(spread == 0)
+    metrics.ratio("frac_reward_zero_std", num_equal, num_groups)
+    rewards = torch.cat([one.reward for one in tokens.groups])
+    outcomes = torch.cat([one.outcome for one in tokens.groups])
+    for i, name in enumerate(names):
+        scored = outcomes[:, i] == SCORE
+        if scored.any():
+            metrics.mean(f"rewards/{name}/mean", rewards[scored, i].mean(), scored.sum())
+        metrics.total(f"rewards/{name}/failed", int((outcomes[:, i] == FAILED).sum()))
+        metrics.total(f"rewards/{name}/timed_out", int((outcomes[:, i] == TIMED_OUT).sum()))
+
+
+def sample_rows(
+    tokens: TokenBatch, advantage: Tensor, tokenizer: Any, version: int
+) -> list[dict[str, Any]]:
+    """The completions of a batch as rows of JSON, in readable form."""
+    rows, first = [], 0
+    for group in tokens.groups:
+        prompt = tokenizer.decode(group.prompt.tolist())
+        for i in range(group.size):
+            begin, end = int(group.starts[i]), int(group.starts[i + 1])
+            gain = advantage[first + begin : first + end]
+            rows.append(
+                {
+                    "update": version,
+                    "ticket": group.ticket,
+                    "prompt": prompt,
+                    "completion": tokenizer.decode(group.token[begin:end].tolist()),
+                    "reward": [round(float(value), 6) for value in group.reward[i]],
+                    "outcome": [int(code) for code in group.outcome[i]],
+                    "advantage": round(float(gain.mean()), 6) if len(gain) else 0.0,
+                    "finish": FINISHES[int(group.finish[i])],
+                    "tokens": end - begin,
+                    "versions": sorted({int(v) for v in group.version[begin:end]}),
+                }
+            )
+        first += group.token.numel()
+    return rows
+
+
+def summary(row: Mapping[str, Any]) -> str:
+    """One of `sample_rows` in a line: the end of the prompt, the beginning of the completion."""
+    prompt, completion = (" ".join(str(row[key]).split()) for key in ("prompt", "completion"))
+    rewards = ", ".join(
+        f"{value:g}" if outcome == SCORE else "failed"
+        for value, outcome in zip(row["reward"], row["outcome"], strict=True)
+    )
+    return f"sample, reward {rewards}: ...{prompt[-50:]} -> {completion[:70]}"

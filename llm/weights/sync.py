@@ -1,0 +1,172 @@
+"""One swap of an engine's weights, whichever way they travel: write, load, forget, prove.
+
+Source: vLLM's weight-transfer interface, with UniRL's own backend and proof behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+import torch
+
+from unirl.core.errors import UniRLError
+from unirl.core.weights import Weights
+from unirl.llm.engine import EngineConfig, EngineFailed
+from unirl.llm.weights.proof import differences, expected
+from unirl.llm.weights.swap import SwapTimes
+from unirl.llm.weights.transfer import (
+    CollectiveSender,
+    CudaIpcSender,
+    FileSender,
+    Sender,
+    SharedMemorySender,
+)
+
+
+class Receiver(Protocol):
+    """A vLLM, in process or behind HTTP. Every call has a deadline and raises EngineFailed."""
+
+    async def call_workers(self, method: str, arguments: list[str]) -> list[Any]:
+        """Answers of all workers to a method of UniRL's extension."""
+
+    async def introduce(self, told: dict[str, Any]) -> None:
+        """What the workers must know once."""
+
+    async def update(self, told: dict[str, Any], version: int) -> None:
+        """Take new weights over, under this version."""
+
+    async def forget(self) -> None:
+        """Drop cached keys and values of the old weights."""
+
+    async def weight_version(self) -> str:
+        """The version that the engine itself reports."""
+
+    def peer(self) -> str:
+        """How errors call it."""
+
+
+class WeightSync:
+    """Sends whole versions of the weights to a receiver, and makes it prove that it took them."""
+
+    def __init__(self, config: EngineConfig, receiver: Receiver, folder: str = "") -> None:
+        self._config, self._receiver, self._folder = config, receiver, folder
+        self._sender: Sender | None = None
+        self._workers: list[dict[str, Any]] = []
+        self._introduced = False
+        self.times = SwapTimes()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the workers compute in."""
+        found = getattr(torch, str(self._workers[0]["dtype"]))
+        assert isinstance(found, torch.dtype)
+        return found
+
+    def meet(self, described: list[dict[str, Any]]) -> None:
+        """Take note of what the workers say of themselves."""
+        self._workers = described
+
+    async def load(self, weights: Weights, version: int) -> None:
+        """Write, load, forget, prove. Raises EngineFailed when a worker's readings differ."""
+        if not weights:
+            raise UniRLError(
+                "an engine was sent no weights",
+                "load_weights needs all of the model's parameters",
+                "look at what the learner publishes",
+            )
+        receiver, times = self._receiver, self.times
+        if self._sender is None or not self._introduced:
+            await self._introduce(weights)
+        sender = self._sender
+        assert sender is not None
+        with times.part("write"):
+            told = await asyncio.to_thread(sender.write, weights, self.dtype)
+            digits = told.pop("checksum")
+        with times.part("load"):
+            pushing = asyncio.create_task(asyncio.to_thread(sender.push))
+            # While the workers load: neither waits for the other.
+            reckoning = asyncio.create_task(
+                asyncio.to_thread(expected, weights, version, self.dtype)
+            )
+            await receiver.update(told | {"version": version}, version)
+            await self._joined(pushing)
+            await receiver.forget()
+        with times.part("proof"):
+            wanted = await reckoning
+            reports = await receiver.call_workers("unirl_proof", [str(version)])
+            said = await receiver.weight_version()
+        self._require(reports, said, wanted, version, digits)
+
+    def close(self) -> None:
+        """Let go of memory and files; idempotent."""
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+            self._introduced = False
+
+    async def _introduce(self, weights: Weights) -> None:
+        self._sender = self._sender or self._make_sender(weights)
+        meeting = asyncio.create_task(asyncio.to_thread(self._sender.connect))
+        await self._receiver.introduce(self._sender.introduction())
+        await self._joined(meeting)
+        self._introduced = True
+
+    async def _joined(self, task: asyncio.Task[None]) -> None:
+        """The sender's part of a step is done as well."""
+        limit = self._config.timeout_seconds
+        try:
+            await asyncio.wait_for(task, limit)
+        except (TimeoutError, RuntimeError) as error:
+            raise EngineFailed(
+                f"weights do not reach {self._receiver.peer()}",
+                " ".join(str(error).split())[:300] or f"the deadline is {limit:g} s",
+                "start the engine again",
+            ) from error
+
+    def _make_sender(self, weights: Weights) -> Sender:
+        kind, limit = self._config.transfer, self._config.timeout_seconds
+        device = str(self._workers[0]["device"])
+        ours = next(iter(weights.values())).device if weights else torch.device("cpu")
+        if kind == "file":
+            return FileSender(self._folder)
+        if kind == "collective":
+            meets = ours if device == "cuda" and ours.type == "cuda" else torch.device(device)
+            return CollectiveSender(len(self._workers), meets, limit)
+        if device == "cuda" and ours.type == "cuda" and len(self._workers) == 1:
+            return CudaIpcSender(ours)
+        return SharedMemorySender()
+
+    def _require(
+        self,
+        reports: list[dict[str, Any]],
+        said: str,
+        wanted: dict[str, str],
+        version: int,
+        digits: str,
+    ) -> None:
+        peer = self._receiver.peer()
+        if not reports:
+            raise EngineFailed(
+                f"{peer} has no workers that answer", "a swap must be proven", "start it again"
+            )
+        if said != str(version):
+            raise EngineFailed(
+                f"{peer} did not take the new weights",
+                f"it must be at version {version}, it says {said}",
+                "start the engine again",
+            )
+        for index, report in enumerate(reports):
+            wrong = ""
+            if report["version"] != version:
+                wrong = f"it is at version {report['version']}, not {version}"
+            elif report["checksum"] != digits:
+                wrong = f"what arrived has checksum {report['checksum']}, not {digits}"
+            else:
+                wrong = differences(wanted, report["places"], report["received"])
+            if wrong:
+                raise EngineFailed(
+                    f"worker {index} of {peer} does not compute with the weights it was sent",
+                    wrong,
+                    "start the engine again; without eager it may keep compiled copies",
+                )
