@@ -228,7 +228,7 @@ class _Desk:
             folder, plan.run.checkpoint_steps, runner.begin_anew, start_step=start_step
         )
         stop = StopHook(plan.run.target_return, plan.run.max_seconds, window=plan.run.target_window)
-        samples = SamplesHook(folder, plan.run.log_seconds)
+        samples = SamplesHook(folder, plan.run.log_seconds, resume_step)
         hooks: list[Hook | None] = [stop, self.log, samples, self.evaluate, self.save]
         self.hooks = [hook for hook in hooks if hook is not None]
 

@@ -72,11 +72,7 @@ def marked(folder: Path) -> list[int]:
 
 
 def learned(run_dir: Path) -> list[int]:
-    """Tickets that the newest checkpoint learned from, as often as it did.
-
-    What was learned after a checkpoint that a run was later resumed from does not count: that
-    training never was.
-    """
+    """Tickets that the newest checkpoint learned from, as often as it did."""
     version = int(load_checkpoint(run_dir).state["version"])
     updates: dict[int, dict[int, None]] = {}
     newest = 0
@@ -85,9 +81,8 @@ def learned(run_dir: Path) -> list[int]:
             row = json.loads(line)
         except ValueError:
             continue  # written by a process that was killed meanwhile
-        if row["update"] < newest:
-            for update in [update for update in updates if update >= row["update"]]:
-                del updates[update]
+        # What was learned after a checkpoint that the run was resumed from was cut off.
+        assert row["update"] >= newest
         newest = row["update"]
         updates.setdefault(newest, {})[row["ticket"]] = None
     assert sorted(update for update in updates if update <= version) == list(range(1, version + 1))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from unirl.core import disk
 from unirl.core.checkpoint import JSON
 from unirl.core.errors import UniRLError
 from unirl.core.evaluator import EvalResult, Evaluator
@@ -254,11 +255,15 @@ class KeepingLearner(Protocol):
 class SamplesHook:
     """Every `log_seconds`: the newest batch of a learner that shows it, in samples/samples.jsonl;
     now and then one sample as a note. At every update: all of it, of a learner that keeps it.
+
+    resume_step: rows of later updates are cut off, as the resumed run makes these updates again.
     """
 
-    def __init__(self, run_dir: Path, log_seconds: float) -> None:
+    def __init__(self, run_dir: Path, log_seconds: float, resume_step: int | None = None) -> None:
         self._path, self._log_seconds = run_dir / "samples" / "samples.jsonl", log_seconds
         self._last_time = self._last_note = -math.inf
+        if resume_step is not None and self._path.exists():
+            _cut_samples(self._path, resume_step)
 
     def after_update(self, loop: TrainLoop) -> None:
         """See Hook."""
@@ -266,14 +271,14 @@ class SamplesHook:
             loop.learner.keep_samples(self._path.parent)
         due = time.monotonic() - self._last_time >= self._log_seconds
         if due and isinstance(loop.learner, TellingLearner):
-            self._write(loop.learner)
+            self._write(loop.learner, loop.learner.num_steps)
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
         if isinstance(loop.learner, TellingLearner):
-            self._write(loop.learner)
+            self._write(loop.learner, loop.learner.num_steps)
 
-    def _write(self, learner: TellingLearner) -> None:
+    def _write(self, learner: TellingLearner, step: int) -> None:
         rows = learner.take_samples()
         if not rows:
             return
@@ -283,7 +288,21 @@ class SamplesHook:
             log.info("%s", learner.summary(rows[-1]))
         self._path.parent.mkdir(exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.writelines(json.dumps({"step": step, **row}) + "\n" for row in rows)
+
+
+def _cut_samples(path: Path, step: int) -> None:
+    """Drop rows of after `step`, and the half of one that a killed run left."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        lines = [line for line in file if _step_of(line) <= step]
+    disk.replace_text(path, "".join(lines))
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
 
 
 class StopHook:
