@@ -63,6 +63,21 @@ def crossing(rows: list[dict[str, Any]], name: str, level: float) -> float | Non
     return next((row["seconds"] for row in rows if row.get(name, -1.0) >= level), None)
 
 
+def before(task: str, words: list[str]) -> str:
+    """Held-out answers of the model as it is: after one batch with next to no step size."""
+    name = f"language-{task}-before"
+    nothing = ["--run.total-steps", "1", "--learner.optimizer.lr", "1e-12"]
+    flags = ["--mode", "sync", "--name", name, *words, *nothing]
+    unirl("train", f"@{task}", "--overwrite", "--no-console", *flags)
+    run_dir = ROOT / "runs" / name
+    sampled = right(run_dir, PROMPTS[task], greedy=False)
+    greedy = right(run_dir, PROMPTS[task] // 4, greedy=True)
+    return (
+        f"Held out before training: {sampled[0]:.2f} +- {sampled[1]:.2f} at T = 1, "
+        f"{greedy[0]:.2f} +- {greedy[1]:.2f} greedy."
+    )
+
+
 def measured(task: str, mode: str, seed: int, words: list[str], reuse: bool) -> list[object]:
     """One row of the table."""
     name = f"language-{task}-{mode}-{seed}"
@@ -81,7 +96,7 @@ def measured(task: str, mode: str, seed: int, words: list[str], reuse: bool) -> 
     return [
         mode,
         seed,
-        f"{rows[0].get('reward', math.nan):.2f} -> {last[metric]:.2f}",
+        f"{rows[0].get(metric, math.nan):.2f} -> {last[metric]:.2f}",
         f"{seconds:.0f}" if seconds is not None else "not reached",
         f"{last['seconds']:.0f}",
         f"{sampled[0]:.2f} +- {sampled[1]:.2f}",
@@ -105,6 +120,8 @@ def main() -> None:
     words += ["--model", flags.model] if flags.model else []
     words += ["--run.max-seconds", str(flags.max_seconds)] if flags.max_seconds else []
     modes = flags.modes or MODES[flags.task]
+    begun = before(flags.task, words)
+    print(begun, flush=True)
     rows = [
         measured(flags.task, mode, seed, words, flags.reuse)
         for mode in modes
@@ -119,7 +136,7 @@ def main() -> None:
     columns = ["mode", "seed", what, f"seconds to {level}", "seconds of training"]
     columns += ["held out, T = 1", "held out, greedy", "oldest token"]
     body = (
-        f"**{flags.task}**, engine {flags.engine}\n\n{measure.table(columns, rows)}\n\n"
+        f"**{flags.task}**, engine {flags.engine}\n\n{measure.table(columns, rows)}\n\n{begun}\n\n"
         f"![{flags.task}](curves/{picture.name})"
     )
     print(body)

@@ -74,7 +74,8 @@ LANGUAGE_PAIRINGS = {
         "trl",
         "tiny",
         f"@configs/reverse.toml {SAME_LOSS} --algorithm.entropy-coef 0.01 "
-        "--learner.optimizer.lr-schedule constant",
+        "--learner.optimizer.lr-schedule constant "
+        "--reward.weights.characters 1 --reward.weights.exact 0",
         300,
         256,
         warm_up_steps=10,

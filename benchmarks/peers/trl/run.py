@@ -182,9 +182,9 @@ def questions(
     """
     from datasets import Dataset
 
-    from unirl.llm.tasks.prompts import PromptSource
     from unirl.llm.rewards.rules import RULES
     from unirl.llm.tasks.config import TaskConfig
+    from unirl.llm.tasks.prompts import PromptSource
     from unirl.llm.tasks.task import make_tasks
 
     config = TaskConfig(name=settings["task"])
