@@ -303,6 +303,20 @@ def test_eval_reports_and_keeps_the_result(
     assert f"return {first['return_mean']:.2f} +- " in capsys.readouterr().out
 
 
+def test_flags_of_the_recipe_change_what_is_evaluated(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = sorted((trained / "eval").glob("*.json"))
+    words = ["eval", str(trained), "--episodes", "3", "--json", "--env.max-episode-steps", "7"]
+    assert cli.main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    kept = json.loads(Path(told["file"]).read_text())
+    assert max(kept["lengths"]) == 7 and kept["changes"] == {"env.max_episode_steps": "7"}
+    assert Path(told["file"]).parent == trained / "eval" / "changed"
+    assert sorted((trained / "eval").glob("*.json")) == plain
+    assert "repeat" in refused(capsys, "eval", str(trained), "--env.repeat-action-probabilit", "0")
+
+
 def test_greedy_evaluation_is_another_one(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

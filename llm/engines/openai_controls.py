@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
 from unirl.llm.engine import EngineConfig, EngineFailed
-from unirl.llm.engines.openai_http import BadStatus, HttpClient
+from unirl.llm.engines.openai_http import HttpClient
+from unirl.llm.http import BadStatus
 from unirl.llm.weights.swap import SwapTimes
 from unirl.llm.weights.sync import WeightSync
 from unirl.llm.weights.transfer import import_safetensors

@@ -25,7 +25,7 @@ from unirl.llm.engine import (
     SamplingConfig,
 )
 from unirl.llm.engines.openai_controls import Controls, find_controls
-from unirl.llm.engines.openai_http import BadStatus, HttpClient
+from unirl.llm.engines.openai_http import HttpClient
 from unirl.llm.engines.openai_refusals import (
     no_log_probabilities,
     no_token_ids,
@@ -35,6 +35,7 @@ from unirl.llm.engines.openai_refusals import (
     unknown_model,
 )
 from unirl.llm.engines.usage import Usage, continuation_seed, extend, nothing_left
+from unirl.llm.http import BadStatus
 from unirl.llm.models.model import ModelConfig
 
 Told = Literal["all", "temperature", "raw"]
@@ -217,10 +218,6 @@ class OpenAiEngine:
             finish: Finish = reading.result() if reading.done() else "aborted"
         except BadStatus as error:
             raise self._refusal(error) from error
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise EngineFailed(
-                f"{self._http.url} hung up", str(error) or "no reason given", "look at the server"
-            ) from error
         finally:
             for task in (reading, cutting):
                 task.cancel()
@@ -333,8 +330,3 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.idle.set()
-
-    @property
-    def streaming(self) -> bool:
-        """Whether tokens may still come."""
-        return not self.idle.is_set()

@@ -1,34 +1,25 @@
-"""HTTP for engines behind servers: JSON and server-sent events over asyncio's streams, with a
-deadline on every wait. Source: RFC 9112 (HTTP/1.1), the WHATWG's server-sent events.
+"""How an engine asks its server: repetitions, patience, deadlines, and the chunks of a stream.
+Source: the WHATWG's server-sent events.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
-import ssl
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 from unirl.core.errors import UniRLError
 from unirl.llm.engine import EngineFailed
+from unirl.llm.http import Answer, BadStatus, Http, HttpFailed
 
-_LINE = 64 * 2**20
-"""Bytes that one line may have: a chunk of a stream is one line."""
 _RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 _PAUSES = (0.1, 0.3, 1.0, 2.0)
 """Seconds before each further attempt."""
-
-
-class BadStatus(Exception):
-    """The server answered with an error. body: its beginning."""
-
-    def __init__(self, status: int, body: str) -> None:
-        self.status, self.body = status, " ".join(body.split())[:400]
-        super().__init__(status, self.body)
 
 
 class HttpClient:
@@ -45,19 +36,19 @@ class HttpClient:
                 "it must be http://host:port/v1, or https",
                 "http://127.0.0.1:8000/v1 is where vLLM's server listens by itself",
             )
-        self.url, self.seconds = url.rstrip("/"), seconds
-        self._host, self._path = parts.hostname, parts.path.rstrip("/")
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._ssl = ssl.create_default_context() if parts.scheme == "https" else None
-        self._key = _key(key_variable)
+        key = _key(key_variable)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http, self._seconds = Http(url, headers, seconds=seconds), seconds
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self._http.url
 
     def root(self) -> HttpClient:
         """The same server without /v1: where its own endpoints are."""
-        other = object.__new__(HttpClient)
-        other.__dict__.update(self.__dict__)
-        if self._path.endswith("/v1"):
-            other._path = self._path.removesuffix("/v1")
-            other.url = self.url.removesuffix("/v1")
+        other = copy.copy(self)
+        other._http = self._http.at(self.url.removesuffix("/v1"))
         return other
 
     async def get(self, path: str, *, patience: float = 0.0) -> Any:
@@ -75,68 +66,52 @@ class HttpClient:
         self, path: str, body: Any, headers: Mapping[str, str]
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
         """The chunks of a stream; leaving it cuts the connection, which ends the request."""
-        connection = await self._retried("POST", path, body, headers, 0.0)
-        try:
-            yield self._chunks(connection)
-        finally:
-            connection.close()
+        async with aclosing(await self._retried("POST", path, body, headers, 0.0)) as answer:
+            yield self._chunks(answer)
 
-    async def _chunks(self, connection: _Connection) -> AsyncIterator[dict[str, Any]]:
-        async for line in connection.lines(self.seconds):
-            if not line.startswith(b"data:"):
-                continue
-            data = line[5:].strip()
-            if data == b"[DONE]":
-                return
-            try:
-                chunk = json.loads(data)
-            except ValueError as error:
-                raise self._nonsense(data) from error
-            if "error" in chunk:
-                raise BadStatus(500, json.dumps(chunk["error"]))
-            yield chunk
+    async def _chunks(self, answer: Answer) -> AsyncIterator[dict[str, Any]]:
+        with self._reading():
+            async for line in answer.lines():
+                if not line.startswith(b"data:"):
+                    continue
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                chunk = self._json(data)
+                if "error" in chunk:
+                    raise BadStatus(500, json.dumps(chunk["error"]))
+                yield chunk
 
     async def _asked(
         self, method: str, path: str, body: Any, headers: Mapping[str, str], patience: float
     ) -> Any:
-        connection = await self._retried(method, path, body, headers, patience)
-        try:
-            data = await connection.rest(self.seconds)
-        finally:
-            connection.close()
-        if not data.strip():
-            return None
-        try:
-            return json.loads(data)
-        except ValueError as error:
-            raise self._nonsense(data) from error
+        async with aclosing(await self._retried(method, path, body, headers, patience)) as answer:
+            with self._reading():
+                data = await answer.whole()
+        return self._json(data) if data.strip() else None
 
     async def _retried(
         self, method: str, path: str, body: Any, headers: Mapping[str, str], patience: float
-    ) -> _Connection:
-        """A connection whose answer has begun with a good status.
+    ) -> Answer:
+        """An answer that has begun with a good status.
 
         Raises BadStatus, or EngineFailed after several attempts.
         """
         loop = asyncio.get_running_loop()
         end, attempt = loop.time() + patience, 0
         while True:
-            failure: Exception
+            failure: HttpFailed
             try:
-                return await asyncio.wait_for(
-                    self._begin(method, path, body, headers), self.seconds
-                )
-            except BadStatus as error:
-                if error.status not in _RETRIED:
-                    raise
-                failure = error
+                return await self._http.ask(method, path, body, headers)
             except TimeoutError as error:
                 raise EngineFailed(
                     f"{self.url} is silent",
-                    f"{path} did not answer within engine.timeout_seconds = {self.seconds:g} s",
+                    f"{path} did not answer within engine.timeout_seconds = {self._seconds:g} s",
                     "look at the server, or raise the limit",
                 ) from error
-            except (OSError, asyncio.IncompleteReadError) as error:
+            except HttpFailed as error:
+                if isinstance(error, BadStatus) and error.status not in _RETRIED:
+                    raise
                 failure = error
             if attempt >= len(_PAUSES) and loop.time() >= end:
                 if isinstance(failure, BadStatus):
@@ -149,107 +124,33 @@ class HttpClient:
             await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
             attempt += 1
 
-    async def _begin(
-        self, method: str, path: str, body: Any, headers: Mapping[str, str]
-    ) -> _Connection:
-        reader, writer = await asyncio.open_connection(
-            self._host, self._port, ssl=self._ssl, limit=_LINE
-        )
-        connection = _Connection(reader, writer)
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What may befall an answer in its middle, as EngineFailed."""
         try:
-            data = b"" if body is None else json.dumps(body).encode()
-            told = {
-                "Host": f"{self._host}:{self._port}",
-                "Connection": "close",
-                "Accept": "application/json, text/event-stream",
-                "Content-Type": "application/json",
-                "Content-Length": str(len(data)),
-                **({"Authorization": f"Bearer {self._key}"} if self._key else {}),
-                **headers,
-            }
-            head = "".join(f"{name}: {value}\r\n" for name, value in told.items())
-            writer.write(f"{method} {self._path}{path} HTTP/1.1\r\n{head}\r\n".encode() + data)
-            await writer.drain()
-            status = await connection.head()
-            if not 200 <= status < 300:
-                text = await connection.rest(self.seconds)
-                raise BadStatus(status, text.decode(errors="replace"))
-        except BaseException:
-            connection.close()
+            yield
+        except BadStatus:
             raise
-        return connection
+        except HttpFailed as error:
+            raise EngineFailed(
+                f"{self.url} hung up", str(error), "look at the server's log"
+            ) from error
+        except TimeoutError as error:
+            raise EngineFailed(
+                f"{self.url} fell silent in the middle of its answer",
+                f"engine.timeout_seconds allows {self._seconds:g} s",
+                "look at the server, or raise the limit",
+            ) from error
 
-    def _nonsense(self, data: bytes) -> EngineFailed:
-        return EngineFailed(
-            f"{self.url} answers nonsense",
-            f"JSON was expected, {data[:80]!r} came",
-            "look whether engine.url leads to an OpenAI-compatible server, /v1 included",
-        )
-
-
-class _Connection:
-    """One answer, read piece by piece."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._headers: dict[str, str] = {}
-
-    async def head(self) -> int:
-        """Status and headers."""
-        words = (await self._reader.readline()).split()
-        if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
-            raise ConnectionError("the answer is not HTTP, or the server hung up")
-        while line := (await self._reader.readline()).strip():
-            name, _, value = line.decode("latin-1").partition(":")
-            self._headers[name.strip().lower()] = value.strip()
-        return int(words[1])
-
-    async def rest(self, seconds: float) -> bytes:
-        """All of the body."""
-        return b"".join([piece async for piece in self._pieces(seconds)])
-
-    async def lines(self, seconds: float) -> AsyncIterator[bytes]:
-        """The body's lines, each as soon as it is whole."""
-        held = b""
-        async for piece in self._pieces(seconds):
-            *whole, held = (held + piece).split(b"\n")
-            for line in whole:
-                yield line
-        if held:
-            yield held
-
-    async def _pieces(self, seconds: float) -> AsyncIterator[bytes]:
-        chunked = "chunked" in self._headers.get("transfer-encoding", "")
-        left = int(self._headers["content-length"]) if "content-length" in self._headers else -1
-        while left != 0:
-            try:
-                async with asyncio.timeout(seconds):
-                    piece = await (self._chunk() if chunked else self._reader.read(2**16))
-            except TimeoutError as error:
-                raise EngineFailed(
-                    "a server fell silent in the middle of its answer",
-                    f"engine.timeout_seconds allows {seconds:g} s",
-                    "look at the server, or raise the limit",
-                ) from error
-            if not piece:
-                if left > 0:
-                    raise ConnectionError(f"the server hung up with {left} bytes to go")
-                return
-            left -= len(piece) if left > 0 else 0
-            yield piece
-
-    async def _chunk(self) -> bytes:
-        line = await self._reader.readline()
-        if not line:
-            raise ConnectionError("the server hung up in the middle of its answer")
-        size = int(line.split(b";")[0], 16)
-        piece = await self._reader.readexactly(size)
-        await self._reader.readline()
-        return piece
-
-    def close(self) -> None:
-        """Hang up: at once, whatever is on its way."""
-        self._writer.transport.abort()
+    def _json(self, data: bytes) -> Any:
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise EngineFailed(
+                f"{self.url} answers nonsense",
+                f"JSON was expected, {data[:80]!r} came",
+                "look whether engine.url leads to an OpenAI-compatible server, /v1 included",
+            ) from error
 
 
 def _key(variable: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from unirl.core.errors import UniRLError
 from unirl.llm.engine import EngineFailed
-from unirl.llm.engines.openai_http import BadStatus
+from unirl.llm.http import BadStatus
 
 
 def refusal(

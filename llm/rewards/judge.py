@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from unirl.core.errors import UniRLError
 from unirl.llm.group import SCORE, Score
-from unirl.llm.rewards.http import HttpFailed, post_json
+from unirl.llm.http import Http, HttpFailed
 from unirl.llm.rewards.limits import Limits, within
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ Reply with one number and nothing else.
 _PLACES = re.compile(r"\{(prompt|answer|text|scale)\}")
 _THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_MAX_ANSWER_BYTES = 8 << 20
 _FIRST_WAIT_SECONDS, _MOST_WAIT_SECONDS = 0.25, 30.0
 
 
@@ -90,7 +93,7 @@ class JudgeReward:
 
     def __init__(self, config: JudgeConfig, timeout_seconds: float, limits: Limits) -> None:
         self._config, self._seconds, self._limits = config, timeout_seconds, limits
-        self._headers = {}
+        headers = {}
         if config.key_variable:
             if not os.environ.get(config.key_variable):
                 raise UniRLError(
@@ -98,7 +101,8 @@ class JudgeReward:
                     f"environment variable {config.key_variable} is empty or not set",
                     f"export {config.key_variable}=..., or leave reward.judge.key_variable out",
                 )
-            self._headers["Authorization"] = f"Bearer {os.environ[config.key_variable]}"
+            headers["Authorization"] = f"Bearer {os.environ[config.key_variable]}"
+        self._http = Http(config.url, headers)
 
     async def score(
         self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
@@ -136,10 +140,12 @@ class JudgeReward:
             "temperature": 0,
             "max_tokens": self._config.max_tokens,
         }
-        url = self._config.url.rstrip("/") + "/chat/completions"
         for attempt in range(self._config.retries + 1):
             try:
-                return _content(await post_json(url, body, self._headers))
+                async with aclosing(
+                    await self._http.ask("POST", "/chat/completions", body)
+                ) as answer:
+                    return _content(await answer.whole(_MAX_ANSWER_BYTES))
             except HttpFailed as error:
                 passing = error.status in (0, 408, 429) or error.status >= 500
                 if not passing or attempt == self._config.retries:
@@ -167,8 +173,9 @@ class JudgeReward:
         """Nothing to let go of."""
 
 
-def _content(answer: Any) -> str:
+def _content(data: bytes) -> str:
     try:
-        return str(answer["choices"][0]["message"]["content"] or "")
-    except (KeyError, IndexError, TypeError):
-        raise HttpFailed(f"no choices in its answer: {str(answer)[:100]}", 200) from None
+        return str(json.loads(data)["choices"][0]["message"]["content"] or "")
+    except (ValueError, KeyError, IndexError, TypeError):
+        beginning = data[:100].decode(errors="replace")
+        raise HttpFailed(f"no choices in its answer, or no JSON: {beginning}", 200) from None

@@ -54,15 +54,22 @@ class CompletionServer:
     version: str = "default"
     bodies: list[dict[str, Any]] = field(default_factory=list)
     """Of all completion requests."""
+    cut: threading.Event = field(default_factory=threading.Event)
+    """A stream's reader has gone before its end."""
+    most_at_a_time: int = 0
+    """Streams that were open together."""
 
     def __enter__(self) -> CompletionServer:
-        outer = self
+        outer, self._lock, self._at_a_time = self, threading.Lock(), 0
 
         class Handler(_Handler):
             server_state = outer
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 256  # many connect at once
+
+        self._http = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
         return self
@@ -70,6 +77,12 @@ class CompletionServer:
     def __exit__(self, *_: object) -> None:
         self._http.shutdown()
         self._http.server_close()
+
+    def count(self, change: int) -> None:
+        """So many streams more are open."""
+        with self._lock:
+            self._at_a_time += change
+            self.most_at_a_time = max(self.most_at_a_time, self._at_a_time)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -134,6 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         generator = torch.Generator().manual_seed(body["seed"])
         last = body["prompt"][-1]
+        state.count(1)
         try:
             for index in range(body["max_tokens"]):
                 if index == state.silent_after:
@@ -149,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
                 ended = last == END or index + 1 == body["max_tokens"]
                 choice: dict[str, Any] = {
                     "index": 0,
-                    "text": f"<{last}>",
+                    "text": f"<{last}\u2028>",
                     "finish_reason": ("stop" if last == END else "length") if ended else None,
                 }
                 if state.gives_ids and body.get("return_token_ids"):
@@ -162,11 +176,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._piece(b"data: [DONE]\n\n")
             self._piece(b"")
         except OSError:
-            pass  # cut, as it should be
+            state.cut.set()  # as it should be
+        finally:
+            state.count(-1)
 
     def _chunk(self, value: dict[str, Any]) -> None:
-        # In two pieces: clients must not take a piece for a line.
-        data = f"data: {json.dumps(value)}\n\n".encode()
+        # In two pieces, and U+2028 as it is: clients must take neither for the end of a line.
+        data = f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
         self._piece(data[:7])
         self._piece(data[7:])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import json
 import socket
 from collections.abc import Awaitable, Callable
@@ -16,7 +18,10 @@ from tests.llm.completion_server import END, CompletionServer, distribution, tab
 from unirl.core.errors import UniRLError
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
 from unirl.llm.engines.openai_engine import OpenAiEngine
+from unirl.llm.engines.openai_http import HttpClient
 from unirl.llm.models.model import ModelConfig
+
+pytest.importorskip("httpx2", reason="servers are asked through it")
 
 
 def engine_at(server: CompletionServer, **settings: Any) -> OpenAiEngine:
@@ -269,7 +274,7 @@ def test_nobody_listening_is_told_with_the_address() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
-    config = EngineConfig(kind="openai", url=url, timeout_seconds=0.2)
+    config = EngineConfig(kind="openai", url=url, timeout_seconds=1.0)
     with pytest.raises(EngineFailed, match=f"{url} cannot be reached"):
         asyncio.run(OpenAiEngine(ModelConfig(), config).start())
 
@@ -322,11 +327,87 @@ def test_at_most_max_sequences_are_asked_for_at_a_time() -> None:
         most = 0
         while not all(job.done() for job in jobs):
             await asyncio.sleep(0.005)
-            most = max(most, sum(run.streaming for run in engine._runs.values()))
+            most = max(most, sum(not run.idle.is_set() for run in engine._runs.values()))
         return most
 
     with CompletionServer(seconds_per_token=0.01) as server:
         assert run(server, many, max_sequences=2) == 2
+
+
+def test_many_streams_do_not_wait_for_each_others_connections() -> None:
+    async def many(engine: OpenAiEngine) -> None:
+        await asyncio.gather(
+            *(engine.generate(request(str(i), tokens=2)) for i in range(num_streams))
+        )
+
+    num_streams = 150  # httpx2 by itself opens 100 connections
+    with CompletionServer(seconds_per_token=0.5) as server:
+        run(server, many, max_sequences=num_streams, timeout_seconds=60.0)
+        assert server.most_at_a_time > 100
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("way", ["left", "cancelled"])
+def test_a_stream_that_is_left_or_cancelled_cuts_its_connection_at_once(way: str) -> None:
+    body = {"model": "table", "prompt": [5], "max_tokens": 1000, "temperature": 1.0}
+    body |= {"top_k": 0, "seed": 1}
+
+    async def first_chunk(client: HttpClient, seen: asyncio.Event) -> None:
+        async with client.events("/completions", body, {}) as chunks:
+            async for _ in chunks:
+                seen.set()
+                if way == "left":
+                    break
+        # The loop goes on: what is seen is not its end.
+        assert await asyncio.to_thread(server.cut.wait, 5)
+
+    async def main(client: HttpClient) -> None:
+        seen = asyncio.Event()
+        task = asyncio.create_task(first_chunk(client, seen))
+        await seen.wait()
+        if way == "cancelled":
+            task.cancel()
+            assert await asyncio.to_thread(server.cut.wait, 5)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    with CompletionServer(seconds_per_token=0.02) as server:
+        server.weights[:, END] = -100
+        asyncio.run(main(HttpClient(server.url)))
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_client_serves_one_event_loop_after_the_other() -> None:
+    with CompletionServer() as server:
+        client = HttpClient(server.url)
+        for _ in range(2):
+            assert asyncio.run(client.get("/models")) == {"data": [{"id": "table"}]}
+    gc.collect()
+
+
+def test_an_answer_that_ends_too_early_is_a_server_that_hung_up() -> None:
+    async def main() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}")
+            writer.close()
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            await HttpClient(f"http://127.0.0.1:{port}/v1").get("/models")
+
+    with pytest.raises(EngineFailed, match="hung up"):
+        asyncio.run(main())
+
+
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KEY_OF_TEST", "secret\nX-Other: 1")
+    with pytest.raises(UniRLError, match="no line breaks") as caught:
+        HttpClient("http://127.0.0.1:9/v1", key_variable="KEY_OF_TEST")
+    assert "secret" not in str(caught.value)
 
 
 def test_the_request_leaves_no_default_to_the_server() -> None:

@@ -20,6 +20,8 @@ from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.judge import JudgeConfig
 from unirl.llm.rewards.rewards import Rewarder
 
+pytest.importorskip("httpx2", reason="judges are asked through it")
+
 Answer = Callable[[dict[str, Any], int], tuple[int, Any]]
 """Of a request and how many came before it: a status and what is sent."""
 
@@ -33,6 +35,8 @@ class Judge:
         self.paths: list[str] = []
         self.most_at_a_time = self._at_a_time = 0
         self.over = threading.Event()
+        self.retry_after = "0.5"
+        """What comes with status 429."""
         judge, lock = self, threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
@@ -55,7 +59,9 @@ class Judge:
                 data = said if isinstance(said, bytes) else json.dumps(said).encode()
                 self.send_response(status)
                 if status == 429:
-                    self.send_header("Retry-After", "0.5")
+                    self.send_header("Retry-After", judge.retry_after)
+                if status == 302:
+                    self.send_header("Location", "/v1/elsewhere")
                 if chunked:
                     self.send_header("Transfer-Encoding", "chunked")
                     self.end_headers()
@@ -171,6 +177,13 @@ def test_passing_errors_are_tried_again(status: int) -> None:
     assert took >= (1.0 if status == 429 else 0.75)
 
 
+@pytest.mark.parametrize("told", ["Wed, 21 Oct 2099 07:28:00 GMT", "-5", "soon"])
+def test_a_date_or_nonsense_in_retry_after_leaves_the_usual_pause(told: str) -> None:
+    with judge(lambda _, number: says("10") if number else (429, b"busy")) as server:
+        server.retry_after = told
+        assert judged(server.url, ["a"]) == [Score(1.0)]
+
+
 def test_errors_that_stay_are_failures_with_their_reason() -> None:
     with judge(lambda *_: (500, b"out of memory")) as server:
         score = judged(server.url, ["a"], retries=1)[0]
@@ -187,6 +200,35 @@ def test_garbage_is_a_failure() -> None:
         with judge(lambda *_, said=said: (200, said)) as server:
             score = judged(server.url, ["a"], retries=0)[0]
         assert score.outcome == FAILED and score.why
+
+
+def test_an_answer_of_more_than_8_mib_is_a_failure() -> None:
+    with judge(lambda *_: says("5" + " " * (8 << 20))) as server:
+        score = judged(server.url, ["a"], retries=0)[0]
+    assert score.outcome == FAILED and "too long" in score.why
+
+
+def test_redirects_are_not_followed() -> None:
+    with judge(lambda *_: (302, b"look there")) as server:
+        score = judged(server.url, ["a"])[0]
+    assert score.outcome == FAILED and "status 302" in score.why
+    assert server.paths == ["/v1/chat/completions"]
+
+
+def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with judge(lambda *_: says("10")) as server:
+        assert judged(server.url, ["a"], retries=0) == [Score(1.0)]
+
+
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret\r\nX-Other: 1")
+    with pytest.raises(UniRLError, match="no line breaks") as caught:
+        judged("http://127.0.0.1:9/v1", ["a"], key_variable="JUDGE_KEY")
+    assert "secret" not in str(caught.value)
 
 
 def test_a_judge_that_is_not_there_is_a_failure() -> None:

@@ -118,6 +118,7 @@ def test_a_server_that_is_killed_is_an_engine_that_failed(tmp_path: Path) -> Non
             engine = engine_at(server, timeout_seconds=10.0)
             await engine.start()
             how = SamplingConfig(max_tokens=480)
+            os.killpg(server.pid, signal.SIGSTOP)  # so that it cannot be done before it is killed
             job = asyncio.create_task(engine.generate(Request("a", PROMPT, how, 0)))
             await asyncio.sleep(0.3)
             os.killpg(server.pid, signal.SIGKILL)

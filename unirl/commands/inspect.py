@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from unirl import config as configs
 from unirl.commands import run_folder
-from unirl.commands.arguments import missing_run, one_run, parse
+from unirl.commands.arguments import first, missing_run, one_run, parse, split
 from unirl.commands.command import NoOptions
 from unirl.core.errors import UniRLError
 
@@ -66,10 +67,14 @@ class PlotOptions:
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """`unirl eval`: whole episodes with the newest checkpoint."""
-    positional, options = parse(arguments, EvalOptions)
-    where = run_folder.find(one_run(positional, "eval"))
-    plan, checkpoint = run_folder.load(where)
+    """`unirl eval`: whole episodes with the newest checkpoint; flags change the run's config."""
+    where = run_folder.find(first(arguments, "eval"))
+    module, _ = run_folder.read_config(run_folder.folder_of(where))
+    positional, flags = configs.parse_flags(arguments, EvalOptions, module.Config)
+    one_run(positional, "eval")
+    own, changes = split(flags, EvalOptions)
+    options = configs.from_mapping(EvalOptions, own)
+    plan, checkpoint = run_folder.load(where, changes)
     if plan.make_evaluator is None:
         raise _no_evaluation(plan, "evaluated")
     from unirl.runners.hooks import write_evaluation
@@ -82,7 +87,9 @@ def evaluate(arguments: Sequence[str]) -> int:
         )
     finally:
         evaluator.close()
-    path = write_evaluation(run_folder.folder_of(where), checkpoint.step, result, deterministic)
+    path = write_evaluation(
+        run_folder.folder_of(where), checkpoint.step, result, deterministic, changes
+    )
     numbers: dict[str, Any] = {
         "step": checkpoint.step,
         "num_episodes": len(result.returns),

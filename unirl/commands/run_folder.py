@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -91,11 +92,15 @@ def read_config(run_dir: Path) -> tuple[ModuleType, dict[str, Any]]:
     return module, table
 
 
-def load(where: Path) -> tuple[Plan, Checkpoint]:
-    """The plan of a run and its newest checkpoint, or the one that `where` is."""
+def load(where: Path, changes: Mapping[str, Any] | None = None) -> tuple[Plan, Checkpoint]:
+    """The plan of a run and its newest checkpoint, or the one that `where` is.
+
+    changes: flags of the recipe, which change the run's config.
+    """
     from unirl.core.checkpoint import load_checkpoint
 
     module, table = read_config(folder_of(where))
+    table = configs.merge(table, configs.nest(module.Config, changes or {}))
     plan: Plan = module.plan(configs.from_mapping(module.Config, table))
     return plan, load_checkpoint(where)
 

@@ -337,14 +337,23 @@ def _next_multiple(steps: int, every_steps: int) -> int:
     return (steps // every_steps + 1) * every_steps
 
 
-def write_evaluation(run_dir: Path, step: int, result: EvalResult, deterministic: bool) -> Path:
-    """eval/step_N.json with every episode's return and length."""
-    folder = run_dir / "eval"
+def write_evaluation(
+    run_dir: Path,
+    step: int,
+    result: EvalResult,
+    deterministic: bool,
+    changes: Mapping[str, JSON] | None = None,
+) -> Path:
+    """eval/step_N.json with every episode's return and length; in eval/changed where settings were
+    others than the run's, with these settings.
+    """
+    folder = run_dir / "eval" / ("changed" if changes else "")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:08d}.json"
     document = {
         "step": step,
         "deterministic": deterministic,
+        **({"changes": dict(changes)} if changes else {}),
         "num_episodes": len(result.returns),
         "return_mean": result.mean,
         "return_std": result.std,
