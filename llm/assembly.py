@@ -167,7 +167,7 @@ def make_learner(
     )
     if config.model.shard and not ranks.alone:
         for each in (policy, reference, teacher.policy if teacher is not None else None):
-            if each is not None:
+            if isinstance(each, LanguagePolicy):
                 shard(each, ranks)
     return LlmLearner(
         policy,

@@ -25,20 +25,24 @@ _PAUSES = (0.1, 0.3, 1.0, 2.0)
 class HttpClient:
     """One server. url: http(s)://host[:port][/path], to which paths are appended.
 
-    key_variable: the environment variable that holds a bearer token; "": none is sent.
+    key_variable: the environment variable that holds a bearer token; "": none is sent. section: of
+    the config, which errors name: where url, api_key_variable and timeout_seconds are set.
     """
 
-    def __init__(self, url: str, *, key_variable: str = "", seconds: float = 120.0) -> None:
+    def __init__(
+        self, url: str, *, key_variable: str = "", seconds: float = 120.0, section: str = "engine"
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UniRLError(
-                f"engine.url is {url}",
+                f"{section}.url is {url}",
                 "it must be http://host:port/v1, or https",
                 "http://127.0.0.1:8000/v1 is where vLLM's server listens by itself",
             )
-        key = _key(key_variable)
+        key = _key(key_variable, section)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http, self._seconds = Http(url, headers, seconds=seconds), seconds
+        self._section = section
 
     @property
     def url(self) -> str:
@@ -106,7 +110,8 @@ class HttpClient:
             except TimeoutError as error:
                 raise EngineFailed(
                     f"{self.url} is silent",
-                    f"{path} did not answer within engine.timeout_seconds = {self._seconds:g} s",
+                    f"{path} did not answer within {self._section}.timeout_seconds, "
+                    f"{self._seconds:g} s",
                     "look at the server, or raise the limit",
                 ) from error
             except HttpFailed as error:
@@ -119,7 +124,7 @@ class HttpClient:
                 raise EngineFailed(
                     f"{self.url} cannot be reached",
                     f"{attempt + 1} attempts failed: {failure}",
-                    "start the server, or correct engine.url",
+                    f"start the server, or correct {self._section}.url",
                 ) from failure
             await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
             attempt += 1
@@ -138,7 +143,7 @@ class HttpClient:
         except TimeoutError as error:
             raise EngineFailed(
                 f"{self.url} fell silent in the middle of its answer",
-                f"engine.timeout_seconds allows {self._seconds:g} s",
+                f"{self._section}.timeout_seconds allows {self._seconds:g} s",
                 "look at the server, or raise the limit",
             ) from error
 
@@ -149,17 +154,18 @@ class HttpClient:
             raise EngineFailed(
                 f"{self.url} answers nonsense",
                 f"JSON was expected, {data[:80]!r} came",
-                "look whether engine.url leads to an OpenAI-compatible server, /v1 included",
+                f"look whether {self._section}.url leads to an OpenAI-compatible server, "
+                "/v1 included",
             ) from error
 
 
-def _key(variable: str) -> str:
+def _key(variable: str, section: str) -> str:
     if not variable:
         return ""
     if not os.environ.get(variable):
         raise UniRLError(
-            f"engine.api_key_variable is {variable}",
+            f"{section}.api_key_variable is {variable}",
             "there must be an environment variable of that name, and it is not set",
-            f"export {variable}=..., or leave engine.api_key_variable out",
+            f"export {variable}=..., or leave {section}.api_key_variable out",
         )
     return os.environ[variable]

@@ -9,13 +9,18 @@ Source: Lu and Thinking Machines Lab, On-Policy Distillation, 2025; arXiv 2306.1
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from unirl.core.errors import UniRLError
 from unirl.llm.models.model import ModelConfig, ModelDtype, load_model, load_tokenizer
 from unirl.llm.training.language_policy import LanguagePolicy
+from unirl.llm.training.packing import Pack
+from unirl.llm.training.teacher_server import TeacherServer
+from unirl.llm.training.token_batch import TokenBatch
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,16 @@ class TeacherConfig:
 
     path: str = ""
     """A folder or hub id, as model.path; it must read the same tokens. "": no teacher."""
+    url: str = ""
+    """Where a server has the teacher, such as http://127.0.0.1:8000/v1; then only the tokenizer is
+    read of `path`, and sampling.temperature must be 1. "": it is loaded beside the learner.
+    """
+    served_name: str = ""
+    """What the server calls it. "": as `path`."""
+    api_key_variable: str = ""
+    """The environment variable that holds the server's key. "": it needs none."""
+    timeout_seconds: float = 120.0
+    """In which the server must answer. More: sits out longer queues there."""
     dtype: ModelDtype = "auto"
     """What it computes in. auto: what its folder says."""
     coef: float = 1.0
@@ -38,9 +53,13 @@ class TeacherConfig:
                 "it must be above 0 and finite",
                 "leave teacher.path out for no teacher",
             )
-        if self.alone and not self.path:
+        if not self.timeout_seconds > 0:
             raise UniRLError(
-                "teacher.alone is set without a teacher",
+                f"teacher.timeout_seconds is {self.timeout_seconds}", "must be > 0", "leave it out"
+            )
+        if (self.alone or self.url) and not self.path:
+            raise UniRLError(
+                f"teacher.{'alone' if self.alone else 'url'} is set without a teacher",
                 'teacher.path is ""',
                 "name a folder or hub id in teacher.path",
             )
@@ -50,9 +69,17 @@ class TeacherConfig:
 class Teacher:
     """A frozen model that the learner asks."""
 
-    policy: LanguagePolicy
+    policy: LanguagePolicy | TeacherServer
     coef: float = 1.0
     alone: bool = False
+
+    def logp(
+        self, tokens: TokenBatch, train: Tensor, packs: Callable[[TokenBatch, Tensor], list[Pack]]
+    ) -> Tensor:
+        """Log-probabilities [N] where `train` [S] is true, 0 elsewhere; packs: what makes them."""
+        if isinstance(self.policy, TeacherServer):
+            return self.policy.logp(tokens, train)
+        return self.policy.look(packs(tokens, train), tokens.mask.numel())[0]
 
 
 def make_teacher(
@@ -61,7 +88,8 @@ def make_teacher(
     """The teacher on the learner's device; None where there is none.
 
     temperature: the one the student draws at; the teacher's distribution is taken at the same.
-    Raises UniRLError when it cannot be loaded or its tokens are others than the student's.
+    Raises UniRLError when it cannot be loaded or reached, or its tokens are others than the
+    student's.
     """
     if not config.path:
         return None
@@ -81,5 +109,24 @@ def make_teacher(
             f"their tokenizers must agree, and they differ in {word!r} among others",
             "take a teacher of the same family",
         )
+    if config.url:
+        return Teacher(_served(config, temperature), config.coef, config.alone)
     frozen = load_model(settings, device).requires_grad_(False)
     return Teacher(LanguagePolicy(frozen, temperature=temperature), config.coef, config.alone)
+
+
+def _served(config: TeacherConfig, temperature: float) -> TeacherServer:
+    if temperature != 1:
+        raise UniRLError(
+            f"sampling.temperature is {temperature:g} and the teacher is behind a server",
+            "servers tell log-probabilities at temperature 1 only, and both must have the same",
+            "set sampling.temperature to 1, or leave teacher.url out",
+        )
+    server = TeacherServer(
+        config.url,
+        config.served_name or config.path,
+        key_variable=config.api_key_variable,
+        seconds=config.timeout_seconds,
+    )
+    server.check()
+    return server

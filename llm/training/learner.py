@@ -209,8 +209,7 @@ class LlmLearner:
             reference = self._look_at_reference(tokens, train)
         teacher = None
         if self._teacher is not None:
-            packs = self._packs(tokens, train)
-            teacher = self._teacher.policy.look(packs, tokens.mask.numel())[0]
+            teacher = self._teacher.logp(tokens, train, self._packs).to(self._device)
         if before:
             advantage, target, active = found(old_logp, value, reference)
             train = train & active if self._skips else train

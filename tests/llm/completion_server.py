@@ -4,6 +4,7 @@ language model that is a table: the next token depends on the last one alone.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -141,6 +142,9 @@ class _Handler(BaseHTTPRequestHandler):
         if body["model"] != state.model:
             self._answer(404, {"error": f"The model `{body['model']}` does not exist."})
             return
+        if body.get("echo"):
+            self._answer(200, {"choices": self._echoed(body)})
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -179,6 +183,18 @@ class _Handler(BaseHTTPRequestHandler):
             state.cut.set()  # as it should be
         finally:
             state.count(-1)
+
+    def _echoed(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Each prompt with the log-probability of its tokens and a token more; last one first."""
+        logp = self.server_state.weights.log_softmax(-1)
+        choices = []
+        for index, prompt in enumerate(body["prompt"]):
+            told = [float(logp[a, b]) for a, b in itertools.pairwise(prompt)]
+            logprobs = (
+                {"token_logprobs": [None, *told, -0.5]} if self.server_state.gives_logp else None
+            )
+            choices.append({"index": index, "text": "", "logprobs": logprobs})
+        return choices[::-1]
 
     def _chunk(self, value: dict[str, Any]) -> None:
         # In two pieces, and U+2028 as it is: clients must take neither for the end of a line.

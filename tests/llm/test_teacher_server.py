@@ -1,0 +1,104 @@
+"""A teacher behind a server teaches what the same teacher beside the learner would."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers", reason="language models need the extra llm")
+pytest.importorskip("httpx2", reason="servers are asked through it")
+
+from tests.llm.completion_server import CompletionServer
+from tests.llm.packed_groups import VOCAB, make_groups
+from tests.llm.test_learner import batch_of, make_learner
+from unirl.core.errors import UniRLError
+from unirl.llm.engine import EngineFailed
+from unirl.llm.models.model import ModelConfig
+from unirl.llm.models.tiny import make_tiny
+from unirl.llm.training.distill import Teacher, TeacherConfig, make_teacher
+from unirl.llm.training.teacher_server import TeacherServer
+from unirl.llm.training.token_batch import TokenBatch
+
+GROUPS = make_groups((3, [1, 4, 2]), (2, [3, 1]), (1, [2, 2, 2, 5]), seed=3)
+TABLE = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5))
+EVERYTHING = torch.ones(9, dtype=torch.bool)
+
+
+def teacher_at(server: CompletionServer, name: str = "table") -> TeacherServer:
+    return TeacherServer(server.url, name, seconds=20.0)
+
+
+def wanted(train: Tensor) -> Tensor:
+    """What the table says of each token, completion by completion."""
+    logp, found, number = TABLE.log_softmax(-1), [], 0
+    for group in GROUPS:
+        for begin, end in itertools.pairwise(group.starts.tolist()):
+            text = [int(group.prompt[-1]), *group.token[begin:end].tolist()]
+            told = [float(logp[a, b]) for a, b in itertools.pairwise(text)]
+            found += told if train[number] else [0.0] * len(told)
+            number += 1
+    return torch.tensor(found)
+
+
+@pytest.mark.parametrize("left_out", [[], [0, 3], [3, 4]])
+def test_each_token_gets_the_log_probability_of_its_own_completion(left_out: list[int]) -> None:
+    train = EVERYTHING.clone()
+    train[left_out] = False
+    with CompletionServer(weights=TABLE, failures=2) as server:
+        teacher = teacher_at(server)
+        teacher.check()
+        found = teacher.logp(TokenBatch.of(GROUPS, (1.0,)), train)
+        asked = sum(len(body["prompt"]) for body in server.bodies)
+    torch.testing.assert_close(found, wanted(train))
+    assert asked == 9 - len(left_out)
+
+
+def test_a_learner_is_taught_by_it() -> None:
+    with CompletionServer(weights=TABLE) as server:
+        teacher = Teacher(teacher_at(server), alone=True)
+        groups = make_groups((3, [1, 4]), (2, [3, 1]), seed=3)
+        metrics = make_learner(teacher=teacher).step(batch_of(groups)).flush()
+    assert metrics["losses/grad_norm"] > 0
+    assert metrics["kl_to_teacher"] != 0
+
+
+def test_what_a_server_does_not_tell_is_no_silent_zero() -> None:
+    tokens = TokenBatch.of(GROUPS, (1.0,))
+    with CompletionServer(weights=TABLE, gives_logp=False) as server:
+        with pytest.raises(UniRLError, match="no log-probability for each token"):
+            teacher_at(server).logp(tokens, EVERYTHING)
+        other = teacher_at(server, "other")
+        with pytest.raises(UniRLError, match=r"has no model 'other'") as caught:
+            other.check()
+        assert "serves table" in str(caught.value)
+        with pytest.raises(UniRLError, match="does not exist"):
+            other.logp(tokens, EVERYTHING)
+    with pytest.raises(EngineFailed, match="cannot be reached") as gone:
+        teacher_at(server).check()
+    assert "teacher.url" in str(gone.value)
+
+
+def test_settings_lead_to_a_server_or_say_why_not(tmp_path: Path) -> None:
+    folder = str(make_tiny(tmp_path / "teacher", seed=7))
+
+    def made(temperature: float = 1.0, **settings: Any) -> Teacher | None:
+        config = TeacherConfig(path=folder, coef=0.5, **settings)
+        return make_teacher(config, ModelConfig(), torch.device("cpu"), temperature=temperature)
+
+    with CompletionServer() as server:
+        teacher = made(url=server.url, served_name="table")
+        assert teacher is not None and isinstance(teacher.policy, TeacherServer)
+        assert teacher.coef == 0.5
+        with pytest.raises(UniRLError, match="has no model"):
+            made(url=server.url)  # it would have to serve it by its path
+        with pytest.raises(UniRLError, match=r"temperature is 0\.7"):
+            made(0.7, url=server.url, served_name="table")
+    with pytest.raises(UniRLError, match=r"teacher\.url is set without a teacher"):
+        TeacherConfig(url="http://127.0.0.1:9/v1")
+    with pytest.raises(UniRLError, match=r"teacher\.timeout_seconds"):
+        TeacherConfig(path=folder, timeout_seconds=0)
