@@ -51,8 +51,8 @@ class Pairing:
 
 # One pass over the data: IMPALA, Nature CNN in bf16.
 PONG = (
-    "impala @pong --actor.unroll-length 20 --learner.epochs 1 --learner.minibatches 1"
-    " --learner.policy-clip none"
+    "impala @pong --policy.torso nature --policy.feature-size 512 --actor.unroll-length 20"
+    " --learner.epochs 1 --learner.minibatches 1 --learner.policy-clip none"
 )
 # Two layers of 64, as everywhere; one actor process feeds the learner whole vectors.
 CARTPOLE = (

@@ -53,6 +53,8 @@ def systems(env: str, config: Path, extra: list[str]) -> dict[str, Callable[[Win
     # One pass over the data for everyone, whatever the config needs to learn well.
     once = ["--learner.epochs", "1", "--learner.minibatches", "1", "--learner.policy-clip", "none"]
     if env == "pong":
+        # The network of the others; the config's own is cheaper.
+        once += ["--policy.torso", "nature", "--policy.feature-size", "512"]
         once += ["--actor.unroll-length", "20"]
     ours = partial(train_unirl, env, ["impala", f"@{config}", *once, *extra])
     if env == "pong":
