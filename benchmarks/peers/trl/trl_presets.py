@@ -21,8 +21,8 @@ DIGITS: Settings = {
     "entropy_coef": 0.0,
     "weights": "float32",
     "autocast": True,
-    "micro_batch": 8,
-    "generate": "batch",
+    "micro_batch": 16,
+    "generate": "vllm",
     "correct": False,
     "cache": None,
     "attention": "sdpa",
@@ -41,16 +41,17 @@ PRESETS: dict[str, Settings] = {
         "entropy_coef": 0.01,
         "autocast": False,
         "micro_batch": 256,
+        "generate": "batch",
     },
 }
 _LARGE: list[Settings] = [
-    {"generate": "vllm"},
+    {"generate": "batch"},
+    {"generate": "batch", "compile": True},
     {"generate": "continuous"},
-    {"cache": "static"},
     {"weights": "bfloat16"},
-    {"micro_batch": 16},
+    {"micro_batch": 8},
+    {"micro_batch": 32},
     {"micro_batch": 64},
-    {"compile": True},
 ]
 CANDIDATES: dict[str, list[Settings]] = {
     "digits": _LARGE,
