@@ -130,4 +130,6 @@ def plan(config: Config) -> Plan:
         notes=found.notes,
         reasons=tuple(dict.fromkeys((*REASONS, *GROUP_REASONS))),
         reissue=True,
+        # Two seconds that an actor's start and every restart would take longer.
+        preload=("transformers.modeling_utils",) if config.engine.kind == "hf" else (),
     )

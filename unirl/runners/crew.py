@@ -64,8 +64,8 @@ class Crew:
     dependants: who cannot go on without a dead member; they are killed with it. mourn: called when
     a dead member and its dependants are gone for good and before others take their places; returns
     a few words on what was lost. look: called several times a second, to kill what hangs.
-    close_all: makes every member end by itself; is_closed: it was called, by whomever. modules:
-    what members import.
+    close_all: makes every member end by itself; is_closed: it was called, by whomever. modules,
+    preload: what members import, see process_context.
     """
 
     def __init__(
@@ -80,12 +80,13 @@ class Crew:
         close_all: Callable[[], None],
         is_closed: Callable[[], bool],
         modules: Iterable[str] = (),
+        preload: Iterable[str] = (),
     ) -> None:
         self.members = members
         self._max_restarts, self._log_dir = max_restarts, log_dir
         self._dependants, self._mourn, self._look = dependants, mourn, look
         self._close_all, self._is_closed = close_all, is_closed
-        self._context = process_context(len(members), modules)
+        self._context = process_context(len(members), modules, preload)
         self._lifeline = Lifeline()
         self._error: UniRLError | None = None
         self._closing = threading.Event()

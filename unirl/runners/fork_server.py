@@ -21,18 +21,18 @@ _MAX_PROCESSES = 200
 
 
 def process_context(
-    num_processes: int, modules: Iterable[str] = ()
+    num_processes: int, modules: Iterable[str] = (), preload: Iterable[str] = ()
 ) -> ForkServerContext | SpawnContext:
     """What to make processes with; the server is started by the first call.
 
     modules: what these processes import; of them only UniRL's own are loaded beforehand, since a
-    user's may start threads, which do not survive a fork.
+    user's may start threads, which do not survive a fork. preload: others that start none.
     """
     if num_processes > _MAX_PROCESSES:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     own = [name for name in modules if name.startswith("unirl.")]
-    context.set_forkserver_preload([*own, _PRELOAD])
+    context.set_forkserver_preload([*own, *preload, _PRELOAD])
     with interrupts_blocked():
         forkserver.ensure_running()
     return context

@@ -155,6 +155,10 @@ class Plan:
     """A ticket names something that must not be lost, such as a prompt: what a dead actor or a
     checkpoint left unfinished is issued again.
     """
+    preload: tuple[str, ...] = ()
+    """Modules of others that actors import late and that take long: loaded once for all actors and
+    their restarts. Importing them must start no thread.
+    """
 
     def __post_init__(self) -> None:
         if self.num_actors < 1:

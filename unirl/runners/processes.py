@@ -192,6 +192,7 @@ class ActorProcesses:
                 getattr(factory, "func", factory).__module__
                 for factory in (plan.make_actor, *([helpers.serve] if helpers else []))
             ],
+            preload=plan.preload,
         )
 
     def start(self) -> None:
