@@ -92,6 +92,10 @@ class Run:
 tree_cpu_seconds = usage.tree_cpu_seconds
 
 
+_QUICK_LOOK = 0.03
+"""Seconds that adding up the memory of a process tree may take at every interval."""
+
+
 def exit_on_terminate() -> None:
     """Make SIGTERM an ordinary exit, so that a terminated benchmark takes its commands with it."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -130,10 +134,11 @@ def run(
                 if now > timeout_seconds:
                     result.timed_out = True
                     break
-                # Adding up the pages of large processes takes long: at most 2 % of a core.
+                # Adding up the pages of processes of several GB takes long: then 2 % of a core.
                 looked = time.monotonic() - start - now
+                pause = interval_seconds if looked < _QUICK_LOOK else 50 * looked
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(interval_seconds, 50 * looked))
+                    process.wait(max(pause, interval_seconds))
         finally:
             result.wall_seconds = time.monotonic() - start
             _kill(process, seen)
