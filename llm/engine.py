@@ -4,7 +4,7 @@ the log-probability and the version of every token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -13,6 +13,8 @@ from unirl.core.weights import Weights
 
 Finish = Literal["stop", "length", "aborted"]
 """Why a completion ended: an end token or stop text, max_tokens, or `abort`."""
+NOBODY = -1
+"""Version of a token that the policy did not draw."""
 PauseMode = Literal["wait", "keep", "abort"]
 """What becomes of running requests: finished first, frozen where they are, or ended as they are."""
 
@@ -66,7 +68,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """What an engine generated; the three lists have one entry per token."""
+    """What an engine generated; the lists have one entry per token."""
 
     tokens: tuple[int, ...]
     logp: tuple[float, ...]
@@ -74,6 +76,8 @@ class Completion:
     version: tuple[int, ...]
     """Version of the weights that drew it: several where weights changed under way."""
     finish: Finish
+    drawn: tuple[bool, ...] = ()
+    """Whether the policy drew each token; (): all of them. Others are read, not learned."""
 
     def __post_init__(self) -> None:
         if not len(self.tokens) == len(self.logp) == len(self.version):
@@ -81,6 +85,32 @@ class Completion:
                 f"{len(self.tokens)} tokens, {len(self.logp)} log-probabilities and "
                 f"{len(self.version)} versions: they must be equally many"
             )
+        if self.drawn and len(self.drawn) != len(self.tokens):
+            raise ValueError(
+                f"{len(self.tokens)} tokens and {len(self.drawn)} times drawn or not: "
+                "they must be equally many"
+            )
+
+    def told(self, tokens: Sequence[int]) -> Completion:
+        """With what a tool or a user says behind it: to be gone on with, as `Request.partial`."""
+        count = len(tokens)
+        return Completion(
+            self.tokens + tuple(tokens),
+            self.logp + (0.0,) * count,
+            self.version + (NOBODY,) * count,
+            "aborted",
+            self.mask + (False,) * count,
+        )
+
+    @property
+    def mask(self) -> tuple[bool, ...]:
+        """Whether the policy drew each token, of all of them."""
+        return self.drawn or (True,) * len(self.tokens)
+
+    @property
+    def drawn_versions(self) -> tuple[int, ...]:
+        """Versions of the weights that drew tokens."""
+        return tuple(v for v, drawn in zip(self.version, self.mask, strict=True) if drawn)
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,8 @@ def write_group(
     begin = len(prompt)
     data["token"][:begin] = torch.tensor(prompt, dtype=torch.int32)
     data["mask"].zero_()
-    data["mask"][begin:total] = True
+    drawn = [value for one in completions for value in one.mask]
+    data["mask"][begin:total] = torch.tensor(drawn, dtype=torch.bool)
     for name, dtype, fill in (("logp", torch.float32, 0.0), ("version", torch.int32, -1)):
         data[name].fill_(fill)
         flat = [value for one in completions for value in getattr(one, name)]

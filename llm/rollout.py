@@ -138,7 +138,7 @@ class Rollout:
         write_group(slot.data, prompt.tokens, completions, scores)
         slot.data["generate_seconds"].fill_(generated - started)
         slot.data["reward_seconds"].fill_(time.monotonic() - generated)
-        versions = [version for one in completions for version in one.version]
+        versions = [version for one in completions for version in one.drawn_versions]
         slot.first_version = min(versions, default=self.engine.version)
         slot.last_version = max(versions, default=self.engine.version)
 
@@ -159,7 +159,7 @@ class Rollout:
         oldest = self.engine.version - self._max_staleness
         requests = []
         for i, partial in enumerate(kept):
-            if partial is not None and min(partial.version, default=oldest) < oldest:
+            if partial is not None and min(partial.drawn_versions, default=oldest) < oldest:
                 partial = None
             requests.append(
                 Request(

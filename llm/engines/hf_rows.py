@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unirl.llm.engine import Completion, Finish, Request
 from unirl.llm.engines.decoding import seed_keys, uniforms
+from unirl.llm.engines.usage import drawn_behind
 
 _MASK = (1 << 64) - 1
 _CELLS = (("token", np.int64), ("logp", np.float64), ("version", np.int64))
@@ -148,7 +149,9 @@ class Rows:
         token, logp, version = (
             tuple(self._cells[name][row, :count].tolist()) for name, _ in _CELLS
         )
-        return Completion(token, logp, version, finish)
+        before = self.running[row].request.partial
+        drawn = drawn_behind(before, count - len(before.tokens) if before is not None else 0)
+        return Completion(token, logp, version, finish, drawn)
 
     def remove(self, gone: list[int]) -> tuple[list[int], list[int]]:
         """Take rows out; returns which rows were copied over which, for the cache to follow."""

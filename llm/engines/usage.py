@@ -93,4 +93,10 @@ def extend(
         logp=(before.logp if before else ()) + tuple(logp),
         version=(before.version if before else ()) + tuple(version),
         finish=finish,
+        drawn=drawn_behind(before, len(tokens)),
     )
+
+
+def drawn_behind(before: Completion | None, count: int) -> tuple[bool, ...]:
+    """See Completion.drawn: so many tokens drawn behind a beginning."""
+    return before.drawn + (True,) * count if before is not None and before.drawn else ()

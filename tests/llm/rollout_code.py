@@ -31,6 +31,24 @@ async def two_turns(
     return found
 
 
+TOLD = (7, 8)
+"""What the tool says, whatever it is asked."""
+
+
+async def with_a_tool(
+    rollout: Rollout, prompt: Prompt, requests: Sequence[Request]
+) -> list[Completion]:
+    """Two tokens, what the tool says, and up to two more."""
+    found = []
+    for request in requests:
+        short = replace(request, sampling=replace(request.sampling, max_tokens=2))
+        first = await rollout.engine.generate(short)
+        longer = replace(request.sampling, max_tokens=6)
+        again = replace(request, sampling=longer, partial=first.told(TOLD))
+        found.append(await rollout.engine.generate(again) if first.finish == "length" else first)
+    return found
+
+
 async def one_too_few(
     rollout: Rollout, prompt: Prompt, requests: Sequence[Request]
 ) -> list[Completion]:

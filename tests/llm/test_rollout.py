@@ -5,6 +5,7 @@ that are interrupted or worthless, and code of the user's own.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,17 @@ import torch
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
+from tests.llm.rollout_code import TOLD
 from unirl.core.actor import ActorContext
 from unirl.core.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.core.sample import Slot
 from unirl.core.weights import LocalWeightStore
+from unirl.llm.engine import NOBODY
 from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Group, read_group
 from unirl.llm.models.model import flat_weights
 from unirl.llm.models.tiny import make_tiny, tiny_model
 from unirl.llm.rollout import Rollout
+from unirl.llm.training.token_batch import TokenBatch
 from unirl.runners.plan import Plan
 
 SIZES = {"width": 32, "layers": 2}
@@ -76,10 +80,11 @@ class Bench:
 
 
 def group_of(slot: Slot) -> Group:
-    """Checked: the slot's versions are those of its oldest and its newest token."""
+    """Checked: the slot's versions are those of its oldest and its newest token of the policy."""
     group = read_group(slot.data, slot.ticket)
-    assert slot.first_version == int(group.version.min())
-    assert slot.last_version == int(group.version.max())
+    version = group.version[group.mask]
+    assert slot.first_version == int(version.min())
+    assert slot.last_version == int(version.max())
     return group
 
 
@@ -237,6 +242,27 @@ def test_a_rollout_function_of_the_users_own_generates_the_group(model: str) -> 
     group = run(bench, lambda bench: bench.group(0))
     short = run(Bench(model, **{"sampling.max_tokens": 6}), lambda bench: bench.group(0))
     assert torch.equal(group.token, short.token) and int(group.lengths.max()) == 6
+
+
+def test_what_a_tool_says_is_read_and_not_learned(model: str) -> None:
+    bench = Bench(model, **{"rollout.function": "tests.llm.rollout_code:with_a_tool"})
+    group = run(bench, lambda bench: bench.group(0))
+    some = 0
+    for begin, end in itertools.pairwise(group.starts.tolist()):
+        token, mask = group.token[begin:end].tolist(), group.mask[begin:end].tolist()
+        if end - begin <= 2:
+            assert all(mask)
+            continue
+        some += 1
+        assert tuple(token[2:4]) == TOLD
+        assert mask == [True, True, False, False] + [True] * (end - begin - 4)
+        assert group.version[begin + 2 : begin + 4].tolist() == [NOBODY, NOBODY]
+        assert group.logp[begin + 2 : begin + 4].tolist() == [0.0, 0.0]
+        assert all(group.logp[begin + 4 : end] < 0)
+    assert some
+    assert set(group.version[group.mask].tolist()) == {0}
+    tokens = TokenBatch.of([group], (1.0,))
+    assert tokens.mask.tolist() == group.mask.tolist()
 
 
 def test_a_rollout_function_that_returns_too_few_is_told_so(model: str) -> None:
