@@ -63,6 +63,13 @@ class TeacherConfig:
                 'teacher.path is ""',
                 "name a folder or hub id in teacher.path",
             )
+        if (self.served_name or self.api_key_variable) and not self.url:
+            raise UniRLError(
+                f"teacher.{'served_name' if self.served_name else 'api_key_variable'} is set "
+                "without a server",
+                'teacher.url is ""',
+                "set teacher.url, or leave it out",
+            )
 
 
 @dataclass(frozen=True)

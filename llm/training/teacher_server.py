@@ -12,28 +12,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
+from unirl.core.errors import ActorFailed, UniRLError
+from unirl.llm.engine import EngineFailed
 from unirl.llm.engines.openai_http import HttpClient
 from unirl.llm.group import Group
 from unirl.llm.http import BadStatus
 from unirl.llm.training.token_batch import TokenBatch
 
+_TOO_MANY = 429
+_PAUSE_SECONDS = 0.5
+"""Between two attempts to reach a server that went away."""
+
 
 class TeacherServer:
     """Asks for log-probabilities at temperature 1, the model's own: servers tell no others.
 
-    name: what the server calls the model. seconds: in which it must answer each group. Raises
-    EngineFailed when it cannot be reached or answers nonsense, UniRLError when it has no such model
-    or refuses.
+    name: what the server calls the model. seconds: in which it must answer each group, and for how
+    long a server that went away is waited for. Raises UniRLError when it has no such model or
+    refuses.
     """
 
     def __init__(self, url: str, name: str, *, key_variable: str = "", seconds: float) -> None:
-        self._name = name
+        self._name, self._seconds = name, seconds
         self._http = HttpClient(url, key_variable=key_variable, seconds=seconds, section="teacher")
 
     def check(self) -> None:
         """Raise UniRLError unless the server is there and has the model."""
-        told = asyncio.run(self._get("/models"))
+        try:
+            told = asyncio.run(self._http.get("/models"))
+        except BadStatus as error:
+            raise self._refused(error) from error
+        except EngineFailed as error:
+            raise UniRLError(*error.parts) from error
         names = [str(each.get("id")) for each in told.get("data", ())]
         if self._name not in names:
             raise UniRLError(
@@ -43,14 +53,11 @@ class TeacherServer:
             )
 
     def logp(self, tokens: TokenBatch, train: Tensor) -> Tensor:
-        """Log-probabilities [N] of the completions for which `train` [S] is true; 0 elsewhere."""
-        return asyncio.run(self._logp(tokens, train))
+        """Log-probabilities [N] of the completions for which `train` [S] is true; 0 elsewhere.
 
-    async def _get(self, path: str) -> Any:
-        try:
-            return await self._http.get(path)
-        except BadStatus as error:
-            raise self._refused(error) from error
+        Raises ActorFailed when the server went away for good: the learner is sound, and is saved.
+        """
+        return asyncio.run(self._logp(tokens, train))
 
     async def _logp(self, tokens: TokenBatch, train: Tensor) -> Tensor:
         logp = torch.zeros(tokens.mask.numel())
@@ -75,19 +82,33 @@ class TeacherServer:
             "model": self._name,
             "prompt": [prompt + group.token[begin:end].tolist() for begin, end in spans],
             "echo": True,
-            "logprobs": 0,
+            "logprobs": 1,  # with 0 SGLang tells those of the drawn token alone
             "max_tokens": 1,  # some servers refuse to draw none
             "temperature": 1.0,
         }
-        try:
-            told = await self._http.post("/completions", body)
-        except BadStatus as error:
-            raise self._refused(error) from error
+        told = await self._patiently("/completions", body)
         choices = sorted(told.get("choices", ()), key=lambda choice: choice.get("index", 0))
         if len(choices) != len(spans):
             raise self._incomplete(f"{len(choices)} answers to {len(spans)} completions")
         for (begin, end), choice in zip(spans, choices, strict=True):
             logp[begin:end] = self._told(choice, len(prompt), end - begin)
+
+    async def _patiently(self, path: str, body: Any) -> Any:
+        """The answer; a server that restarts is waited for."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._seconds
+        while True:
+            try:
+                return await self._http.post(path, body)
+            except BadStatus as error:
+                if error.status < 500 and error.status != _TOO_MANY:
+                    raise self._refused(error) from error
+                failure = ActorFailed(*self._refused(error).parts)
+            except EngineFailed as error:
+                failure = ActorFailed(*error.parts)
+            if loop.time() >= end:
+                raise failure
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     def _told(self, choice: Mapping[str, Any], num_prompt: int, num_tokens: int) -> Tensor:
         told = (choice.get("logprobs") or {}).get("token_logprobs") or ()

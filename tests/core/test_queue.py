@@ -245,6 +245,16 @@ def test_tickets_of_a_dead_actor_can_be_issued_again(make_queue: MakeQueue) -> N
     assert queue.acquire(0.0, actor=0).ticket == 0
 
 
+def test_a_batch_that_its_learner_failed_on_is_in_the_snapshot(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=1, batch_size=1)
+    produce(queue, 0)
+    produce(queue, 0)
+    batch = queue.take(0)
+    assert [slot.ticket for slot in queue.snapshot().ready] == [0, 1]
+    queue.release(batch)
+    assert [slot.ticket for slot in queue.snapshot().ready] == [1]
+
+
 def test_unfinished_tickets_are_issued_first_in_another_queue(make_queue: MakeQueue) -> None:
     queue = make_queue(max_staleness=2, batch_size=1)
     queue.acquire(0.0)
@@ -267,7 +277,7 @@ def test_acknowledged_samples_survive_in_another_queue(make_queue: MakeQueue) ->
     queue = make_queue(max_staleness=2, batch_size=1)
     for version in (0, 0, 1):
         produce(queue, version)
-    ready = queue.ready_slots()
+    ready = queue.snapshot().ready
     assert [slot.ticket for slot in ready] == [0, 1, 2]
     again = make_queue(max_staleness=2, batch_size=1)
     for slot in ready:

@@ -16,8 +16,7 @@ pytest.importorskip("httpx2", reason="servers are asked through it")
 from tests.llm.completion_server import CompletionServer
 from tests.llm.packed_groups import VOCAB, make_groups
 from tests.llm.test_learner import batch_of, make_learner
-from unirl.core.errors import UniRLError
-from unirl.llm.engine import EngineFailed
+from unirl.core.errors import ActorFailed, UniRLError
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.models.tiny import make_tiny
 from unirl.llm.training.distill import Teacher, TeacherConfig, make_teacher
@@ -78,9 +77,19 @@ def test_what_a_server_does_not_tell_is_no_silent_zero() -> None:
         assert "serves table" in str(caught.value)
         with pytest.raises(UniRLError, match="does not exist"):
             other.logp(tokens, EVERYTHING)
-    with pytest.raises(EngineFailed, match="cannot be reached") as gone:
+
+
+def test_a_server_that_is_gone_is_told_plainly_and_waited_for() -> None:
+    tokens = TokenBatch.of(GROUPS, (1.0,))
+    with CompletionServer(weights=TABLE) as server:
+        server.failures = 8  # more than one call repeats
+        torch.testing.assert_close(teacher_at(server).logp(tokens, EVERYTHING), wanted(EVERYTHING))
+    with pytest.raises(UniRLError, match="cannot be reached") as gone:
         teacher_at(server).check()
     assert "teacher.url" in str(gone.value)
+    # Not the learner's fault: what it has is saved before the run ends.
+    with pytest.raises(ActorFailed, match="cannot be reached"):
+        TeacherServer(server.url, "table", seconds=0.2).logp(tokens, EVERYTHING)
 
 
 def test_settings_lead_to_a_server_or_say_why_not(tmp_path: Path) -> None:
@@ -100,5 +109,7 @@ def test_settings_lead_to_a_server_or_say_why_not(tmp_path: Path) -> None:
             made(0.7, url=server.url, served_name="table")
     with pytest.raises(UniRLError, match=r"teacher\.url is set without a teacher"):
         TeacherConfig(url="http://127.0.0.1:9/v1")
+    with pytest.raises(UniRLError, match=r"teacher\.served_name is set without a server"):
+        TeacherConfig(path=folder, served_name="table")
     with pytest.raises(UniRLError, match=r"teacher\.timeout_seconds"):
         TeacherConfig(path=folder, timeout_seconds=0)

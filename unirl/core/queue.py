@@ -365,18 +365,15 @@ class SlotQueue:
             self._balance(reason)
         return len(lost)
 
-    def ready_slots(self) -> list[Slot]:
-        """The acknowledged samples that no batch has yet, oldest ticket first; for the learner."""
-        return self.snapshot().ready
-
     def snapshot(self) -> Snapshot:
         """What a checkpoint must know, as of one moment: a ticket is in one place, or in another,
         or not drawn yet. For the learner, whose alone the ready samples are.
         """
         words = self._words
         with self._guard:
-            indices = [i for i, row in enumerate(self._rows) if self._held(row, READY)]
-            waiting = [*self._partial, *(self._slot(i) for i in indices)]
+            # Taken and not released: a learner that failed on them has not learned them.
+            held = [i for i, row in enumerate(self._rows) if words[row + _STATE] in (READY, TAKEN)]
+            waiting = [self._slot(i) for i in held]
             unfinished = [row for row in self._rows if words[row + _STATE] in (RUNNING, DUE)]
             return Snapshot(
                 sorted(waiting, key=lambda slot: slot.ticket),
