@@ -18,7 +18,7 @@ Baseline: TypeAlias = Literal["none", "mean", "leave_one_out"]
 """What is taken off a reward: nothing, the group's mean, or the mean of the others."""
 Scale: TypeAlias = Literal["none", "std", "std_biased", "leave_one_out_std", "batch_std"]
 """What divides it then: nothing, the group's deviation over n - 1 or over n, that of the others
-(and nothing where they all agree), or that of all rewards of the batch."""
+(and nothing where they all agree), or that of all rewards of the batch (likewise)."""
 Singleton: TypeAlias = Literal["zero", "keep"]
 """Advantage of a completion that is alone in its group: 0, or the reward itself."""
 
@@ -102,7 +102,8 @@ def _divisor(
     if scale == "none":
         return one
     if scale == "batch_std":
-        return one * (_batch_std(rewards, present, reduce) + epsilon)
+        std = _batch_std(rewards, present, reduce)
+        return torch.where(std > 0, std + epsilon, one)
     squares = _per_group(centred.square(), index)[index]
     if scale == "leave_one_out_std":
         # The others' mean is -centred / (n - 1) away from the group's.
@@ -117,12 +118,15 @@ def _divisor(
 
 
 def _batch_std(rewards: Tensor, present: Tensor, reduce: Reduce | None) -> Tensor:
-    """Unbiased deviation of all rewards; two passes, for one would cancel."""
+    """Unbiased deviation of all rewards, 0 of equal ones; two passes, for one would cancel."""
     count, total = _over_all(reduce, present.double().sum(), rewards.sum())
     mean = total / count.clamp(min=1)
     centred = torch.where(present, rewards - mean, 0.0)
     (squares,) = _over_all(reduce, centred.square().sum())
-    return (squares / (count - 1).clamp(min=1)).sqrt()
+    std = (squares / (count - 1).clamp(min=1)).sqrt()
+    # A mean of equal rewards is off by rounding, which is no deviation. Not by the largest and the
+    # smallest reward: processes exchange sums alone.
+    return torch.where(std > 1e-12 * mean.abs(), std, 0.0)
 
 
 def _over_all(reduce: Reduce | None, *sums: Tensor) -> Sequence[Tensor]:

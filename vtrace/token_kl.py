@@ -19,9 +19,11 @@ KlEstimate: TypeAlias = Literal["k1", "k2", "k3"]
 """With d = log policy - log reference: d, d^2 / 2, or e^-d - 1 + d."""
 KlGradient: TypeAlias = Literal["direct", "k2", "score", "ratio"]
 """direct: that of the estimate as written. k2: the value as said, the gradient of k2. score: also
-through the probability of having drawn the token, right on-policy. ratio: the estimate times the
-policy's ratio to old_logp's, right off-policy too."""
+through the probability of having drawn the token, right on-policy. ratio: that, times the policy's
+ratio to who drew the token, right off-policy too as long as the ratio is below its bound."""
 
+MAX_RATIO = 5.0
+"""Bound of the ratio of gradient ratio: without one, few old tokens would outweigh all others."""
 MAX_LOG_RATIO = 20.0
 """|d| counts as at most 20 where the estimate is clamped too, else as at most 80, for e^89
 overflows."""
@@ -35,14 +37,14 @@ def token_kl(
     *,
     estimate: KlEstimate = "k3",
     gradient: KlGradient = "direct",
-    old_logp: Tensor | None = None,
+    logp: Tensor | None = None,
     clamp: float = 10.0,
 ) -> Tensor:
     """The estimate of each token, [N]; 0 where mask is 0.
 
-    new_logp, reference, mask, sequence, old_logp (for gradient ratio): [N]. clamp: an estimate
-    beyond +-clamp counts as that, and has no gradient. No gradient flows into reference and
-    old_logp. Raises ValueError when shapes disagree or old_logp is missing.
+    new_logp, reference, mask, sequence, logp (of whoever drew, for gradient ratio): [N]. clamp: an
+    estimate beyond +-clamp counts as that, and has no gradient. No gradient flows into reference
+    and logp. Raises ValueError when shapes disagree or logp is missing.
     """
     check_tokens(mask, sequence, 0, new_logp=new_logp, reference=reference)
     rows = mask != 0
@@ -54,16 +56,17 @@ def token_kl(
         value = 0.5 * difference.square()
     else:
         value = (-difference).expm1() + difference
-    if gradient == "ratio":
-        if old_logp is None:
-            raise ValueError(
-                "old_logp is missing, but gradient ratio needs it. Give it, or choose score."
-            )
-        moved = torch.where(rows, new_logp - old_logp.detach(), 0.0)
-        value = moved.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() * value
-    elif gradient == "score":
+    if gradient in ("score", "ratio"):
         drawn = torch.where(rows, new_logp, 0.0)
         value = (drawn - drawn.detach()).exp() * value
+    if gradient == "ratio":
+        if logp is None:
+            raise ValueError(
+                "logp is missing, but gradient ratio needs it. Give it, or choose score."
+            )
+        apart = torch.where(rows, new_logp - logp, 0.0).detach()
+        # Clamped before exp, and without gradient: beyond its bound a token still counts.
+        value = apart.clamp(max=math.log(MAX_RATIO)).exp() * value
     value = value.clamp(-clamp, clamp)
     if gradient == "k2":
         right = 0.5 * difference.square()

@@ -44,6 +44,16 @@ class TokenMetrics(NamedTuple):
             self.histogram + other.histogram,
         )
 
+    @property
+    def num_tokens(self) -> float:
+        """Of how many tokens these are."""
+        return float(self.sums[_SUMS.index("tokens")])
+
+    @property
+    def approx_kl(self) -> Tensor:
+        """Mean of losses/approx_kl over the tokens; 0 of none."""
+        return self.sums[_SUMS.index("kl")] / max(1.0, self.num_tokens)
+
     def values(self) -> dict[str, float]:
         """Numbers by the names that TRL gives them, and ours where it has none; {} of no tokens."""
         sums = dict(zip(_SUMS, self.sums.tolist(), strict=True))

@@ -52,7 +52,8 @@ def slow_group_advantages(
         if scale == "none":
             divisor = 1.0
         elif scale == "batch_std":
-            divisor = _std([x for x, v in zip(reward, valid, strict=True) if v], 1) + epsilon
+            known = [x for x, v in zip(reward, valid, strict=True) if v]
+            divisor = _std(known, 1) + epsilon if max(known) > min(known) else 1.0
         elif scale == "leave_one_out_std":
             std = _std(others, 1)
             divisor = std + epsilon if std > 1e-9 else 1.0

@@ -34,6 +34,8 @@ class Advantages(NamedTuple):
     """What the critic's values are to become, [N]; None without a critic."""
     active: Tensor
     """[S], True where any token has an advantage: see `Algorithm.skips_zero_advantage`."""
+    kl: Tensor | None = None
+    """The KL estimates that the rewards paid for, [N], without their coefficient; None: none."""
 
 
 def advantages(
@@ -55,16 +57,17 @@ def advantages(
 
     reward, group (ids, int64), valid (0 where the reward failed), bootstrap (a critic's value of
     what follows; 0 where the text ended): [S]. The others [N]: old_logp (the learner's), logp (the
-    engine's; for vtrace), reference (for KL in the reward), value (with a critic). Add
-    `overlong_penalty` to the rewards first. reduce: where this is one process' part of the batch;
-    groups are whole in it.
+    engine's; for vtrace), reference (for KL in the reward), value (with a critic). Give rewards as
+    `shaped_reward` has them. reduce: where this is one process' part of the batch; groups are whole
+    in it. Raises ValueError when something is missing that the algorithm needs.
 
     A completion without a reward has advantage 0 and no part in statistics. Its tokens count in
     denominators unless their mask is cleared.
     """
     drawn = (mask != 0) & (valid != 0)[sequence]
     rewards = torch.where(valid != 0, reward, 0.0)
-    penalty = _reward_penalty(algorithm, old_logp, reference, drawn, sequence)
+    kl = _reward_kl(algorithm, old_logp, reference, drawn, sequence)
+    penalty = None if kl is None else algorithm.kl_coef * kl
     target = None
     if algorithm.advantage == "group":
         score = group_advantages(
@@ -91,7 +94,7 @@ def advantages(
         else:
             mean = group_baseline(reward, group, valid, leave_one_out=True)
             known = mean[sequence]
-        ahead = bootstrap if algorithm.bootstrap and algorithm.needs_critic else None
+        ahead = given("bootstrap", bootstrap) if algorithm.bootstraps else None
         traced = _traced(
             algorithm, paid, known, old_logp, logp, drawn, sequence, reward.numel(), ahead
         )
@@ -108,7 +111,7 @@ def advantages(
         )
     moved = (token != 0).to(torch.int64)
     active = torch.zeros_like(group, dtype=torch.int64).index_add_(0, sequence, moved) > 0
-    return Advantages(token, target, active)
+    return Advantages(token, target, active, kl)
 
 
 def _traced(
@@ -149,18 +152,18 @@ def _traced(
     )
 
 
-def _reward_penalty(
+def _reward_kl(
     algorithm: Algorithm,
     old_logp: Tensor | None,
     reference: Tensor | None,
     drawn: Tensor,
     sequence: Tensor,
 ) -> Tensor | None:
-    """What KL in the reward costs each token, [N]; None when it is not there."""
+    """The estimate of each token where KL is in the reward, [N]; None where it is not."""
     if not algorithm.kl_coef or algorithm.kl_in != "reward":
         return None
     with torch.no_grad():
-        kl = token_kl(
+        return token_kl(
             given("old_logp", old_logp),
             given("reference", reference),
             drawn,
@@ -168,7 +171,16 @@ def _reward_penalty(
             estimate=algorithm.kl,
             clamp=algorithm.kl_clamp,
         )
-        return algorithm.kl_coef * kl
+
+
+def shaped_reward(
+    algorithm: Algorithm, reward: Tensor, sequence: Tensor, max_tokens: int
+) -> Tensor:
+    """Rewards [S] with `overlong_penalty`. sequence: [N], of all tokens that a completion consists
+    of: those that tools wrote make it long as well.
+    """
+    length = torch.bincount(sequence, minlength=reward.numel())
+    return reward + overlong_penalty(algorithm, length, max_tokens)
 
 
 def overlong_penalty(algorithm: Algorithm, length: Tensor, max_tokens: int) -> Tensor:

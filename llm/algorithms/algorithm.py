@@ -5,7 +5,8 @@ formulas and their sources are in unirl.vtrace. In one batch:
 
     algorithm = resolve(config, max_tokens=...)
     check_group_size(algorithm, group_size)
-    found = advantages(algorithm, reward + overlong_penalty(...), group, valid, mask, sequence, ...)
+    reward = shaped_reward(algorithm, reward, sequence, max_tokens)
+    found = advantages(algorithm, reward, group, valid, mask, sequence, ...)
     total = the sum of denominator(...) over all micro-batches and processes
     for each micro-batch of whole completions:
         policy = policy_loss(...).numerator
@@ -20,7 +21,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unirl.llm.algorithms.advantages import Advantages, advantages, given, overlong_penalty
+from unirl.llm.algorithms.advantages import (
+    Advantages,
+    advantages,
+    given,
+    overlong_penalty,
+    shaped_reward,
+)
 from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.algorithms.resolve import check_group_size, resolve
 from unirl.llm.algorithms.terms import Algorithm
@@ -50,6 +57,7 @@ __all__ = [
     "policy_loss",
     "policy_terms",
     "resolve",
+    "shaped_reward",
 ]
 
 
@@ -153,15 +161,14 @@ def policy_loss(
 def kl_loss(
     algorithm: Algorithm,
     new_logp: Tensor,
-    old_logp: Tensor | None,
     logp: Tensor,
     reference: Tensor | None,
     mask: Tensor,
     sequence: Tensor,
     num_sequences: int,
 ) -> Loss:
-    """The KL estimate as a loss, without its coefficient; all [N]. `reference` None only where the
-    algorithm holds the policy to the engine.
+    """The KL estimate as a loss, without its coefficient; all [N], logp the engine's. `reference`
+    None only where the algorithm holds the policy to the engine.
     """
     other = logp if algorithm.kl_against == "behaviour" else given("reference", reference)
     kl = token_kl(
@@ -171,7 +178,7 @@ def kl_loss(
         sequence,
         estimate=algorithm.kl,
         gradient=algorithm.kl_gradient,
-        old_logp=new_logp.detach() if old_logp is None else old_logp,
+        logp=logp,
         clamp=algorithm.kl_clamp,
     )
     return aggregated(algorithm, kl, mask, sequence, num_sequences)

@@ -37,7 +37,8 @@ _AT_LEAST: dict[str, float] = {
 @dataclass(frozen=True)
 class AlgorithmConfig:
     """What is learned from rewards. A field that is not set (none) is as the preset has it; when
-    the objective or the correction is changed, its bounds are those of the new one.
+    the objective or the correction is changed, its bounds are those of the new one. What is set and
+    would have no effect is refused.
     """
 
     preset: str = "unirl:grpo"
@@ -89,7 +90,7 @@ class AlgorithmConfig:
     clip_high: float | None = None
     """How far it may rise. Larger than clip_low: rare tokens can grow."""
     dual_clip: float | None = None
-    """ppo: with negative advantage a ratio counts as at most this; 0 is off, else above 1."""
+    """ppo, gspo: with negative advantage a ratio counts as at most this; 0 is off, else above 1."""
     tau_positive: float | None = None
     """sapo: how soon a ratio stops counting for positive advantages. Larger: sooner."""
     tau_negative: float | None = None
@@ -133,7 +134,8 @@ class AlgorithmConfig:
     """To which model: the reference, or the engine that drew (no reference is needed)."""
     kl_gradient: Literal["direct", "k2", "score", "ratio"] | None = None
     """In the loss: direct is what the estimate's formula gives, which for k3 is the gradient of the
-    other KL; k2 that of k2; score and ratio add the token's own probability.
+    other KL; k2 that of k2; score adds the token's own probability, ratio that and a weight for
+    tokens that the engine drew with another one, up to 5.
     """
     kl_clamp: float | None = None
     """An estimate counts as at most this, and has no gradient beyond."""

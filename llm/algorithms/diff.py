@@ -13,11 +13,10 @@ from unirl.llm.algorithms.algorithm import (
     advantages,
     denominator,
     kl_loss,
-    overlong_penalty,
     policy_loss,
+    shaped_reward,
 )
 from unirl.llm.algorithms.batch_file import SavedBatch
-from unirl.vtrace import per_completion
 
 
 class Outcome(NamedTuple):
@@ -43,11 +42,10 @@ class Difference(NamedTuple):
 def outcome(algorithm: Algorithm, batch: SavedBatch) -> Outcome:
     """Loss and gradient: policy and KL; without critic and entropy, whose gradients go elsewhere.
 
-    A completion without a reward is left out, as learners do.
+    A completion without a reward is left out, as learners do; none counts as cut off.
     """
     mask = batch.mask & batch.valid[batch.sequence]
-    drawn = per_completion(batch.mask.long(), batch.sequence, batch.num_sequences)
-    shaped = batch.reward + overlong_penalty(algorithm, drawn, batch.max_tokens)
+    shaped = shaped_reward(algorithm, batch.reward, batch.sequence, batch.max_tokens)
     advantage = advantages(
         algorithm,
         shaped,
@@ -66,7 +64,7 @@ def outcome(algorithm: Algorithm, batch: SavedBatch) -> Outcome:
     total = denominator(algorithm, *where)
     loss = policy_loss(algorithm, new, batch.old_logp, batch.logp, advantage, *where).numerator
     if algorithm.kl_coef and algorithm.kl_in == "loss":
-        kl = kl_loss(algorithm, new, batch.old_logp, batch.logp, batch.reference, *where)
+        kl = kl_loss(algorithm, new, batch.logp, batch.reference, *where)
         loss = loss + algorithm.kl_coef * kl.numerator
     loss = loss / total.clamp(min=1).to(loss.dtype)
     (gradient,) = torch.autograd.grad(loss, new)

@@ -10,6 +10,7 @@ from typing import Any
 from unirl import config as configs
 from unirl.core.errors import UniRLError
 from unirl.llm.algorithms.config import AlgorithmConfig
+from unirl.llm.algorithms.effect import check_effect
 from unirl.llm.algorithms.presets import PRESETS
 from unirl.llm.algorithms.terms import Algorithm
 
@@ -55,7 +56,8 @@ def resolve(config: AlgorithmConfig, *, max_tokens: int = 0) -> Algorithm:
     """Every term decided: what the config sets, else what goes with a choice it changed, else the
     preset's. max_tokens: the most a completion may have; 0: not known yet, for descriptions only.
 
-    Raises UniRLError when the preset is unknown or terms contradict each other.
+    Raises UniRLError when the preset is unknown, terms contradict each other, or something is set
+    that has no effect.
     """
     if config.preset not in PRESETS:
         raise UniRLError(
@@ -76,7 +78,19 @@ def resolve(config: AlgorithmConfig, *, max_tokens: int = 0) -> Algorithm:
     if algorithm.aggregation == "seq-mean-token-sum-norm" and not algorithm.norm_tokens:
         algorithm = replace(algorithm, norm_tokens=max_tokens)
     _check_terms(algorithm)
+    check_effect(algorithm, chosen)
     return algorithm
+
+
+def check_num_steps(algorithm: Algorithm, num_steps: int) -> None:
+    """Raise UniRLError when a batch gives more steps of the optimiser than the objective is for."""
+    if algorithm.objective == "reinforce" and num_steps > 1:
+        raise UniRLError(
+            f"algorithm.objective is reinforce and a batch gives {num_steps} steps",
+            "it has no ratio to the policy before the batch, so its gradient is right at the first "
+            f"alone: learner.epochs * learner.minibatches must be 1, it is {num_steps}",
+            "set both to 1, or algorithm.objective to ppo",
+        )
 
 
 def check_group_size(algorithm: Algorithm, group_size: int) -> None:

@@ -89,6 +89,11 @@ class Algorithm:
         )
 
     @property
+    def bootstraps(self) -> bool:
+        """What the critic says behind completions that were cut off is due."""
+        return self.bootstrap and self.needs_critic
+
+    @property
     def needs_old_logp(self) -> bool:
         """The learner's log-probs before the update are due. With one update per batch they are
         those of its own forward pass, detached.
@@ -97,7 +102,7 @@ class Algorithm:
             (self.ratio == "old" and self.objective != "reinforce")
             or self.weighs
             or self.advantage == "vtrace"
-            or (self.kl_coef > 0 and (self.kl_in == "reward" or self.kl_gradient == "ratio"))
+            or (self.kl_coef > 0 and self.kl_in == "reward")
         )
 
     @property
@@ -163,6 +168,7 @@ class Algorithm:
                 f"V-trace, value: {value}, rho <= {self.rho_clip:g}, c <= {self.c_clip:g}, "
                 f"discount {self.discount:g}, lambda {self.gae_lambda:g}"
             )
+            text += ", bootstrapped when cut off" if self.bootstraps else ""
         if self.whiten != "none":
             kind = "unbiased" if self.whiten_unbiased else "biased"
             text += f"; whitened over the batch's tokens ({kind}, {self.whiten_epsilon:g})"

@@ -14,12 +14,14 @@ from unirl.llm.training.token_logp import output_head, token_logp
 
 
 class TokenTerms(NamedTuple):
-    """What the policy says of the targets of a pack, [M] each."""
+    """What the policy says of the targets of a pack, [M], and of its ends, [E]."""
 
     logp: Tensor
     entropy: Tensor | None
     value: Tensor | None
     """Of the text before the token; None without a critic."""
+    after: Tensor | None
+    """[E]: value of the whole text of the pack's ends; None without a critic."""
 
 
 class LanguagePolicy(nn.Module):
@@ -43,7 +45,8 @@ class LanguagePolicy(nn.Module):
     def forward(self, pack: Pack, *, want_entropy: bool = False) -> TokenTerms:
         """See TokenTerms; with gradients to every weight that learns."""
         head = self._head[0]
-        hidden = hidden_states(self.model, pack).index_select(0, pack.source)
+        states = hidden_states(self.model, pack)
+        hidden = states.index_select(0, pack.source)
         logp, entropy = token_logp(
             hidden,
             head.weight,
@@ -53,14 +56,20 @@ class LanguagePolicy(nn.Module):
             want_entropy=want_entropy,
         )
         if self.critic is None:
-            return TokenTerms(logp, entropy, None)
+            return TokenTerms(logp, entropy, None, None)
+        if pack.end.numel():
+            hidden = torch.cat([hidden, states.index_select(0, pack.end)])
+        # In one call: where it is divided, each call gathers it among all processes.
         value = self.critic(hidden.to(self.critic.weight.dtype)).squeeze(1)
-        return TokenTerms(logp, entropy, value)
+        num = pack.num_targets
+        return TokenTerms(logp, entropy, value[:num], value[num:])
 
     @torch.no_grad()
-    def look(self, packs: list[Pack], num_tokens: int) -> tuple[Tensor, Tensor | None]:
+    def look(
+        self, packs: list[Pack], num_tokens: int, *, after: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities and values of all packs' targets, [N] in the batch's numbering; 0 where
-        no pack has the token.
+        no pack has the token. after: [S], gets the values of the whole text of the packs' ends.
         """
         dtype = torch.promote_types(self.compute_dtype, torch.float32)
         logp = torch.zeros(num_tokens, dtype=dtype, device=self._head[0].weight.device)
@@ -70,4 +79,6 @@ class LanguagePolicy(nn.Module):
             logp[pack.flat] = terms.logp
             if value is not None and terms.value is not None:
                 value[pack.flat] = terms.value.to(dtype)
+            if after is not None and terms.after is not None:
+                after[pack.end_sequence] = terms.after.to(after.dtype)
         return logp, value

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
@@ -24,7 +24,14 @@ from unirl.core.weights import Weights
 from unirl.learners.parallel import Ranks
 from unirl.learners.sharded import is_part
 from unirl.learners.update import OptimizerConfig, Update
-from unirl.llm.algorithms.algorithm import Algorithm, advantages, denominator, overlong_penalty
+from unirl.llm.algorithms.algorithm import (
+    Advantages,
+    Algorithm,
+    advantages,
+    denominator,
+    shaped_reward,
+)
+from unirl.llm.algorithms.resolve import check_num_steps
 from unirl.llm.group import read_group
 from unirl.llm.models.lora import published_weights
 from unirl.llm.training.distill import Teacher
@@ -35,6 +42,9 @@ from unirl.llm.training.report import report_groups, sample_rows, summary
 from unirl.llm.training.sharding import empty_pack, whole_weights
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.vtrace import TokenMetrics
+
+_ADAPTIVE_LR = 1e-5, 1e-2
+"""What `Update.adapt` keeps the step size in: a smaller one would jump up where it should fall."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,24 @@ class LlmLearnerConfig:
                     f"learner.{name} >= 1 must hold",
                     "leave it out for the default",
                 )
+        if self.optimizer.lr_schedule == "adaptive":
+            self._check_adaptive()
+
+    def _check_adaptive(self) -> None:
+        if self.epochs * self.minibatches == 1:
+            raise UniRLError(
+                "learner.optimizer.lr_schedule is adaptive and a batch gives one step",
+                "how far the policy moved is seen from the second step on: "
+                "learner.epochs * learner.minibatches >= 2 must hold, it is 1",
+                "set learner.epochs to 2 or more, or lr_schedule to constant or linear",
+            )
+        low, high = _ADAPTIVE_LR
+        if not low <= self.optimizer.lr <= high:
+            raise UniRLError(
+                f"learner.optimizer.lr is {self.optimizer.lr:g} and lr_schedule is adaptive",
+                f"an adaptive step size stays within {low:g} .. {high:g}, where it must begin",
+                f"set learner.optimizer.lr to {low:g} or more, or lr_schedule to constant",
+            )
 
 
 class LlmLearner:
@@ -79,7 +107,7 @@ class LlmLearner:
     policy: on its device, in its compute dtype. reference: the frozen model that a KL term holds
     the policy to; None: the policy's own base below its adapters, or not needed. teacher: see
     unirl.llm.training.distill. reward_weights: by name, in the order of a group's rewards.
-    tokenizer: to show samples; None: they are not shown.
+    tokenizer: to show samples; None: they are not shown. publish: what of the model engines get.
     """
 
     def __init__(
@@ -98,9 +126,12 @@ class LlmLearner:
         teacher: Teacher | None = None,
         tokenizer: Any = None,
         ranks: Ranks | None = None,
+        publish: Callable[[Any], dict[str, Tensor]] = published_weights,
     ) -> None:
+        check_num_steps(algorithm, config.epochs * config.minibatches)
         self.version, self.num_steps = 0, 0
         self._policy, self._algorithm, self._config = policy, algorithm, config
+        self._publish = publish
         self._reference, self._teacher, self._tokenizer = reference, teacher, tokenizer
         self._reward_names = tuple(reward_weights)
         self._reward_weights = tuple(reward_weights.values())
@@ -148,10 +179,11 @@ class LlmLearner:
         started, metrics = time.monotonic(), Metrics()
         groups = [read_group(slot.data, slot.ticket) for slot in batch.slots]
         tokens = TokenBatch.of(groups, self._reward_weights)
-        known = self._prepare(tokens)
+        known = self._prepare(tokens, metrics)
         for _ in range(self._config.epochs):
-            for part in self._parts(tokens):
-                self._step(tokens, part, known, metrics)
+            moved = [self._step(tokens, part, known, metrics) for part in self._parts(tokens)]
+            if self._config.optimizer.lr_schedule == "adaptive":
+                self._adapt([one for one in moved if one is not None])
         report_groups(tokens, batch, self.version, self._reward_names, metrics)
         now, drawn = time.monotonic(), int(tokens.length.sum())
         # Tokens of all ranks per second of one: merging adds up both.
@@ -169,7 +201,12 @@ class LlmLearner:
         metrics.last("losses/learning_rate", self._update.lr(self.num_steps))
         return metrics
 
-    def _prepare(self, tokens: TokenBatch) -> Known:
+    def _adapt(self, moved: list[TokenMetrics]) -> None:
+        """Correct an adaptive step size after a pass. moved: what each of its steps found."""
+        if moved:
+            self._update.adapt(reduce(add, moved).approx_kl.to(self._device))
+
+    def _prepare(self, tokens: TokenBatch, metrics: Metrics) -> Known:
         """Advantages and values to learn, what policy and reference say before the update, and
         which completions to compute.
         """
@@ -177,12 +214,16 @@ class LlmLearner:
         several = config.epochs * config.minibatches > 1
         in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
         before = in_reward or algorithm.advantage != "group"
-        reward = tokens.reward + overlong_penalty(algorithm, tokens.length, self._max_tokens)
+        wants_old = algorithm.needs_old_logp or config.optimizer.lr_schedule == "adaptive"
+        reward = shaped_reward(algorithm, tokens.reward, tokens.sequence, self._max_tokens)
 
         def found(
-            old_logp: Tensor | None, value: Tensor | None, reference: Tensor | None
-        ) -> tuple[Tensor, Tensor | None, Tensor]:
-            told = advantages(
+            old_logp: Tensor | None = None,
+            value: Tensor | None = None,
+            reference: Tensor | None = None,
+            after: Tensor | None = None,
+        ) -> Advantages:
+            return advantages(
                 algorithm,
                 reward,
                 tokens.group,
@@ -193,31 +234,38 @@ class LlmLearner:
                 logp=tokens.logp,
                 reference=_host(reference),
                 value=_host(value),
+                bootstrap=_host(after),
                 reduce=self._ranks.reduce,
             )
-            return told.token, told.target, told.active
 
-        old_logp = value = reference = None
+        old_logp = value = reference = after = ends = None
         train = tokens.valid & (tokens.length > 0)
         if not before:
-            advantage, target, active = found(None, None, None)
+            told = found()
             # Known before any forward pass: none is made for what has no gradient.
-            train = train & active if self._skips else train
-        if before or (several and algorithm.needs_old_logp):
-            old_logp, value = self._policy.look(self._packs(tokens, train), tokens.mask.numel())
+            train = train & told.active if self._skips else train
+        if algorithm.bootstraps:
+            after = torch.zeros(tokens.size, dtype=torch.float64, device=self._device)
+            ends = tokens.cut_off
+        if before or (several and wants_old):
+            packs = self._packs(tokens, train, ends)
+            old_logp, value = self._policy.look(packs, tokens.mask.numel(), after=after)
         if algorithm.needs_reference:
             reference = self._look_at_reference(tokens, train)
         teacher = None
         if self._teacher is not None:
             teacher = self._teacher.logp(tokens, train, self._packs).to(self._device)
         if before:
-            advantage, target, active = found(old_logp, value, reference)
-            train = train & active if self._skips else train
+            told = found(old_logp, value, reference, after)
+            train = train & told.active if self._skips else train
+        if told.kl is not None:
+            metrics.ratio("kl", told.kl.sum(), tokens.mask.sum())
         if not several:
             old_logp = None  # the forward pass with gradient finds it again
+        advantage = told.token
         if self._teacher is not None and self._teacher.alone:
             advantage = torch.zeros_like(advantage)
-        return Known(advantage, train, target, old_logp, value, reference, teacher)
+        return Known(advantage, train, told.target, old_logp, value, reference, teacher)
 
     def _look_at_reference(self, tokens: TokenBatch, train: Tensor) -> Tensor:
         packs, num = self._packs(tokens, train), tokens.mask.numel()
@@ -226,11 +274,12 @@ class LlmLearner:
         with self._policy.model.disable_adapter():
             return self._policy.look(packs, num)[0]
 
-    def _packs(self, tokens: TokenBatch, train: Tensor) -> list[Pack]:
+    def _packs(self, tokens: TokenBatch, train: Tensor, ends: Tensor | None = None) -> list[Pack]:
         packs = pack_groups(
             tokens.groups,
             self._config.micro_tokens,
             train=tokens.per_group(train),
+            ends=None if ends is None else tokens.per_group(ends),
             share_prompt=self._config.share_prompt,
         )
         packs = [pack.to(self._device) for pack in packs]
@@ -247,8 +296,12 @@ class LlmLearner:
         order = torch.randperm(len(tokens.groups), generator=self._generator)
         return [torch.isin(tokens.group, part) for part in order.tensor_split(num)]
 
-    def _step(self, tokens: TokenBatch, part: Tensor, known: Known, metrics: Metrics) -> None:
-        """One step of the optimiser. part: completions that it is the mean over, [S]."""
+    def _step(
+        self, tokens: TokenBatch, part: Tensor, known: Known, metrics: Metrics
+    ) -> TokenMetrics | None:
+        """One step of the optimiser. part: completions that it is the mean over, [S]. Returns what
+        it found at the tokens of all ranks; None: nothing had a gradient.
+        """
         algorithm, size, train = self._algorithm, tokens.size, part & known.train
         wants_entropy = algorithm.entropy_coef > 0 or self._config.entropy
         packs = self._packs(tokens, train)
@@ -262,7 +315,7 @@ class LlmLearner:
         )
         if not num_packs:
             metrics.total("losses/empty_steps", int(self._ranks.leads))
-            return
+            return None
         divisor = max(float(below), 1.0)
         teacher_coef = self._teacher.coef if self._teacher is not None else 0.0
         sums, told = torch.zeros(len(SUMS), dtype=torch.float64), []
@@ -294,9 +347,11 @@ class LlmLearner:
         metrics.mean("losses/grad_norm", norm)
         everywhere = reduce(add, [one for _, some in shared for one in some])
         if known.teacher is not None:
-            metrics.ratio("kl_to_teacher", total["apart"], float(everywhere.sums[0]))
+            metrics.ratio("kl_to_teacher", total["apart"], everywhere.num_tokens)
+        # By tokens: a mean over all of them, however steps and batches differ in their number.
         for name, number in everywhere.values().items():
-            metrics.mean(name, number)
+            metrics.mean(name, number, everywhere.num_tokens)
+        return everywhere
 
     def _count(self, tokens: TokenBatch, metrics: Metrics) -> Metrics:
         """Count the completions of all ranks; the metrics of all of them."""
@@ -314,12 +369,14 @@ class LlmLearner:
         return total
 
     def weights(self) -> Weights:
-        """See Learner: by the names of the transformers model, adapters merged."""
+        """See Learner: by the names of the transformers model, adapters merged unless engines take
+        them alone.
+        """
         if not self._is_divided:
-            return published_weights(self._policy.model)
+            return self._publish(self._policy.model)
         # Kept: an evaluation asks for them in one process alone.
         if self._whole[0] != self.version:
-            self._whole = self.version, whole_weights(self._policy)
+            self._whole = self.version, whole_weights(self._policy, self._publish)
         return self._whole[1]
 
     def state_dict(self) -> LearnerState:

@@ -14,6 +14,7 @@ from unirl.llm.algorithms.algorithm import Algorithm, aggregated, critic_loss, k
 from unirl.llm.training.language_policy import TokenTerms
 from unirl.llm.training.packing import Pack
 from unirl.vtrace import TokenMetrics
+from unirl.vtrace.token_corrections import MAX_LOG_WEIGHT
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,19 @@ def pack_loss(
     if known.teacher is not None:
         before = terms.logp.detach() if old is None else old
         apart = before - known.teacher[pack.flat]
-        gain = gain - teacher_coef * apart
+        pull = teacher_coef * apart
+        if algorithm.advantage == "vtrace":
+            # As V-trace's own advantage carries its ratio: no other correction follows.
+            ratio = (before - logp).clamp(max=MAX_LOG_WEIGHT).exp()
+            pull = pull * ratio.clamp(max=algorithm.rho_clip)
+        gain = gain - pull
         sums["apart"] = float(apart.sum())
     policy = policy_terms(algorithm, terms.logp, old, logp, gain, mask, sequence, size)
     loss = policy.loss.numerator
     sums["policy"] = float(loss.detach())
     if algorithm.kl_coef and algorithm.kl_in == "loss":
         other = of(known.reference)
-        kl = kl_loss(algorithm, terms.logp, old, logp, other, mask, sequence, size).numerator
+        kl = kl_loss(algorithm, terms.logp, logp, other, mask, sequence, size).numerator
         loss = loss + algorithm.kl_coef * kl
         sums["kl"] = float(kl.detach())
     if terms.entropy is not None:

@@ -2,7 +2,8 @@
 for all completions of its group.
 
 Rows whose advantage is zero are left out by the caller; what only pads, or predicts nothing that is
-trained, is never computed: no logits of the prompt, no token behind the last one trained.
+trained, is never computed: no logits of the prompt, no token behind the last one trained (unless a
+critic is asked what it is worth).
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class Pack:
     """[M]: of the token in its completion."""
     flat: Tensor
     """[M]: number of the token in the batch, to gather what is kept per token."""
+    end: Tensor
+    """[E]: the input that is the last token of a completion whose whole text is wanted."""
+    end_sequence: Tensor
+    """[E]: number of that completion in the batch."""
 
     @property
     def num_tokens(self) -> int:
@@ -58,12 +63,23 @@ class Pack:
 
     def to(self, device: torch.device | str) -> Pack:
         """The same on another device."""
-        names = ("input_ids", "position_ids", "source", "target", "sequence", "position", "flat")
+        tensors = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
         return replace(
             self,
             layout=self.layout.to(device),
-            **{name: getattr(self, name).to(device) for name in names},
+            **{name: tensor.to(device) for name, tensor in tensors.items()},
         )
+
+
+class _Wanted(NamedTuple):
+    """What is wanted of one completion."""
+
+    positions: Tensor
+    """Of the tokens that are trained; at least one."""
+    num_inputs: int
+    """Tokens of it that the model must read."""
+    ends: bool
+    """Whether these are all, for what follows the last one."""
 
 
 @dataclass
@@ -80,24 +96,26 @@ def pack_groups(
     token_budget: int,
     *,
     train: Sequence[Tensor] | None = None,
+    ends: Sequence[Tensor] | None = None,
     share_prompt: bool = True,
 ) -> list[Pack]:
     """Micro-batches of about token_budget input tokens each; the same input gives the same packs.
 
-    train: for each group a bool [G], which completions to train; None: all. Completions are never
-    cut, and those of one group stay together while they fit; a group that does not fit is split,
-    and its prompt repeated. A completion that exceeds the budget alone makes a pack of its own.
+    train: for each group a bool [G], which completions to train; None: all. ends: likewise, which
+    of these have their last token among the inputs; None: none. Completions are never cut, and
+    those of one group stay together while they fit; a group that does not fit is split, and its
+    prompt repeated. A completion that exceeds the budget alone makes a pack of its own.
     share_prompt False: each completion brings its own copy of the prompt, for comparison.
     Tokens of mask 0, such as a tool's answer, are inputs but no targets. Nothing to train: no pack.
 
-    Raises UniRLError when the budget is no number of tokens, `train` does not fit the groups, or a
-    prompt is empty.
+    Raises UniRLError when the budget is no number of tokens, `train` or `ends` does not fit the
+    groups, or a prompt is empty.
     """
     if token_budget < 1:
         raise UniRLError(
             f"a token budget of {token_budget}", "it must be >= 1", "4096 is a good beginning"
         )
-    wanted = _wanted(groups, train)
+    wanted = _wanted(groups, _flags("train", groups, train), _flags("ends", groups, ends))
     packs: list[list[_Piece]] = []
     room: list[int] = []
     pieces = [
@@ -118,15 +136,26 @@ def pack_groups(
     return [_pack(groups, wanted, chosen, share_prompt) for chosen in packs]
 
 
-def _wanted(groups: Sequence[Group], train: Sequence[Tensor] | None) -> list[dict[int, Tensor]]:
-    """For each group, by completion: the positions of its tokens that are trained, if any."""
-    if train is not None and [one.numel() for one in train] != [group.size for group in groups]:
+def _flags(
+    name: str, groups: Sequence[Group], flags: Sequence[Tensor] | None
+) -> list[list[bool]] | None:
+    """For each group one flag per completion."""
+    if flags is None:
+        return None
+    if [one.numel() for one in flags] != [group.size for group in groups]:
         raise UniRLError(
-            f"`train` says of {[one.numel() for one in train]} completions what to train",
+            f"`{name}` has flags of {[one.numel() for one in flags]} completions",
             f"the groups have {[group.size for group in groups]}",
             "give one flag for each completion of each group",
         )
-    wanted: list[dict[int, Tensor]] = []
+    return [one.tolist() for one in flags]
+
+
+def _wanted(
+    groups: Sequence[Group], train: list[list[bool]] | None, ends: list[list[bool]] | None
+) -> list[dict[int, _Wanted]]:
+    """For each group, by completion: what is wanted of it, if anything is trained."""
+    wanted: list[dict[int, _Wanted]] = []
     for index, group in enumerate(groups):
         if group.prompt.numel() == 0:
             raise UniRLError(
@@ -134,19 +163,25 @@ def _wanted(groups: Sequence[Group], train: Sequence[Tensor] | None) -> list[dic
                 "a prompt has at least one token: it predicts the first token of each completion",
                 "begin prompts with the tokenizer's bos token",
             )
-        masks = torch.split(group.mask, group.lengths.tolist())
-        chosen = [True] * group.size if train is None else train[index].tolist()
-        found = {c: mask.nonzero().flatten() for c, mask in enumerate(masks) if chosen[c]}
-        wanted.append({c: positions for c, positions in found.items() if positions.numel()})
+        found: dict[int, _Wanted] = {}
+        for c, mask in enumerate(torch.split(group.mask, group.lengths.tolist())):
+            if train is not None and not train[index][c]:
+                continue
+            positions = mask.nonzero().flatten()
+            if positions.numel():
+                whole = ends is not None and ends[index][c]
+                # The last token trained is predicted, not an input; nor is what stands behind it.
+                num_inputs = mask.numel() if whole else int(positions[-1])
+                found[c] = _Wanted(positions, num_inputs, whole)
+        wanted.append(found)
     return wanted
 
 
 def _pieces(
-    index: int, group: Group, wanted: dict[int, Tensor], budget: int, share: bool
+    index: int, group: Group, wanted: dict[int, _Wanted], budget: int, share: bool
 ) -> list[_Piece]:
     prompt = group.prompt.numel()
-    # The last token trained is predicted, not an input; nor is what stands behind it.
-    inputs = {c: int(positions[-1]) for c, positions in wanted.items()}
+    inputs = {c: one.num_inputs for c, one in wanted.items()}
     pieces: list[_Piece] = []
     for c in sorted(inputs, key=lambda c: -inputs[c]):
         alone = inputs[c] + prompt
@@ -172,7 +207,7 @@ class _Document(NamedTuple):
 
 def _pack(
     groups: Sequence[Group],
-    wanted: list[dict[int, Tensor]],
+    wanted: list[dict[int, _Wanted]],
     pieces: list[_Piece],
     share: bool,
 ) -> Pack:
@@ -189,19 +224,23 @@ def _pack(
     first_sequence = [0, *accumulate(group.size for group in groups)]
     first_token = [0, *accumulate(group.token.numel() for group in groups)]
     parts: list[tuple[Tensor, ...]] = []
+    ends: list[tuple[int, int]] = []
     for i, (g, c, _, prompt_row) in enumerate(documents):
         if c < 0:
             continue
-        group, where = groups[g], wanted[g][c]
+        group, where = groups[g], wanted[g][c].positions
         if prompt_row is None:
             source = where + (start[i] + group.prompt.numel() - 1)
         else:
             last = start[prompt_row] + rows[prompt_row].length - 1
             source = torch.where(where == 0, last, where + (start[i] - 1))
+        if wanted[g][c].ends:
+            ends.append((start[i] + rows[i].length - 1, first_sequence[g] + c))
         in_group = where + int(group.starts[c])
         number = torch.full_like(where, first_sequence[g] + c)
         parts.append((source, group.token[in_group], number, where, in_group + first_token[g]))
     source, target, sequence, position, flat = map(torch.cat, zip(*parts, strict=True))
+    end, end_sequence = torch.tensor(ends, dtype=torch.int64).reshape(-1, 2).unbind(1)
     return Pack(
         input_ids=torch.cat([documents[i].tokens for i in order]).long()[None],
         position_ids=torch.cat(positions)[None],
@@ -211,12 +250,14 @@ def _pack(
         sequence=sequence,
         position=position,
         flat=flat,
+        end=end,
+        end_sequence=end_sequence,
     )
 
 
 def _documents(
     groups: Sequence[Group],
-    wanted: list[dict[int, Tensor]],
+    wanted: list[dict[int, _Wanted]],
     pieces: list[_Piece],
     share: bool,
 ) -> list[_Document]:
@@ -233,7 +274,7 @@ def _documents(
             documents.append(_Document(g, -1, group.prompt, None))
         for c in completions:
             begin = int(group.starts[c])
-            tokens = group.token[begin : begin + int(wanted[g][c][-1])]
+            tokens = group.token[begin : begin + wanted[g][c].num_inputs]
             if not share:
                 tokens = torch.cat([group.prompt, tokens])
             documents.append(_Document(g, c, tokens, prompt_row))

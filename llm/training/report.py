@@ -36,7 +36,9 @@ def report_groups(
         age = version - tokens.version[drawn]
         metrics.mean("staleness/token_mean", age.float().mean(), drawn.sum())
         metrics.maximum("staleness/token_max", age.max())
-    spans = [int(one.version.max() - one.version.min()) for one in tokens.groups if len(one.token)]
+    # Tokens of tools were drawn by no version.
+    versions = [one.version[one.mask] for one in tokens.groups]
+    spans = [int(one.max() - one.min()) for one in versions if len(one)]
     if spans:
         metrics.maximum("staleness/version_span", max(spans))
     for name in ("generate", "reward"):
@@ -52,9 +54,11 @@ def _report_rewards(tokens: TokenBatch, names: tuple[str, ...], metrics: Metrics
     num_groups = num_equal = 0
     for reward, known in zip(tokens.per_group(tokens.reward), tokens.per_group(valid), strict=True):
         if int(known.sum()) > 1:
-            spread = reward[known].std()
-            metrics.mean("reward_std", spread)
-            num_groups, num_equal = num_groups + 1, num_equal + int(spread == 0)
+            own = reward[known]
+            # Not by the deviation, which in float32 is 1e-8 of eight rewards of 0.1.
+            equal = bool((own == own[0]).all())
+            metrics.mean("reward_std", 0.0 if equal else own.std())
+            num_groups, num_equal = num_groups + 1, num_equal + int(equal)
     metrics.ratio("frac_reward_zero_std", num_equal, num_groups)
     rewards = torch.cat([one.reward for one in tokens.groups])
     outcomes = torch.cat([one.outcome for one in tokens.groups])
@@ -76,6 +80,7 @@ def sample_rows(
         for i in range(group.size):
             begin, end = int(group.starts[i]), int(group.starts[i + 1])
             gain = advantage[first + begin : first + end]
+            mask = group.mask[begin:end]
             rows.append(
                 {
                     "update": version,
@@ -87,7 +92,7 @@ def sample_rows(
                     "advantage": round(float(gain.mean()), 6) if len(gain) else 0.0,
                     "finish": FINISHES[int(group.finish[i])],
                     "tokens": end - begin,
-                    "versions": sorted({int(v) for v in group.version[begin:end]}),
+                    "versions": sorted(set(group.version[begin:end][mask].tolist())),
                 }
             )
         first += group.token.numel()

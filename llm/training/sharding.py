@@ -10,6 +10,7 @@ backward pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,11 +63,13 @@ def shard(policy: LanguagePolicy, ranks: Ranks) -> None:
         divided.set_force_sum_reduction_for_comms(True)
 
 
-def whole_weights(policy: LanguagePolicy) -> dict[str, Tensor]:
+def whole_weights(
+    policy: LanguagePolicy, publish: Callable[[Any], dict[str, Tensor]] = published_weights
+) -> dict[str, Tensor]:
     """What engines need, on the host: gathered one after the other, so that no device ever holds
     the whole model. All processes call it; each gets all.
     """
-    weights = published_weights(policy.model)
+    weights = publish(policy.model)
     compute = policy.compute_dtype
     return {name: whole(value.to(compute)).cpu() for name, value in weights.items()}
 
@@ -86,5 +89,7 @@ def empty_pack(device: torch.device) -> Pack:
         sequence=nothing,
         position=nothing,
         flat=nothing,
+        end=nothing,
+        end_sequence=nothing,
     )
     return pack.to(device)

@@ -142,6 +142,42 @@ def test_what_an_algorithm_needs() -> None:
     assert needs["unirl:vtrace-critic"] == (False, True, True)
 
 
+def test_the_expected_gradient_of_kl_is_right_of_tokens_that_an_older_engine_drew() -> None:
+    """Ten tokens in the proportions of the engine: their mean is the expectation."""
+    drawn = torch.tensor([0, 1, 1, 1, 1, 1, 2, 2, 3, 3])
+    engine = torch.tensor([0.1, 0.5, 0.2, 0.2], dtype=torch.float64).log()
+    reference = torch.tensor([0.4, 0.1, 0.2, 0.3], dtype=torch.float64).log()
+    logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64).requires_grad_()
+    new = logits.log_softmax(-1)
+    (exact,) = torch.autograd.grad((new.exp() * (new - reference)).sum(), logits)
+    for gradient, is_right in (("ratio", True), ("score", False)):
+        algorithm = Algorithm(kl_coef=0.1, kl_gradient=gradient)  # type: ignore[arg-type]
+        kl = kl_loss(
+            algorithm,
+            logits.log_softmax(-1)[drawn],
+            engine[drawn],
+            reference[drawn],
+            torch.ones(10),
+            torch.arange(10),
+            10,
+        )
+        (found,) = torch.autograd.grad(kl.mean(), logits)
+        assert torch.allclose(found, exact, atol=1e-12) == is_right
+
+
+def test_the_penalty_of_long_completions_counts_what_tools_wrote_as_well() -> None:
+    batch = example_batch()
+    penalised = full("verl:dapo", batch)
+    length = torch.bincount(batch.sequence)
+    assert bool((~batch.mask)[length[batch.sequence] > 20].any())
+    lost = torch.tensor([max(0.0, n - 0.8 * 24) / (0.2 * 24) for n in length.tolist()])
+    by_hand = replace(batch, reward=batch.reward - lost.double())
+    want = outcome(replace(penalised, overlong_share=0.0), by_hand)
+    found = outcome(penalised, batch)
+    assert found.loss == pytest.approx(want.loss, abs=1e-6)
+    assert torch.allclose(found.gradient, want.gradient, atol=1e-6)
+
+
 def full(name: str, batch: SavedBatch) -> Algorithm:
     return resolve(AlgorithmConfig(preset=name), max_tokens=batch.max_tokens)
 
@@ -180,7 +216,7 @@ def test_micro_batches_of_whole_completions_give_the_gradient_of_the_batch(name:
         old, logp = batch.old_logp[rows], batch.logp[rows]
         loss = policy_loss(algorithm, new[rows], old, logp, advantage[rows], *where).numerator
         if algorithm.kl_coef and algorithm.kl_in == "loss":
-            kl = kl_loss(algorithm, new[rows], old, logp, batch.reference[rows], *where)
+            kl = kl_loss(algorithm, new[rows], logp, batch.reference[rows], *where)
             loss = loss + algorithm.kl_coef * kl.numerator
         (loss / total).backward()
     assert new.grad is not None

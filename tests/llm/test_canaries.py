@@ -59,7 +59,7 @@ def test_every_preset_learns_a_bandit_of_five_arms(name: str) -> None:
             new = logits.log_softmax(-1)[arm]
             loss = policy_loss(algorithm, new, old, logp, advantage, mask, sequence, 32).mean()
             if algorithm.kl_coef and algorithm.kl_in == "loss":
-                kl = kl_loss(algorithm, new, old, logp, reference, mask, sequence, 32)
+                kl = kl_loss(algorithm, new, logp, reference, mask, sequence, 32)
                 loss = loss + algorithm.kl_coef * kl.mean()
             optimiser.zero_grad()
             loss.backward()

@@ -14,10 +14,11 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 from tests.llm.packed_groups import make_groups, make_model
+from unirl.core.errors import UniRLError
 from unirl.core.sample import Batch, Slot
 from unirl.learners.update import OptimizerConfig
 from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
-from unirl.llm.group import Group, GroupShape
+from unirl.llm.group import FINISHES, Group, GroupShape
 from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig
 
@@ -27,12 +28,15 @@ SIZES = ((5, (4, 7, 1, 3)), (3, (2, 2, 6, 5)), (8, (1, 9, 3, 3)), (2, (4, 4, 4, 
 
 
 def groups_with_rewards(seed: int = 0) -> list[Group]:
-    """Four groups of four; all rewards of the third are equal."""
+    """Four groups of four; all rewards of the third are equal, the second completion of each was
+    cut off.
+    """
     generator = torch.Generator().manual_seed(seed)
     groups = make_groups(*SIZES, seed=seed)
     for i, one in enumerate(groups):
         one.reward.copy_(torch.rand((4, 1), generator=generator).round(decimals=1))
         one.logp.sub_(3.0)
+        one.finish[1] = FINISHES.index("length")
         if i == 2:
             one.reward.fill_(0.4)
     return groups
@@ -65,6 +69,9 @@ def make_learner(
     resolved = resolve(algorithm or AlgorithmConfig(), max_tokens=16)
     model = settings.pop("model", None) or make_model(dtype=dtype).requires_grad_(True)
     policy = LanguagePolicy(model, temperature=0.7, critic=resolved.needs_critic)
+    if policy.critic is not None:
+        # Not zero, as it begins: a value that is asked for in vain would not show.
+        torch.nn.init.normal_(policy.critic.weight, generator=torch.Generator().manual_seed(4))
     reference = None
     if resolved.needs_reference:
         other = make_model(dtype=dtype)
@@ -116,6 +123,7 @@ ALGORITHMS = {
     "KL in the reward": AlgorithmConfig(preset="openrlhf:reinforce++"),
     "critic": AlgorithmConfig(preset="verl:ppo"),
     "V-trace": AlgorithmConfig(preset="unirl:vtrace"),
+    "V-trace, bootstrapped": AlgorithmConfig(preset="unirl:vtrace-critic"),
 }
 
 
@@ -205,6 +213,43 @@ def test_several_passes_are_clipped_around_the_policy_before_the_batch() -> None
     assert metrics["clip_ratio/high_mean"] > 0.05
     assert metrics["losses/approx_kl"] > 1e-3
     assert learner.version == 1 and learner.num_steps == 16
+
+
+@pytest.mark.parametrize("preset", ["unirl:grpo", "prime-rl:default"])
+def test_an_adaptive_step_size_follows_how_far_each_pass_moved_the_policy(preset: str) -> None:
+    """The second algorithm needs no log-probabilities from before the batch for its loss."""
+
+    def run(target_kl: float) -> dict[str, float]:
+        optimizer = OptimizerConfig(lr=0.003, lr_schedule="adaptive", target_kl=target_kl)
+        learner = make_learner(AlgorithmConfig(preset=preset), optimizer=optimizer, epochs=2)
+        return learner.step(batch_of(groups_with_rewards())).flush()
+
+    # Half of the tokens that are counted are those of the first pass, before anything moved.
+    moved_by = 2 * run(1.0)["losses/approx_kl"]
+    assert moved_by > 1e-5
+    for target, lr in ((0.49, 0.002), (0.51, 0.003), (1.99, 0.003), (2.01, 0.0045)):
+        assert run(target * moved_by)["losses/learning_rate"] == pytest.approx(lr)
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"minibatches": 1}, "it is 1"),
+        ({"minibatches": 2, "lr": 1e-6}, "an adaptive step size stays within 1e-05 .. 0.01"),
+    ],
+)
+def test_an_adaptive_step_size_that_could_not_follow_is_refused(
+    config: dict[str, Any], what: str
+) -> None:
+    optimizer = OptimizerConfig(lr=config.pop("lr", 1e-4), lr_schedule="adaptive")
+    with pytest.raises(UniRLError, match=what):
+        LlmLearnerConfig(optimizer=optimizer, **config)
+
+
+def test_an_objective_without_a_ratio_is_refused_where_a_batch_gives_several_steps() -> None:
+    for settings in ({"epochs": 2}, {"minibatches": 2}):
+        with pytest.raises(UniRLError, match="must be 1, it is 2"):
+            make_learner(AlgorithmConfig(preset="unirl:vtrace"), **settings)
 
 
 def test_a_batch_that_teaches_nothing_leaves_the_weights_alone() -> None:

@@ -18,10 +18,9 @@ from unirl.llm.training.packed_layout import CALL_COST, Row, place
 from unirl.llm.training.packing import Pack, pack_groups
 
 
-def document(pack: Pack, i: int) -> list[int]:
-    """All that target i sees, read off the layout alone."""
+def document(pack: Pack, source: int) -> list[int]:
+    """All that an input sees, read off the layout alone."""
     begin = 0
-    source = int(pack.source[i])
     ids = pack.input_ids[0].tolist()
     for block in pack.layout.blocks:
         if source < begin + block.num_tokens:
@@ -62,7 +61,7 @@ def check(groups: list[Group], packs: list[Pack], train: list[Tensor] | None) ->
         for i in range(pack.num_targets):
             group, own = completions[int(pack.sequence[i])]
             before = group.prompt.tolist() + own[: int(pack.position[i])]
-            assert document(pack, i) == before
+            assert document(pack, int(pack.source[i])) == before
             assert int(pack.position_ids[0, pack.source[i]]) == len(before) - 1
 
 
@@ -95,6 +94,35 @@ def test_each_trained_token_is_predicted_once_from_its_own_document(
     check(groups, packs, train)
     for pack in packs:
         assert pack.num_tokens <= budget or pack.sequence.unique().numel() == 1
+
+
+@given(batches(), st.data())
+@settings(max_examples=50, deadline=None)
+def test_an_end_sees_the_whole_text_of_its_completion(
+    batch: tuple[list[Group], list[Tensor] | None, int, bool], data: Any
+) -> None:
+    groups, train, budget, share = batch
+    flags = [data.draw(st.lists(st.booleans(), min_size=n, max_size=n)) for n in sizes_of(groups)]
+    ends = [torch.tensor(one) for one in flags]
+    packs = pack_groups(groups, budget, train=train, ends=ends, share_prompt=share)
+    check(groups, packs, train)
+    trained = {number for pack in packs for number in pack.sequence.tolist()}
+    wanted = {i for i, flag in enumerate(torch.cat(ends).tolist()) if flag and i in trained}
+    texts = [
+        group.prompt.tolist() + own.tolist()
+        for group in groups
+        for own in group.token.split(group.lengths.tolist())
+    ]
+    found = [
+        (int(number), document(pack, int(end)))
+        for pack in packs
+        for number, end in zip(pack.end_sequence, pack.end, strict=True)
+    ]
+    assert sorted(found) == sorted((i, texts[i]) for i in wanted)
+
+
+def sizes_of(groups: list[Group]) -> list[int]:
+    return [group.size for group in groups]
 
 
 @given(batches(), st.sampled_from([0, 8, 10**9]))
@@ -168,6 +196,8 @@ def test_wrong_input_is_refused() -> None:
         pack_groups(groups, 0)
     with pytest.raises(UniRLError, match="one flag for each completion"):
         pack_groups(groups, 10, train=[torch.tensor([True, False])])
+    with pytest.raises(UniRLError, match="`ends` has flags of"):
+        pack_groups(groups, 10, ends=[torch.tensor([True]), torch.tensor([True])])
     with pytest.raises(UniRLError, match="prompt of group 0 is empty"):
         pack_groups(make_groups((0, [3])), 10)
 

@@ -34,6 +34,7 @@ CASES: dict[str, AlgorithmConfig] = {
     "seq means and entropy": AlgorithmConfig(preset="trl:grpo", entropy_coef=0.01),
     "whitened, KL in the reward": AlgorithmConfig(preset="openrlhf:reinforce++"),
     "critic": AlgorithmConfig(preset="verl:ppo"),
+    "critic, bootstrapped": AlgorithmConfig(preset="unirl:vtrace-critic"),
     "KL in the loss": AlgorithmConfig(kl_coef=0.1, kl="k3"),
 }
 ADAM: dict[str, Any] = {
@@ -80,6 +81,10 @@ def outcome(ranks: Ranks | None, rank: int | None) -> dict[str, Any]:
     learner = make_learner(dtype=torch.float32, ranks=ranks, **ADAM)
     for update in range(3):
         learner.step(batch_of(groups_of(rank, update), update))
+    adaptive = OptimizerConfig(lr=0.003, lr_schedule="adaptive", target_kl=1e-7)
+    following = make_learner(dtype=torch.float32, ranks=ranks, **{**ADAM, "optimizer": adaptive})
+    metrics = following.step(batch_of(groups_of(rank))).flush()
+    found["adaptive"] = metrics["losses/learning_rate"]
     state = learner.state_dict()
     found["adam"] = copied({"model": state.model, "optimizer": state.optimizer})
     found["counters"] = dict(state.counters)
@@ -142,6 +147,7 @@ def test_both_ranks_hold_the_same_weights_bit_for_bit(found: list[dict[str, Any]
         for key, value in found[0][name].items():
             assert torch.equal(value, found[1][name][key]), (name, key)
     assert found[0]["counters"] == found[1]["counters"]
+    assert found[0]["adaptive"] == found[1]["adaptive"] < 0.003
     mine, theirs = found[0]["adam"], found[1]["adam"]
     for key, value in mine["model"].items():
         assert torch.equal(value, theirs["model"][key]), key
