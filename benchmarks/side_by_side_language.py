@@ -75,7 +75,7 @@ LANGUAGE_PAIRINGS = {
         "tiny",
         f"@configs/reverse.toml {SAME_LOSS} --algorithm.entropy-coef 0.01 "
         "--learner.optimizer.lr-schedule constant "
-        "--reward.weights.characters 1 --reward.weights.exact 0",
+        "--reward.weights.characters 1 --reward.weights.exact 0 --sampling.max-tokens 6",
         300,
         256,
         warm_up_steps=10,
