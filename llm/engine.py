@@ -217,6 +217,10 @@ class EngineConfig:
     """vllm: how weights get there. shared: shared memory of this machine; collective: NCCL or
     gloo; file: a checkpoint that both can read; lora: only the adapter. auto: shared.
     """
+    folder: str = ""
+    """vllm, openai: where transfer file and lora write; whoever computes must be able to read it.
+    "": a temporary folder of this machine.
+    """
     url: str = ""
     """vllm, openai: a server that runs already. "": vllm starts its own engine."""
     api_key_variable: str = ""

@@ -5,22 +5,31 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 
+from unirl.core.errors import UniRLError
 from unirl.llm.engine import Engine, EngineConfig
 from unirl.llm.models.model import ModelConfig
 
 
-def require_engine(config: EngineConfig) -> None:
-    """Raise UniRLError where the engine needs a package that is missing; nothing is loaded."""
+def require_engine(config: EngineConfig, model: ModelConfig) -> None:
+    """Raise UniRLError where the engine needs a package that is missing, or adapters that there are
+    not; nothing is loaded.
+    """
+    if config.transfer == "lora" and config.kind != "hf":
+        _require_adapters(config, model)
     if config.kind == "vllm" and not config.url and importlib.util.find_spec("vllm") is None:
         from unirl.llm.engines.vllm_arguments import missing_vllm
 
         raise missing_vllm("there is no package vllm in this environment")
 
 
+def takes_adapters(config: EngineConfig) -> bool:
+    """Whether the engine is sent adapters alone, rather than whole weights."""
+    return config.kind == "vllm" and config.transfer == "lora" and not config.url
+
+
 def make_engine(config: EngineConfig, model: ModelConfig) -> Engine:
     """The engine a config asks for; nothing is started or imported that only another one needs."""
-    merged = config.kind != "vllm" or config.transfer != "lora"
-    base = replace(model, lora_rank=0) if merged else model
+    base = model if takes_adapters(config) else replace(model, lora_rank=0)
     if config.kind == "hf":
         from unirl.llm.engines.hf_engine import HfEngine
 
@@ -28,7 +37,23 @@ def make_engine(config: EngineConfig, model: ModelConfig) -> Engine:
     if config.kind == "vllm" and not config.url:
         from unirl.llm.engines.vllm_engine import VllmEngine
 
-        return VllmEngine(base, config)
+        return VllmEngine(base, config, folder=config.folder)
     from unirl.llm.engines.openai_engine import OpenAiEngine
 
-    return OpenAiEngine(base, config)
+    return OpenAiEngine(base, config, folder=config.folder)
+
+
+def _require_adapters(config: EngineConfig, model: ModelConfig) -> None:
+    if config.url:
+        raise UniRLError(
+            f"engine.transfer is lora and engine.url is {config.url}",
+            "adapters alone travel to a vLLM that UniRL starts itself; a server takes whole "
+            "weights, into which adapters are merged",
+            "leave engine.transfer out, or engine.url",
+        )
+    if model.lora_rank == 0:
+        raise UniRLError(
+            "engine.transfer is lora and model.lora_rank is 0",
+            "only adapters travel, and at rank 0 there are none: all weights learn",
+            "set model.lora_rank to 16, say, or leave engine.transfer out",
+        )

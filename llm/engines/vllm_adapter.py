@@ -6,9 +6,7 @@ Source: peft's adapter_config.json and adapter_model.safetensors.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import torch
 from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
 from unirl.llm.engine import EngineFailed
+from unirl.llm.weights.own_folder import OwnFolder
 from unirl.llm.weights.proof import unnamed_reading
 from unirl.llm.weights.transfer import import_safetensors
 
@@ -30,12 +29,12 @@ class AdapterFolder:
     """Writes adapters, and knows what a worker must hold after loading one.
 
     alpha: adapters are scaled by alpha / rank. rank 0: read it from the tensors, and scale by 1.
+    folder: see OwnFolder.
     """
 
     def __init__(self, rank: int = 0, alpha: float = 1.0, folder: str = "") -> None:
         self._rank, self._alpha = rank, alpha
-        self._own = not folder
-        self._folder = Path(folder or tempfile.mkdtemp(prefix="unirl-adapter-"))
+        self._folder = OwnFolder("adapter", folder)
         self._last: Path | None = None
         self._wanted: dict[str, set[str]] = {}
 
@@ -64,8 +63,8 @@ class AdapterFolder:
         flat = {
             name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()
         }
-        path = self._folder / f"adapter-{os.getpid()}-{version}"
-        path.mkdir(parents=True, exist_ok=True)
+        path = self._folder.path() / f"adapter-{version}"
+        path.mkdir(exist_ok=True)
         (path / "adapter_config.json").write_text(json.dumps(settings, indent=1))
         import_safetensors().torch.save_file(flat, str(path / "adapter_model.safetensors"))
         if self._last is not None and self._last != path:
@@ -95,11 +94,8 @@ class AdapterFolder:
 
     def close(self) -> None:
         """Remove what was written; idempotent."""
-        if self._last is not None:
-            shutil.rmtree(self._last, ignore_errors=True)
-            self._last = None
-        if self._own:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
+        self._last = None
 
 
 def _peft_name(name: str) -> str:

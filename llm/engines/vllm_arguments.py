@@ -10,8 +10,6 @@ import difflib
 import json
 import math
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ from unirl.llm.engine import EngineConfig
 from unirl.llm.engines.vllm_lifeline import OWNER, owner_tag
 from unirl.llm.engines.vllm_worker import BACKEND, EXTENSION
 from unirl.llm.models.model import TINY, ModelConfig
+from unirl.llm.weights.own_folder import OwnFolder
 
 _GIB = 2**30
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -174,15 +173,15 @@ def has_tokenizer(model: str) -> bool:
     return not folder.is_dir() or any((folder / name).exists() for name in _TOKENIZERS)
 
 
-def model_folder(model: ModelConfig, scratch: Scratch) -> str:
-    """The folder that vLLM loads; the tiny model is written to one. Hub ids stay as they are.
+def model_folder(model: ModelConfig, scratch: OwnFolder) -> str:
+    """The folder that vLLM loads; the tiny model is written to scratch. Hub ids stay as they are.
 
     Raises UniRLError for a folder that is missing or holds no model.
     """
     if model.path == TINY:
         from unirl.llm.models.tiny import make_tiny
 
-        return str(make_tiny(Path(scratch.folder()) / TINY, model.seed))
+        return str(make_tiny(scratch.path() / TINY, model.seed))
     folder = Path(model.path).expanduser()
     if not folder.is_dir() and model.path.count("/") == 1 and model.path[0] not in "/.~":
         return model.path
@@ -193,24 +192,6 @@ def model_folder(model: ModelConfig, scratch: Scratch) -> str:
             "name another one, or make one: unirl model smollm2 DIR",
         )
     return str(folder)
-
-
-class Scratch:
-    """A temporary folder, made when it is first asked for."""
-
-    def __init__(self) -> None:
-        self._folder = ""
-
-    def folder(self) -> str:
-        """Its path."""
-        self._folder = self._folder or tempfile.mkdtemp(prefix="unirl-vllm-")
-        return self._folder
-
-    def remove(self) -> None:
-        """With all that is in it; idempotent."""
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = ""
 
 
 def shown(arguments: Mapping[str, Any]) -> list[str]:

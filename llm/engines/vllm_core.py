@@ -14,16 +14,23 @@ from typing import Any, TypeVar
 from unirl.core.errors import UniRLError
 from unirl.llm.engine import EngineConfig, EngineFailed
 from unirl.llm.engines.vllm_arguments import (
-    Scratch,
     engine_arguments,
     environment,
     import_vllm,
     model_folder,
 )
+from unirl.llm.engines.vllm_call import DaemonCall
 from unirl.llm.engines.vllm_processes import Family
 from unirl.llm.models.model import ModelConfig
+from unirl.llm.weights.own_folder import OwnFolder
 
 _Answer = TypeVar("_Answer")
+_GRACE_SECONDS = 10.0
+"""vLLM has the same limit for its start: it cleans up better than a kill does."""
+_SHUTDOWN_SECONDS = 2.0
+"""For vLLM's own end, before what is left is killed. Within a second all is let go of; what follows
+is the interpreter's own end. Less than runners give an actor for all of its end.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +46,8 @@ class VllmCore:
     ):
         self._config, self._model, self._seed, self._busy = config, model, seed, busy
         self._family = Family()
-        self._scratch = Scratch()
+        self._scratch = OwnFolder("vllm")
+        self._build_call: DaemonCall[Any] | None = None
         self._broken: asyncio.Future[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self.llm: Any = None
@@ -49,17 +57,21 @@ class VllmCore:
         or refuses its arguments, EngineFailed when it does not come up in time.
         """
         limit = self._config.timeout_seconds
-        build = asyncio.create_task(asyncio.to_thread(self._build))
-        # vLLM has the same limit for itself: it cleans up better than a kill does.
-        done, _ = await asyncio.wait({build}, timeout=limit + 10)
+        call = self._build_call = DaemonCall(self._build, self._end_late)
+        done: set[asyncio.Future[Any]] = set()
+        try:
+            done, _ = await asyncio.wait({call.future}, timeout=limit + _GRACE_SECONDS)
+        finally:
+            if not done:
+                self._end_processes()
         if not done:
-            self._family.kill()
             raise EngineFailed(
                 "vLLM does not start",
                 f"engine.timeout_seconds allows {limit:g} s",
                 "raise it, or look in the log for what it waits for",
             )
-        self.llm = build.result()
+        self.llm = call.future.result()
+        self._build_call = None
         self._broken = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._keep_watch())
         self._family.note_children()
@@ -82,15 +94,17 @@ class VllmCore:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
-        if self.llm is not None:
-            if self.llm.output_handler is not None:
-                self.llm.output_handler.cancel()  # or it tells that the core died
-            # Within a second all is let go of; what follows is the interpreter's own end.
-            ending = asyncio.create_task(asyncio.to_thread(self.llm.shutdown, 3.0))
-            await asyncio.wait({ending}, timeout=20)
-        await asyncio.to_thread(self._family.kill)
-        self._scratch.remove()
-        self.break_off(closed())
+        try:
+            if self.llm is not None:
+                if self.llm.output_handler is not None:
+                    self.llm.output_handler.cancel()  # or it tells that the core died
+                ending = DaemonCall(lambda: self.llm.shutdown(_SHUTDOWN_SECONDS))
+                await asyncio.wait({ending.future}, timeout=1.5 * _SHUTDOWN_SECONDS)
+        finally:
+            # Also when whoever closes it has lost patience.
+            self._end_processes()
+            self._scratch.remove()
+            self.break_off(closed())
 
     # What WeightSync asks of a vLLM, whichever way it is reached.
 
@@ -206,6 +220,20 @@ class VllmCore:
             f"{self.peer()} died", "it must live as long as the engine", "start the engine again"
         )
 
+    def _end_processes(self) -> None:
+        """End what is there, and what a start that is still under way may yet bring about."""
+        if self._build_call is not None:
+            self._build_call.abandon()
+        self._family.kill()
+
+    def _end_late(self, llm: Any) -> None:
+        """A start that nobody waited for came to an end all the same."""
+        try:
+            llm.shutdown(_SHUTDOWN_SECONDS)
+        finally:
+            self._family.kill()
+            self._scratch.remove()
+
     def _build(self) -> Any:
         with environment(self._config):
             vllm = import_vllm()
@@ -221,6 +249,8 @@ class VllmCore:
                 ) from error
             from vllm.v1.engine.async_llm import AsyncLLM
 
+            if self._build_call is not None and self._build_call.is_abandoned:
+                raise closed()
             with self._family.born():
                 try:
                     return AsyncLLM.from_vllm_config(prepared, disable_log_stats=True)

@@ -166,10 +166,12 @@ class VllmEngine:
         if self._closed:
             return
         self._closed = True
-        await self._core.close()
-        self._sync.close()
-        if self._adapter is not None:
-            self._adapter.close()
+        try:
+            await self._core.close()
+        finally:
+            self._sync.close()
+            if self._adapter is not None:
+                self._adapter.close()
 
     def _parameters(self, request: Request) -> Any:
         from vllm import SamplingParams

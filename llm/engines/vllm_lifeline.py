@@ -5,19 +5,25 @@ vLLM's EngineCore does not notice by itself that nobody is left to ask it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
 import threading
-from pathlib import Path
+import time
 
+from unirl.llm.weights.process import is_running, start_time
+
+log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.5
 OWNER = "UNIRL_ENGINE_OWNER"
 """Environment variable: "pid:start" of the process whose end is to be shared."""
 
 
 def owner_tag() -> str:
     """What OWNER must say for this process to be the owner."""
-    return f"{os.getpid()}:{_started(os.getpid())}"
+    return f"{os.getpid()}:{start_time(os.getpid())}"
 
 
 def hold_on() -> None:
@@ -27,25 +33,38 @@ def hold_on() -> None:
     tag = os.environ.get(OWNER, "")
     if not tag:
         return
-    owner, parent = int(tag.split(":")[0]), os.getppid()
+    number, _, began = tag.partition(":")
+    owner, parent = int(number), os.getppid()
     core = parent if parent not in (owner, 1) else 0
-    threading.Thread(target=_wait, args=(owner, tag, core), name="lifeline", daemon=True).start()
+    watch = threading.Thread(target=_watch, args=(owner, began, core), name="lifeline", daemon=True)
+    watch.start()
 
 
-def _wait(owner: int, tag: str, core: int) -> None:
-    watched = []
+def _watch(owner: int, began: str, core: int) -> None:
     try:
-        watched.append(os.pidfd_open(owner))
-        if core:
-            watched.append(os.pidfd_open(core))
-    except OSError:
-        _end(core)
-    # The number may belong to another process by now: start times tell them apart.
-    if f"{owner}:{_started(owner)}" != tag:
-        _end(core)
-    # Readable when the process has ended, also as a zombie.
-    select.select(watched, [], [])
+        _wait(owner, began, core)
+    except OSError as error:
+        # Old kernels and some containers have no pidfd_open.
+        log.warning(
+            "ends of processes cannot be waited for (%s): looked for every %g s instead",
+            error,
+            _LOOK_SECONDS,
+        )
+        while is_running(owner, began) and (not core or os.getppid() == core):
+            time.sleep(_LOOK_SECONDS)
     _end(core)
+
+
+def _wait(owner: int, began: str, core: int) -> None:
+    """Until either has ended. Raises OSError where the kernel does not let it wait."""
+    try:
+        watched = [os.pidfd_open(pid) for pid in (owner, core) if pid]
+    except ProcessLookupError:
+        return
+    # The number may belong to another process by now: start times tell them apart.
+    if start_time(owner) == began:
+        # Readable when the process has ended, also as a zombie.
+        select.select(watched, [], [])
 
 
 def _end(core: int) -> None:
@@ -53,11 +72,3 @@ def _end(core: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(core, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _started(pid: int) -> str:
-    """When a process began, in the kernel's ticks; "" when there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""

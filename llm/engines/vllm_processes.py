@@ -4,85 +4,89 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from unirl.llm.weights.process import is_running, start_time
+
 
 class Family:
-    """Processes born while an engine started, and their children. Processes are told by number and
-    start time: a number alone may come to belong to somebody else.
-    """
+    """Processes born while an engine started, and their children. Any thread may ask."""
 
     def __init__(self) -> None:
         self._members: dict[int, str] = {}
+        """Start times by number."""
+        self._lock = threading.Lock()
+        self._birth: tuple[int, frozenset[int]] | None = None
+        """While an engine starts: the thread that does it, and its children from before."""
         self.core = 0
         """The first of them: vLLM's EngineCore."""
 
     @contextmanager
     def born(self) -> Iterator[None]:
-        """Direct children of this process that appear inside belong to the family."""
-        before = set(_children(os.getpid()))
+        """Children of this thread that appear inside belong to the family: from the moment they
+        do, for whoever has to end them may not be able to wait for the end of this.
+        """
+        thread = threading.get_native_id()
+        with self._lock:
+            self._birth = thread, frozenset(_children_of_thread(os.getpid(), thread))
         try:
             yield
         finally:
-            for pid in _children(os.getpid()):
-                if pid not in before and not _is_helper(pid):
-                    self._members[pid] = _started(pid)
-                    self.core = self.core or pid
+            self.note_children()
+            with self._lock:
+                self._birth = None
 
     def note_children(self) -> None:
         """Remember who is below by now: they cannot be found any more when the core is dead."""
-        for pid in list(self._members):
-            for child in _descendants(pid):
-                self._members.setdefault(child, _started(child))
+        with self._lock:
+            if self._birth is not None:
+                thread, before = self._birth
+                for pid in _children_of_thread(os.getpid(), thread):
+                    if pid not in before and not _is_helper(pid):
+                        self._members.setdefault(pid, start_time(pid))
+                        self.core = self.core or pid
+            for pid in list(self._members):
+                for child in _descendants(pid):
+                    self._members.setdefault(child, start_time(child))
 
     def alive(self) -> bool:
         """Whether the core is; True as long as it is not known."""
-        return not self.core or _runs(self.core, self._members[self.core])
+        return not self.core or is_running(self.core, self._members[self.core])
 
     def kill(self, seconds: float = 5.0) -> None:
         """End all that still runs, children included; returns when they are gone."""
         self.note_children()
         end = time.monotonic() + seconds
-        for pid, began in self._members.items():
-            if _runs(pid, began):
+        with self._lock:
+            members = dict(self._members)
+        for pid, began in members.items():
+            if is_running(pid, began):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         while time.monotonic() < end:
-            if not any(_runs(pid, began) for pid, began in self._members.items()):
+            if not any(is_running(pid, began) for pid, began in members.items()):
                 return
             time.sleep(0.02)
 
 
-def _runs(pid: int, began: str) -> bool:
-    """Not gone, not a zombie, and not another one under the same number."""
-    fields = _stat(pid)
-    return bool(fields) and fields[19] == began and fields[0] not in "ZX"
-
-
-def _started(pid: int) -> str:
-    fields = _stat(pid)
-    return fields[19] if fields else ""
-
-
-def _stat(pid: int) -> list[str]:
-    """What the kernel says of it, from the state on."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
 def _children(pid: int) -> list[int]:
     found: list[int] = []
-    try:
+    with suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
-    except OSError:
-        pass
+            found += _children_of_thread(pid, int(task.name))
     return sorted(found)
+
+
+def _children_of_thread(pid: int, thread: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+    except OSError:
+        return []
+    return [int(child) for child in text.split()]
 
 
 def _descendants(pid: int) -> list[int]:

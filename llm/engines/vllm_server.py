@@ -23,7 +23,6 @@ from types import TracebackType
 
 from unirl.llm.engine import EngineConfig, EngineFailed
 from unirl.llm.engines.vllm_arguments import (
-    Scratch,
     engine_arguments,
     import_vllm,
     model_folder,
@@ -33,6 +32,7 @@ from unirl.llm.engines.vllm_arguments import (
 from unirl.llm.engines.vllm_lifeline import OWNER, hold_on, owner_tag
 from unirl.llm.engines.vllm_worker import BACKEND, EXTENSION
 from unirl.llm.models.model import ModelConfig
+from unirl.llm.weights.own_folder import OwnFolder
 
 _SERVER = "vllm.entrypoints.openai.api_server"
 _LOOPBACK = "127.0.0.1"
@@ -47,7 +47,7 @@ class VllmServer:
 
     def __init__(self, model: ModelConfig, config: EngineConfig | None = None) -> None:
         self._model, self._config = model, config or EngineConfig(kind="vllm")
-        self._scratch = Scratch()
+        self._scratch = OwnFolder("vllm")
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
         self.served = ""

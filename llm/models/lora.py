@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from unirl.core.errors import UniRLError
-from unirl.llm.models.model import ModelConfig, flat_weights
+from unirl.core.weights import Weights
+from unirl.llm.models.model import ModelConfig, flat_weights, load_model
 
 _PREFIX = "base_model.model."
 
@@ -55,6 +56,25 @@ def has_adapters(model: Any) -> bool:
 
 
 @torch.no_grad()
+def published_adapters(model: Any) -> dict[str, Tensor]:
+    """What engines need that load adapters themselves: lora_A [r, K] and lora_B [N, r], by peft's
+    names.
+    """
+    return {name: value for name, value in flat_weights(model).items() if "lora_" in name}
+
+
+def with_base(weights: Weights, config: ModelConfig) -> Weights:
+    """What engines need that load none: adapters as published, merged into the base, which is read
+    anew: kept, it would take a model's memory all the time. Other weights stay as they are.
+    """
+    if not any("lora_" in name for name in weights):
+        return weights
+    model = add_adapters(load_model(config), config)
+    for name, value in published_adapters(model).items():
+        value.copy_(weights[name])
+    return published_weights(model)
+
+
 def published_weights(model: Any) -> dict[str, Tensor]:
     """What engines need: parameters by the names of the model without adapters, these added."""
     if not has_adapters(model):

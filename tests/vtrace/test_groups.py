@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import pytest
@@ -70,6 +71,43 @@ def test_equal_rewards_give_exactly_zero(scale: Scale) -> None:
     group = torch.tensor([0, 0, 0, 1, 1, 1, 1])
     found = group_advantages(reward, group, torch.ones(7), baseline="mean", scale=scale)
     assert torch.equal(found, torch.zeros(7))
+
+
+@pytest.mark.parametrize(
+    ("baseline", "singleton", "group"),
+    [("none", "zero", [0, 0, 0, 1, 1, 1, 1]), ("mean", "keep", [0, 1, 2, 3, 4, 5, 6])],
+)
+def test_equal_rewards_are_not_divided_by_epsilon(
+    baseline: Baseline, singleton: Singleton, group: list[int]
+) -> None:
+    """0.1 seven times has a deviation of 1e-17 about its mean, and a failed reward none."""
+    reward, ids = torch.full((7,), 0.1, dtype=torch.float64), torch.tensor(group)
+    valid = torch.tensor([True] * 6 + [False])
+    found = group_advantages(
+        reward, ids, valid, baseline=baseline, scale="batch_std", singleton=singleton
+    )
+    assert torch.equal(found, reward * valid)
+    slow = slow_group_advantages(
+        reward.tolist(),
+        group,
+        valid.tolist(),
+        baseline=baseline,
+        scale="batch_std",
+        singleton=singleton,
+    )
+    assert found.tolist() == slow
+    # Another process has six rewards of 1: then there is a deviation, however equal mine are.
+    others = iter([[6.0, 6.0], [6 * 0.45**2]])
+    apart = group_advantages(
+        reward,
+        ids,
+        valid,
+        baseline=baseline,
+        scale="batch_std",
+        singleton=singleton,
+        reduce=lambda sums: [one + more for one, more in zip(sums, next(others), strict=True)],
+    )
+    assert torch.allclose(apart[:6], reward[:6] / (math.sqrt(12 * 0.45**2 / 11) + 1e-6))
 
 
 def test_groups_with_the_same_rewards_but_other_ids_stay_apart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, get_args
 
 import pytest
@@ -56,13 +57,31 @@ def test_the_expected_gradient_of_kl_is_right_where_the_draw_is_counted(gradient
             torch.arange(4),
             estimate=estimate,
             gradient=gradient_of,
-            old_logp=old.double(),
+            logp=old.double(),
         )
         found = gradient((old.double().exp() * kl).sum(), logits)
         if estimate == "k2":  # its value is not the KL's, so neither is this gradient
             assert not torch.allclose(found, exact, atol=1e-3)
         else:
             assert torch.allclose(found, exact, atol=1e-7)
+
+
+def test_a_token_that_its_drawer_hardly_knew_counts_five_times_and_keeps_its_gradient() -> None:
+    new = torch.tensor([-1.0, -1.0], dtype=torch.float64).requires_grad_()
+    reference, logp = torch.tensor([-1.5, -1.5]).double(), torch.tensor([-5.0, -2.0]).double()
+    kl = token_kl(
+        new,
+        reference,
+        torch.ones(2),
+        torch.arange(2),
+        estimate="k2",
+        gradient="ratio",
+        logp=logp,
+    )
+    value, slope = 0.5**2 / 2, 0.5  # of k2; the ratio adds the value to the slope
+    weight = torch.tensor([5.0, math.e]).double()
+    assert torch.allclose(kl, weight * value)
+    assert torch.allclose(gradient(kl.sum(), new), weight * (slope + value))
 
 
 def test_of_the_plain_estimates_only_k2_has_the_right_gradient_on_policy() -> None:

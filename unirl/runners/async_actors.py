@@ -18,7 +18,8 @@ from unirl.core.sample import Slot
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.1
-_END_SECONDS = 10.0
+_END_SECONDS = 4.0
+"""For all that an actor does at its end: less than the crew waits before it kills the process."""
 T = TypeVar("T")
 
 
@@ -59,12 +60,16 @@ async def serve(actor: AsyncActor, index: int, queue: SlotQueue) -> None:
     except QueueClosed:
         pass
     finally:
-        await _cancel(tasks)
-        try:
-            await asyncio.wait_for(actor.close(), _END_SECONDS)
-        except Exception:
-            log.exception("actor %d could not be closed", index)
         listener.shutdown(wait=False)
+        end = time.monotonic() + _END_SECONDS
+        try:
+            # Half of the time at most: closing matters more than what is thrown away.
+            await _cancel(tasks, _END_SECONDS / 2)
+        finally:
+            try:
+                await asyncio.wait_for(actor.close(), end - time.monotonic())
+            except Exception:
+                log.exception("actor %d could not be closed", index)
 
 
 async def fill_round(
@@ -100,7 +105,7 @@ async def fill_round(
                 interrupted = True
                 await actor.interrupt()
     finally:
-        await _cancel(waiting)
+        await _cancel(waiting, _END_SECONDS)
     # All are asked, so that none is reported as never looked at.
     errors = [task.exception() for task in tasks if task.done() and not task.cancelled()]
     for error in errors:
@@ -108,11 +113,11 @@ async def fill_round(
             raise error
 
 
-async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
+async def _cancel(tasks: set[asyncio.Task[None]], seconds: float) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        await asyncio.wait(tasks, timeout=_END_SECONDS)
+        await asyncio.wait(tasks, timeout=seconds)
 
 
 class EventLoop:

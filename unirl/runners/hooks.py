@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -342,16 +343,27 @@ def write_evaluation(
     step: int,
     result: EvalResult,
     deterministic: bool,
+    *,
+    seed: int | None = None,
     changes: Mapping[str, JSON] | None = None,
 ) -> Path:
-    """eval/step_N.json with every episode's return and length; in eval/changed where settings were
-    others than the run's, with these settings.
+    """Every episode's return and length: in eval/step_N.json for training's own evaluation, which
+    has no seed here, as it follows from the run's; in eval/by_hand for others, under a name that
+    tells them apart. changes: settings that were others than the run's.
     """
-    folder = run_dir / "eval" / ("changed" if changes else "")
+    folder, name = run_dir / "eval", f"step_{step:08d}"
+    if seed is not None:
+        actions = "greedy" if deterministic else "sampled"
+        name += f"_seed_{seed}_{actions}_{len(result.returns)}"
+        folder /= "by_hand"
+    if changes:
+        # Too long for a name, and too many to be told from others without.
+        name += f"_changed_{zlib.crc32(json.dumps(changes, sort_keys=True).encode()):08x}"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step_{step:08d}.json"
+    path = folder / f"{name}.json"
     document = {
         "step": step,
+        **({"seed": seed} if seed is not None else {}),
         "deterministic": deterministic,
         **({"changes": dict(changes)} if changes else {}),
         "num_episodes": len(result.returns),

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 from unirl.core.errors import ActorFailed
 from unirl.core.learner import Learner
 from unirl.core.metrics import Metrics
-from unirl.core.queue import SlotQueue
+from unirl.core.queue import Cursor, SlotQueue
 from unirl.core.sample import Batch
 from unirl.core.weights import WeightStore
 from unirl.runners.plan import Plan
@@ -46,6 +46,8 @@ class TrainLoop:
         self.plan, self.queue, self.weights, self.learner = plan, queue, weights, learner
         self._agree = agree
         self._wish: str | None = None
+        self.other_cursors: list[Cursor] = []
+        """Of the ranks after the first, as of the newest update; where tickets must not be lost."""
         self.metrics = Metrics()
         self.reason: str | None = None
         self.seconds_before = 0.0

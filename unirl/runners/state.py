@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,10 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
             "metrics": loop.metrics.state_dict(),
             "next_ticket": next_ticket,
             "due": list[JSON](unfinished if loop.plan.reissue else ()),
+            "other_ranks": [
+                {"next_ticket": other.next_ticket, "due": list[JSON](other.due)}
+                for other in loop.other_cursors
+            ],
             "ready": [
                 {
                     "ticket": slot.ticket,
@@ -80,29 +85,57 @@ def restore(loop: TrainLoop, checkpoint: Checkpoint) -> None:
     loop.metrics.load_state_dict(state["metrics"])
     loop.seconds_before = float(state["seconds"])
     torch.set_rng_state(optimizer["rng"]["torch"])
-    ready, due = _restore_samples(loop, checkpoint), state.get("due", [])
-    places = loop.queue.config.num_slots - len(ready)
-    if len(due) > places:
-        # Resumed with fewer places than tickets were under way.
-        loop.metrics.total("queue/discarded/resized", len(due) - places)
-    loop.queue.restore(ready, int(state["next_ticket"]), learner.version, due=due[:places])
+    ready, without_place = _restore_samples(loop, checkpoint)
+    due = list(state.get("due", []))
+    if loop.plan.reissue:
+        due += without_place
+    elif without_place:
+        # Resumed with other sizes. Counted, not silent.
+        loop.metrics.total("queue/discarded/resized", len(without_place))
+    loop.queue.restore(ready, int(state["next_ticket"]), learner.version, due=due)
 
 
-def _restore_samples(loop: TrainLoop, checkpoint: Checkpoint) -> list[Slot]:
-    """Copy acknowledged samples into places; what no longer fits the queue's law is counted as
-    discarded.
+def of_rank(checkpoint: Checkpoint, rank: int) -> Checkpoint:
+    """What a rank after the first goes on from: the samples in a checkpoint are the first's alone,
+    and the tickets are its own where each rank has such.
     """
+    others: Any = checkpoint.state.get("other_ranks", [])
+    own = others[rank - 1] if others else {}
+    return replace(checkpoint, samples=None, state={**checkpoint.state, "ready": [], **own})
+
+
+def check_ranks(plan: Plan, checkpoint: Checkpoint, size: int) -> None:
+    """Raise UniRLError unless as many processes go on as have written the checkpoint, where what a
+    ticket names depends on their number.
+    """
+    others: Any = checkpoint.state.get("other_ranks", [])
+    saved = 1 + len(others)
+    if plan.reissue and saved != size:
+        raise UniRLError(
+            f"the checkpoint {checkpoint.path} is of a training in {_processes(saved)}",
+            f"tickets are shared out among them: {_processes(size)} would repeat and skip some",
+            "resume it without torchrun"
+            if saved == 1
+            else f"resume it with torchrun --nproc-per-node {saved}",
+        )
+
+
+def _processes(number: int) -> str:
+    return f"{number} process{'es' * (number > 1)}"
+
+
+def _restore_samples(loop: TrainLoop, checkpoint: Checkpoint) -> tuple[list[Slot], list[int]]:
+    """Copy acknowledged samples into places; with the tickets of those that no longer fit."""
     samples: Any = checkpoint.samples or {}
     spec = loop.plan.spec
     restored: list[Slot] = []
+    without_place: list[int] = []
     for i, note in enumerate(checkpoint.state["ready"]):
         data = samples[str(i)]
         saved = {"/".join(path): (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves(data)}
         wanted = {name: (item.shape, item.dtype) for name, item in spec.fields.items()}
         if len(restored) == loop.queue.config.num_slots or saved != wanted:
-            # The run was resumed with other sizes: the sample has no place any more. Counted, not
-            # silent.
-            loop.metrics.total("queue/discarded/resized", 1)
+            without_place.append(int(note["ticket"]))
             continue
         place = loop.queue.place(len(restored))
         tree_map(lambda into, value: into.copy_(value), place, data)
@@ -116,7 +149,7 @@ def _restore_samples(loop: TrainLoop, checkpoint: Checkpoint) -> list[Slot]:
                 int(note["last_version"]),
             )
         )
-    return restored
+    return restored, without_place
 
 
 def check_fingerprint(plan: Plan, checkpoint: Checkpoint) -> None:
