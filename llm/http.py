@@ -1,5 +1,6 @@
-"""HTTP as the language wing speaks it: a request, and an answer that is read piece by piece and can
-be cut at any moment. Source: httpx2, which does the work.
+"""HTTP as the language wing speaks it: where a server is and with which key it is asked, a request,
+and an answer that is read piece by piece and can be cut at any moment. Source: httpx2, which does
+the work.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ import asyncio
 import contextlib
 import copy
 import json
+import os
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -30,12 +32,64 @@ class HttpFailed(Exception):
         super().__init__(why)
 
 
+class NotConnected(HttpFailed):
+    """Nobody took the connection: the request has not arrived."""
+
+
 class BadStatus(HttpFailed):
     """The server answered with an error. body: its beginning."""
 
     def __init__(self, status: int, body: str, retry_after: float = 0.0) -> None:
         self.body = " ".join(body.split())[:400]
         super().__init__(f"status {status}: {self.body}", status, retry_after)
+
+
+def require_url(url: str, setting: str, key_setting: str) -> None:
+    """Raise UniRLError unless paths can be appended to a url, and everybody may read it.
+
+    setting, key_setting: where it and the key's environment variable are named.
+    """
+    try:
+        parts = urlsplit(url)
+        leads = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port that is no number, half an address
+        leads = None
+    # What stands before an @ may be a password: nothing of such a url is shown.
+    shown = "not shown here, it has an @" if "@" in url else f'"{url}"'
+    if not leads:
+        raise UniRLError(
+            f"{setting} is {shown}",
+            "it must begin with http:// or https:// and name a host",
+            "http://127.0.0.1:8000/v1 is where vLLM's server listens by itself",
+        )
+    if "@" in parts.netloc:
+        raise UniRLError(
+            f"{setting} names a user or a password",
+            "urls are printed, logged and kept in config.toml, so they must hold no secret",
+            f"put the key into an environment variable, and its name into {key_setting}",
+        )
+    if parts.query or parts.fragment:
+        raise UniRLError(
+            f"{setting} has a ? or a #",
+            "paths are appended to it",
+            f"end it with /v1; a key belongs into an environment variable, see {key_setting}",
+        )
+
+
+def bearer(variable: str, setting: str) -> dict[str, str]:
+    """The header with the key that an environment variable holds; "": none.
+
+    Raises UniRLError, which names the setting, where the variable is empty.
+    """
+    if not variable:
+        return {}
+    if not os.environ.get(variable):
+        raise UniRLError(
+            f"{setting} is {variable}",
+            f"environment variable {variable} is empty or not set",
+            f"export {variable}=..., or leave {setting} out",
+        )
+    return {"Authorization": f"Bearer {os.environ[variable]}"}
 
 
 class Http:
@@ -85,7 +139,8 @@ class Http:
     ) -> Answer:
         """An answer that has begun with a good status (2xx); the caller closes it. body: as JSON.
 
-        Raises BadStatus for other statuses, TimeoutError, and HttpFailed for whatever else fails.
+        Raises BadStatus for other statuses, TimeoutError, NotConnected, and HttpFailed for whatever
+        else fails.
         """
         import httpx2
 
@@ -174,13 +229,13 @@ def _told_plainly(url: str) -> Iterator[None]:
     """Turn httpx2's exceptions into TimeoutError and HttpFailed."""
     import httpx2
 
-    where = urlsplit(url).netloc.rpartition("@")[2]
+    where = urlsplit(url).netloc
     try:
         yield
     except httpx2.TimeoutException as error:
         raise TimeoutError(f"{where} is silent") from error
     except httpx2.ConnectError as error:
-        raise HttpFailed(f"no connection to {where}: {_cause(error)}") from error
+        raise NotConnected(f"no connection to {where}: {_cause(error)}") from error
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         raise HttpFailed(f"{where} broke off: {_cause(error)}") from error
 

@@ -35,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small finished run; tests read it and add reports to it."""
     folder = tmp_path_factory.mktemp("trained")
     words = ["train", "impala", *SMALL, *ONE_THREAD, "--name", "a", "--runs-dir", str(folder)]
-    assert cli.main(words) == 0
+    assert cli.main([*words, "--run.eval-steps", "1000", "--run.eval-episodes", "3"]) == 0
     return folder / "a"
 
 
@@ -303,18 +303,53 @@ def test_eval_reports_and_keeps_the_result(
     assert f"return {first['return_mean']:.2f} +- " in capsys.readouterr().out
 
 
+def test_an_evaluation_by_hand_replaces_neither_trainings_own_nor_another_one(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {path: path.read_bytes() for path in (trained / "eval").glob("*.json")}
+    assert len(own) == 2 and all(b'"num_episodes": 3' in text for text in own.values())
+    kept = {}
+    for words in (
+        ["--episodes", "1"],
+        ["--episodes", "2"],
+        ["--episodes", "1", "--seed", "77"],
+        ["--episodes", "1", "--deterministic"],
+        ["--episodes", "1", "--env.max-episode-steps", "7"],
+        ["--episodes", "1", "--env.max-episode-steps", "8"],
+        ["--episodes", "1"],  # the first one again
+    ):
+        assert cli.main(["eval", str(trained), *words, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        kept[told["file"]] = json.loads(Path(told["file"]).read_text())
+        assert kept[told["file"]]["seed"] == told["seed"]
+    assert len(kept) == 6 and {Path(path).parent for path in kept} == {trained / "eval" / "by_hand"}
+    assert sorted({result["seed"] for result in kept.values()}) == [1, 77]
+    assert own == {path: path.read_bytes() for path in (trained / "eval").glob("*.json")}
+
+
 def test_flags_of_the_recipe_change_what_is_evaluated(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = sorted((trained / "eval").glob("*.json"))
     words = ["eval", str(trained), "--episodes", "3", "--json", "--env.max-episode-steps", "7"]
     assert cli.main(words) == 0
     told = json.loads(capsys.readouterr().out)
     kept = json.loads(Path(told["file"]).read_text())
     assert max(kept["lengths"]) == 7 and kept["changes"] == {"env.max_episode_steps": "7"}
-    assert Path(told["file"]).parent == trained / "eval" / "changed"
-    assert sorted((trained / "eval").glob("*.json")) == plain
     assert "repeat" in refused(capsys, "eval", str(trained), "--env.repeat-action-probabilit", "0")
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--episodes", "0"], "--episodes is 0"),
+        (["b"], '"b" is one argument too many'),
+        (["--epsiodes", "3"], "--episodes"),
+    ],
+)
+def test_bad_flags_of_an_evaluation_are_refused(
+    words: list[str], part: str, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert part in refused(capsys, "eval", str(trained), *words)
 
 
 def test_greedy_evaluation_is_another_one(
@@ -416,6 +451,34 @@ def test_play_writes_a_video(trained: Path, capsys: pytest.CaptureFixture[str]) 
     assert Path("film.gif").read_bytes()[:4] == b"GIF8"
 
 
+def test_play_of_what_has_no_pictures_says_so_and_lets_go_of_it(
+    trained: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    Path("pkg").mkdir()
+    Path("pkg/no_pictures.py").write_text(
+        '"""impala, judged by returns alone."""\n'
+        "from dataclasses import replace\n"
+        "from pathlib import Path\n"
+        "from unirl.recipes import impala\n"
+        "from unirl.recipes.impala import Config\n"
+        "class Returns:\n"
+        "    def __init__(self, seed): pass\n"
+        "    def evaluate(self, weights, num_episodes, *, deterministic=False): pass\n"
+        "    def close(self): Path('closed').touch()\n"
+        "def plan(config):\n"
+        "    return replace(impala.plan(config), recipe='returns', make_evaluator=Returns)\n"
+    )
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    shutil.copytree(trained, "runs/b", symlinks=True)
+    config = Path("runs/b/config.toml")
+    config.write_text(config.read_text().replace('"impala"', '"pkg.no_pictures"', 1))
+    said = refused(capsys, "play", "runs/b")
+    assert "no pictures" in said and "unirl eval runs/b" in said and "make_evaluator" not in said
+    assert Path("closed").is_file()
+
+
 def test_plot_and_card_write_their_files(trained: Path) -> None:
     pytest.importorskip("matplotlib")
     assert cli.main(["plot", str(trained), "-o", "curve.png"]) == 0
@@ -456,9 +519,6 @@ def test_plot_and_card_write_their_files(trained: Path) -> None:
         (["resume", "nothing"], ['run "nothing" does not exist']),
         (["resume"], ["no run"]),
         (["eval", "nothing"], ["does not exist"]),
-        (["eval", "nothing", "--episodes", "0"], ["--episodes is 0"]),
-        (["eval", "a", "b"], ['"b" is one argument too many']),
-        (["eval", "a", "--epsiodes", "3"], ["--episodes"]),
         (["play", "nothing"], ["does not exist"]),
         (["plot"], ["no run"]),
         (["card", "nothing"], ["does not exist"]),

@@ -6,6 +6,8 @@ Source: vLLM's development endpoints (VLLM_SERVER_DEV_MODE=1), SGLang's update_w
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -17,10 +19,22 @@ from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
 from unirl.llm.engine import EngineConfig, EngineFailed
 from unirl.llm.engines.openai_http import HttpClient
-from unirl.llm.http import BadStatus
+from unirl.llm.http import BadStatus, HttpFailed
 from unirl.llm.weights.swap import SwapTimes
 from unirl.llm.weights.sync import WeightSync
 from unirl.llm.weights.transfer import import_safetensors
+
+log = logging.getLogger(__name__)
+
+_DESCRIBE = "unirl_describe"
+_NO_ENDPOINT = frozenset({404, 405, 501})
+"""Statuses of a server that has no such endpoint; all others are of one that failed just now."""
+_UNDO_SECONDS = 10.0
+"""For setting a server going again whose swap failed: it may hang, and the failure waits."""
+_PATIENCE = 0.25
+"""Share of engine.timeout_seconds after which a pause is taken for one that nobody will end; until
+then it may be another client's swap.
+"""
 
 
 class Controls(Protocol):
@@ -39,12 +53,19 @@ class Controls(Protocol):
 async def find_controls(
     http: HttpClient, config: EngineConfig, model: str, folder: str
 ) -> Controls | None:
-    """What this server offers; None: nothing."""
+    """What this server offers; None: nothing. One that a swap left paused is set going.
+
+    Raises BadStatus and EngineFailed where it does not say what it offers.
+    """
     root = http.root()
-    if await _has(root, "/is_paused"):
+    told = await _told(root, "/is_paused")
+    if told is not None:
         vllm = VllmControls(root, config, folder)
+        if await _stays_paused(root, told, config.timeout_seconds * _PATIENCE):
+            log.warning("%s is paused, by a swap that never ended: it goes on", vllm.peer())
+            await vllm.revive()
         return vllm if await vllm.ready() else None
-    if await _has(root, "/get_model_info"):
+    if await _told(root, "/get_model_info") is not None:
         return SglangControls(root, model, folder)
     return None
 
@@ -57,45 +78,71 @@ class VllmControls:
         self._sync = WeightSync(config, self, folder)
 
     async def ready(self) -> bool:
-        """Whether its workers have the extension."""
+        """Whether its workers have the extension. Raises as `find_controls` does."""
+        asked = {"method": _DESCRIBE, "args": []}
         try:
-            self._sync.meet(await self.call_workers("unirl_describe", []))
-        except (BadStatus, EngineFailed):
-            return False
+            answer = await self._http.order("/collective_rpc", asked)
+        except BadStatus as error:
+            # Workers without the extension fail as all that fails in them does, but by its name.
+            if error.status in _NO_ENDPOINT or _DESCRIBE in error.body:
+                return False
+            raise
+        self._sync.meet(_results(answer))
         return True
 
     async def load(self, weights: Weights, version: int) -> None:
         """See Controls. Requests of others end: they would go on under weights half loaded."""
         self._sync.times.begin()
-        with self._sync.times.part("pause"):
-            await self._post("/pause?mode=abort&clear_cache=false")
-        await self._sync.load(weights, version)
+        undo = self._resume
+        try:
+            with self._sync.times.part("pause"):
+                await self._order("/pause?mode=abort&clear_cache=false")
+            undo = self.revive
+            await self._sync.load(weights, version)
+        except BaseException:
+            # Others may use it, and whoever comes next would wait for its first token for ever.
+            with contextlib.suppress(HttpFailed, EngineFailed, TimeoutError):
+                async with asyncio.timeout(_UNDO_SECONDS):
+                    await undo()
+            raise
         with self._sync.times.part("resume"):
-            await self._post("/resume")
+            await self._resume()
         self._sync.times.end()
+
+    async def revive(self) -> None:
+        """Set a server going that a broken swap left paused. Its weights may be anything."""
+        # A model that waits for weights ends the server with its first token. To begin an update
+        # fails where one is open, and does no harm where one broke off; then there is one to end.
+        for path in ("/start_weight_update", "/finish_weight_update"):
+            with contextlib.suppress(BadStatus):
+                await self._http.order(path)
+        await self._resume()
+
+    async def _resume(self) -> None:
+        await self._order("/resume")
 
     async def call_workers(self, method: str, arguments: list[str]) -> list[Any]:
         """See Receiver."""
-        answer = await self._post("/collective_rpc", {"method": method, "args": arguments})
-        return list((answer or {}).get("results", []))
+        asked = {"method": method, "args": arguments}
+        return _results(await self._order("/collective_rpc", asked))
 
     async def introduce(self, told: dict[str, Any]) -> None:
         """See Receiver."""
-        await self._post("/init_weight_transfer_engine", {"init_info": told})
+        await self._order("/init_weight_transfer_engine", {"init_info": told})
 
     async def update(self, told: dict[str, Any], version: int) -> None:
         """See Receiver."""
-        await self._post("/start_weight_update")
-        await self._post("/update_weights", {"update_info": told})
-        await self._post("/finish_weight_update", {"weight_version": str(version)})
+        await self._order("/start_weight_update")
+        await self._order("/update_weights", {"update_info": told})
+        await self._order("/finish_weight_update", {"weight_version": str(version)})
 
     async def forget(self) -> None:
         """See Receiver."""
-        await self._post("/reset_prefix_cache")
+        await self._order("/reset_prefix_cache")
 
     async def weight_version(self) -> str:
         """See Receiver."""
-        return str((await self._http.get("/weight_info"))["weight_version"])
+        return str((await self._http.get("/weight_info") or {}).get("weight_version"))
 
     def peer(self) -> str:
         """See Receiver."""
@@ -109,9 +156,9 @@ class VllmControls:
         """See Controls."""
         self._sync.close()
 
-    async def _post(self, path: str, body: Any = None) -> Any:
+    async def _order(self, path: str, body: Any = None) -> Any:
         try:
-            return await self._http.post(path, body)
+            return await self._http.order(path, body)
         except BadStatus as error:
             if error.status < 500:
                 raise
@@ -145,7 +192,7 @@ class SglangControls:
                 "abort_all_requests": True,
                 "flush_cache": True,
             }
-            answer = await self._http.post("/update_weights_from_disk", told)
+            answer = await self._http.order("/update_weights_from_disk", told)
         if not (answer or {}).get("success"):
             raise EngineFailed(
                 f"the SGLang at {self._http.url} did not take the new weights",
@@ -194,9 +241,27 @@ class SglangControls:
         return path
 
 
-async def _has(http: HttpClient, path: str) -> bool:
+async def _told(http: HttpClient, path: str) -> dict[str, Any] | None:
+    """What an endpoint says; None where there is none."""
     try:
-        await http.get(path)
-    except (BadStatus, EngineFailed):
-        return False
-    return True
+        told = await http.get(path)
+    except BadStatus as error:
+        if error.status in _NO_ENDPOINT:
+            return None
+        raise
+    return told if isinstance(told, dict) else {}
+
+
+async def _stays_paused(http: HttpClient, told: dict[str, Any], seconds: float) -> bool:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while told.get("is_paused"):
+        if loop.time() >= end:
+            return True
+        await asyncio.sleep(0.2)
+        told = await _told(http, "/is_paused") or {}
+    return False
+
+
+def _results(answer: Any) -> list[Any]:
+    return list((answer or {}).get("results", []))

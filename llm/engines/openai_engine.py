@@ -81,8 +81,9 @@ class OpenAiEngine:
         return self._version
 
     async def start(self) -> None:
-        """See Engine. Waits for a server that is not up yet; then asks for one token, to see that
-        ids and log-probabilities come with it, and of which distribution.
+        """See Engine. Waits for a server that is not up yet, and sets one going that a swap left
+        paused; then asks for one token, to see that ids and log-probabilities come with it, and of
+        which distribution.
         """
         async with self._starting:
             if self._closed:
@@ -96,10 +97,15 @@ class OpenAiEngine:
             names = [str(one.get("id")) for one in (listed or {}).get("data", [])]
             if names and self._model not in names:
                 raise unknown_model(self._http.url, self._model, names)
+            self._drop_controls()
+            try:
+                # Before the first token is asked for: a paused server would never draw it.
+                self._controls = await find_controls(
+                    self._http, self._config, self._source, self._folder
+                )
+            except BadStatus as error:
+                raise self._refusal(error) from error
             self._told = await self._ask_what_is_told()
-            self._controls = await find_controls(
-                self._http, self._config, self._source, self._folder
-            )
             if self._config.kind == "vllm" and self._controls is None:
                 raise takes_no_weights(self._http.url, needed=True)
             self._started = True
@@ -145,7 +151,9 @@ class OpenAiEngine:
         self._open.set()
 
     async def load_weights(self, weights: Weights, version: int) -> None:
-        """See Engine. UniRLError where the server has no endpoints for it."""
+        """See Engine. UniRLError where the server has no endpoints for it. After a failure nobody
+        knows the server's weights: the version is -1, and no token is drawn until `resume`.
+        """
         if self._controls is None:
             raise takes_no_weights(self._http.url, needed=False)
         was_open = self._open.is_set()
@@ -153,8 +161,11 @@ class OpenAiEngine:
             await self.pause("keep")
         try:
             await self._controls.load(weights, version)
-        except BadStatus as error:
-            raise self._refusal(error) from error
+        except BaseException as error:
+            self._version = -1
+            if isinstance(error, BadStatus):
+                raise self._refusal(error) from error
+            raise
         self._version = version
         if was_open:
             await self.resume()
@@ -173,6 +184,9 @@ class OpenAiEngine:
         """See Engine. The server goes on."""
         self._closed = True
         await self.abort()
+        self._drop_controls()
+
+    def _drop_controls(self) -> None:
         if self._controls is not None:
             self._controls.close()
             self._controls = None
@@ -280,16 +294,14 @@ class OpenAiEngine:
         }
 
     async def _ask_what_is_told(self) -> Told:
-        """Draw one token twice, coldly and from the likeliest alone: whoever reports certainty
-        reports the distribution it draws from.
+        """Draw the likeliest token twice, the second time coldly: whoever reports certainty reports
+        the distribution it draws from; to whom the cold makes no difference, the model's own.
         """
-        cold = await self._probe(SamplingConfig(temperature=0.05, max_tokens=1))
         top = await self._probe(SamplingConfig(top_k=1, max_tokens=1))
-        if top.logp and top.logp[0] > -1e-6:
+        if top.logp[0] > -1e-6:
             return "all"
-        if cold.tokens == top.tokens and abs(cold.logp[0] - top.logp[0]) < 1e-3:
-            return "raw"
-        return "temperature"
+        cold = await self._probe(SamplingConfig(top_k=1, temperature=0.05, max_tokens=1))
+        return "raw" if abs(cold.logp[0] - top.logp[0]) < 1e-3 else "temperature"
 
     async def _probe(self, sampling: SamplingConfig) -> Completion:
         request = Request(f"probe-{uuid.uuid4().hex[:8]}", (1, 1), sampling, 0)

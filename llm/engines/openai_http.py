@@ -7,19 +7,25 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
-from unirl.core.errors import UniRLError
 from unirl.llm.engine import EngineFailed
-from unirl.llm.http import Answer, BadStatus, Http, HttpFailed
+from unirl.llm.http import (
+    Answer,
+    BadStatus,
+    Http,
+    HttpFailed,
+    NotConnected,
+    bearer,
+    require_url,
+)
 
-_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+_RETRIED = frozenset({0, 408, 429, 500, 502, 503, 504})
+"""Statuses after which a request is sent again; 0: the connection broke."""
 _PAUSES = (0.1, 0.3, 1.0, 2.0)
-"""Seconds before each further attempt."""
+"""Seconds before each further attempt, where the server does not ask for more."""
 
 
 class HttpClient:
@@ -32,16 +38,10 @@ class HttpClient:
     def __init__(
         self, url: str, *, key_variable: str = "", seconds: float = 120.0, section: str = "engine"
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UniRLError(
-                f"{section}.url is {url}",
-                "it must be http://host:port/v1, or https",
-                "http://127.0.0.1:8000/v1 is where vLLM's server listens by itself",
-            )
-        key = _key(key_variable, section)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http, self._seconds = Http(url, headers, seconds=seconds), seconds
+        key_setting = f"{section}.api_key_variable"
+        require_url(url, f"{section}.url", key_setting)
+        self._http = Http(url, bearer(key_variable, key_setting), seconds=seconds)
+        self._seconds = seconds
         self._section = section
 
     @property
@@ -59,11 +59,13 @@ class HttpClient:
         """The answer's JSON. patience: seconds to wait for a server that is not there yet."""
         return await self._asked("GET", path, None, {}, patience)
 
-    async def post(
-        self, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None
-    ) -> Any:
+    async def post(self, path: str, body: Any = None) -> Any:
         """The answer's JSON; None where there is no body."""
-        return await self._asked("POST", path, body, headers or {}, 0.0)
+        return await self._asked("POST", path, body, {}, 0.0)
+
+    async def order(self, path: str, body: Any = None) -> Any:
+        """`post` for what changes the server: an order that may have arrived is not repeated."""
+        return await self._asked("POST", path, body, {}, 0.0, once=True)
 
     @asynccontextmanager
     async def events(
@@ -87,17 +89,32 @@ class HttpClient:
                 yield chunk
 
     async def _asked(
-        self, method: str, path: str, body: Any, headers: Mapping[str, str], patience: float
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        headers: Mapping[str, str],
+        patience: float,
+        *,
+        once: bool = False,
     ) -> Any:
-        async with aclosing(await self._retried(method, path, body, headers, patience)) as answer:
+        begun = await self._retried(method, path, body, headers, patience, once=once)
+        async with aclosing(begun) as answer:
             with self._reading():
                 data = await answer.whole()
         return self._json(data) if data.strip() else None
 
     async def _retried(
-        self, method: str, path: str, body: Any, headers: Mapping[str, str], patience: float
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        headers: Mapping[str, str],
+        patience: float,
+        *,
+        once: bool = False,
     ) -> Answer:
-        """An answer that has begun with a good status.
+        """An answer that has begun with a good status. once: see `order`.
 
         Raises BadStatus, or EngineFailed after several attempts.
         """
@@ -115,19 +132,30 @@ class HttpClient:
                     "look at the server, or raise the limit",
                 ) from error
             except HttpFailed as error:
-                if isinstance(error, BadStatus) and error.status not in _RETRIED:
-                    raise
                 failure = error
-            if attempt >= len(_PAUSES) and loop.time() >= end:
+            attempt += 1
+            may = isinstance(failure, NotConnected) or (not once and failure.status in _RETRIED)
+            if not may or (attempt > len(_PAUSES) and loop.time() >= end):
                 if isinstance(failure, BadStatus):
                     raise failure
-                raise EngineFailed(
-                    f"{self.url} cannot be reached",
-                    f"{attempt + 1} attempts failed: {failure}",
-                    f"start the server, or correct {self._section}.url",
-                ) from failure
-            await asyncio.sleep(_PAUSES[min(attempt, len(_PAUSES) - 1)])
-            attempt += 1
+                raise self._lost(failure, attempt) from failure
+            usual = _PAUSES[min(attempt, len(_PAUSES)) - 1]
+            # A server that is busy says how long, and is heard as far as the deadline allows.
+            await asyncio.sleep(max(usual, min(failure.retry_after, self._seconds)))
+
+    def _lost(self, failure: HttpFailed, num_attempts: int) -> EngineFailed:
+        """No answer at all."""
+        if isinstance(failure, NotConnected):
+            return EngineFailed(
+                f"{self.url} cannot be reached",
+                f"{num_attempts} attempts failed: {failure}",
+                f"start the server, or correct {self._section}.url",
+            )
+        return EngineFailed(
+            f"{self.url} hung up",
+            f"{num_attempts} attempts failed, the last one: {failure}",
+            "look at the server's log",
+        )
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -157,15 +185,3 @@ class HttpClient:
                 f"look whether {self._section}.url leads to an OpenAI-compatible server, "
                 "/v1 included",
             ) from error
-
-
-def _key(variable: str, section: str) -> str:
-    if not variable:
-        return ""
-    if not os.environ.get(variable):
-        raise UniRLError(
-            f"{section}.api_key_variable is {variable}",
-            "there must be an environment variable of that name, and it is not set",
-            f"export {variable}=..., or leave {section}.api_key_variable out",
-        )
-    return os.environ[variable]

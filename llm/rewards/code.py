@@ -16,7 +16,7 @@ from unirl.llm.own_code import load_own
 from unirl.llm.rewards.limits import Limits, within
 from unirl.llm.rewards.pool import WorkerDied, WorkerPool
 from unirl.llm.rewards.reward import as_score, failed, timed_out
-from unirl.llm.rewards.worker import wanted
+from unirl.llm.rewards.worker import told, wanted
 from unirl.llm.tasks.prompts import Prompt
 
 OFFERED = ("text", "answer", "prompt", "messages", "info", "task", "num_tokens", "finish")
@@ -91,7 +91,7 @@ class AsyncReward:
             except TimeoutError as error:
                 return timed_out(str(error))
             except Exception as error:
-                return failed(f"{type(error).__name__}: {error}")
+                return failed(told(error))
 
     def close(self) -> None:
         """Nothing to let go of."""

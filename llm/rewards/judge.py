@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from unirl.core.errors import UniRLError
 from unirl.llm.group import SCORE, Score
-from unirl.llm.http import Http, HttpFailed
+from unirl.llm.http import Http, HttpFailed, bearer, require_url
 from unirl.llm.rewards.limits import Limits, within
 
 if TYPE_CHECKING:
@@ -35,9 +33,13 @@ Reply with one number and nothing else.
 {text}
 </answer>"""
 _PLACES = re.compile(r"\{(prompt|answer|text|scale)\}")
-_THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+# Also thoughts whose <think> stands in the prompt: models that always think begin behind it.
+_THOUGHTS = re.compile(r"<think>.*?</think>|^.*</think>", re.DOTALL)
+_NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
+_SCALE = r"(?:/|\bout\s+of\b)\s*"
+"""What stands before the best rating: 8/10, 8 out of 10."""
 _MAX_ANSWER_BYTES = 8 << 20
+_KEY_SETTING = "reward.judge.key_variable"
 _FIRST_WAIT_SECONDS, _MOST_WAIT_SECONDS = 0.25, 30.0
 
 
@@ -58,7 +60,9 @@ class JudgeConfig:
     scale: float = 10.0
     """The best rating: the value is rating / scale. A rating outside 0 to scale is a failure."""
     max_tokens: int = 16
-    """Tokens a reply may have. More: for judges that think first."""
+    """Tokens a reply may have, its end token included: a reply that is cut off is a failure. More:
+    for judges that think first.
+    """
     retries: int = 3
     """How often a call is repeated after a broken connection, status 429 or 5xx, with growing
     pauses. More: sits out longer outages.
@@ -72,14 +76,8 @@ class JudgeConfig:
                     f"it must be > {least}",
                     "leave it out for the default",
                 )
-        if self.url and not (
-            urlsplit(self.url).scheme in ("http", "https") and urlsplit(self.url).hostname
-        ):
-            raise UniRLError(
-                f'reward.judge.url is "{self.url}"',
-                "it must begin with http:// or https:// and name a host",
-                "http://127.0.0.1:8000/v1 is a usual one",
-            )
+        if self.url:
+            require_url(self.url, "reward.judge.url", _KEY_SETTING)
         if "{text}" not in self.question:
             raise UniRLError(
                 "reward.judge.question does not show the completion",
@@ -93,16 +91,7 @@ class JudgeReward:
 
     def __init__(self, config: JudgeConfig, timeout_seconds: float, limits: Limits) -> None:
         self._config, self._seconds, self._limits = config, timeout_seconds, limits
-        headers = {}
-        if config.key_variable:
-            if not os.environ.get(config.key_variable):
-                raise UniRLError(
-                    'reward "judge" has no key',
-                    f"environment variable {config.key_variable} is empty or not set",
-                    f"export {config.key_variable}=..., or leave reward.judge.key_variable out",
-                )
-            headers["Authorization"] = f"Bearer {os.environ[config.key_variable]}"
-        self._http = Http(config.url, headers)
+        self._http = Http(config.url, bearer(config.key_variable, _KEY_SETTING))
 
     async def score(
         self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
@@ -145,7 +134,7 @@ class JudgeReward:
                 async with aclosing(
                     await self._http.ask("POST", "/chat/completions", body)
                 ) as answer:
-                    return _content(await answer.whole(_MAX_ANSWER_BYTES))
+                    return _content(await answer.whole(_MAX_ANSWER_BYTES), self._config.max_tokens)
             except HttpFailed as error:
                 passing = error.status in (0, 408, 429) or error.status >= 500
                 if not passing or attempt == self._config.retries:
@@ -160,9 +149,15 @@ class JudgeReward:
         """The one number of a reply; 8/10 is 8. Anything less clear is a failure."""
         from unirl.llm.rewards.reward import failed
 
-        best = self._config.scale
-        said = re.sub(rf"(/|\bout of\b)\s*{best:g}(?:\.0+)?\b", "", _THOUGHTS.sub("", reply))
+        best, said = self._config.scale, _THOUGHTS.sub("", reply)
+        if "<think>" in said:
+            return failed(f"the judge replied {reply[:100]!r}: its thoughts have no end")
+        # Only behind a rating: "out of 10, I would say" names the scale and gives none.
+        scale = rf"(?<=\d)[\s*]*{_SCALE}{re.escape(f'{best:g}')}(?:\.0+)?(?![\d.]*\d)"
+        said = re.sub(scale, "", said, flags=re.IGNORECASE)
         found = [float(number) for number in _NUMBER.findall(said)]
+        if len(found) == 1 and re.search(rf"{_SCALE}\d", said, re.IGNORECASE):
+            return failed(f"the judge replied {reply[:100]!r}: a scale without a rating")
         if len(found) != 1:
             return failed(f"the judge replied {reply[:100]!r}: {len(found)} numbers, 1 is wanted")
         if not 0 <= found[0] <= best:
@@ -173,9 +168,18 @@ class JudgeReward:
         """Nothing to let go of."""
 
 
-def _content(data: bytes) -> str:
+def _content(data: bytes, max_tokens: int) -> str:
+    """The text of an answer. Raises HttpFailed where there is none, or only its beginning."""
     try:
-        return str(json.loads(data)["choices"][0]["message"]["content"] or "")
-    except (ValueError, KeyError, IndexError, TypeError):
+        choice = json.loads(data)["choices"][0]
+        content = str(choice["message"]["content"] or "")
+        finish = choice.get("finish_reason")
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         beginning = data[:100].decode(errors="replace")
         raise HttpFailed(f"no choices in its answer, or no JSON: {beginning}", 200) from None
+    if finish == "length":
+        raise HttpFailed(
+            f"its reply was cut off, reward.judge.max_tokens is {max_tokens}: {content[:100]!r}",
+            200,
+        )
+    return content

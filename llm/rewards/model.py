@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -19,7 +20,8 @@ from unirl.llm.tasks.prompts import Prompt
 
 
 class ModelReward:
-    """Judges prompt and completion together, in batches, in a thread of its own.
+    """Judges prompt and completion together, in batches, in a thread of its own, one group after
+    the other; waiting for a turn counts towards no deadline.
 
     The model is loaded now. Raises UniRLError when it cannot be, or has more labels than one.
     """
@@ -29,6 +31,9 @@ class ModelReward:
         self._device = device_of(device, "reward.device")
         self._tokenizer, self._model = _load(path, self._device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward-model")
+        self._turn = asyncio.Lock()
+        self._job: Future[list[float]] | None = None
+        """The newest one, which may have missed its deadline and still run."""
 
     async def score(
         self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
@@ -42,14 +47,9 @@ class ModelReward:
         fitting = [i for i, row in enumerate(rows) if len(row) <= most]
         scores = [failed(f"{len(row)} tokens, the reward model takes {most}") for row in rows]
 
-        async def compute() -> list[float]:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(
-                self._thread, self._compute, [rows[i] for i in fitting]
-            )
-
         try:
-            values = await within(compute(), self._seconds * max(1, len(fitting)))
+            async with self._turn:
+                values = await self._values([rows[i] for i in fitting])
         except TimeoutError as error:
             for i in fitting:
                 scores[i] = timed_out(f"{error}")
@@ -59,8 +59,19 @@ class ModelReward:
         return scores
 
     def close(self) -> None:
-        """Let go of the model; a batch under way is finished first."""
+        """Let go of the model; what is under way is finished first."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._model = None
+
+    async def _values(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """`_compute` in the thread, within its deadline. Raises TimeoutError, also where what an
+        earlier group has left running takes longer than this deadline.
+        """
+        seconds = self._seconds * max(1, len(rows))
+        if self._job is not None:
+            await within(_over(self._job), seconds)
+        self._job = self._thread.submit(self._compute, self._model, rows)
+        return await within(_result(self._job), seconds)
 
     @property
     def _chats(self) -> bool:
@@ -74,11 +85,11 @@ class ModelReward:
         turns.append({"role": "assistant", "content": text})
         return str(self._tokenizer.apply_chat_template(turns, tokenize=False))
 
-    def _padding(self, rows: Sequence[Sequence[int]]) -> int:
+    def _padding(self, model: Any, rows: Sequence[Sequence[int]]) -> int:
         """A token that occurs in no row: models find the last token of a row as the last one that
         is not padding, and many pad with the very token that texts end with.
         """
-        config = self._model.config.get_text_config()
+        config = model.config.get_text_config()
         used, own = set().union(*rows), self._tokenizer.pad_token_id
         token = own if own is not None else 0
         while token in used:
@@ -87,7 +98,7 @@ class ModelReward:
         return token
 
     @torch.no_grad()
-    def _compute(self, rows: Sequence[Sequence[int]]) -> list[float]:
+    def _compute(self, model: Any, rows: Sequence[Sequence[int]]) -> list[float]:
         """The value of each row of tokens."""
         # By length: a batch is as wide as its longest row.
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
@@ -95,18 +106,30 @@ class ModelReward:
         for begin in range(0, len(order), self._batch):
             chosen = order[begin : begin + self._batch]
             width = max(len(rows[i]) for i in chosen)
-            token = torch.full((len(chosen), width), self._padding([rows[i] for i in chosen]))
+            token = torch.full(
+                (len(chosen), width), self._padding(model, [rows[i] for i in chosen])
+            )
             mask = torch.zeros((len(chosen), width), dtype=torch.long)
             for row, i in enumerate(chosen):
                 token[row, : len(rows[i])] = torch.tensor(rows[i])
                 mask[row, : len(rows[i])] = 1
             # host -> device, once per batch
-            logits = self._model(
+            logits = model(
                 input_ids=token.to(self._device), attention_mask=mask.to(self._device)
             ).logits
             for i, value in zip(chosen, logits[:, 0].float().tolist(), strict=True):
                 values[i] = value
         return values
+
+
+async def _result(job: Future[list[float]]) -> list[float]:
+    return await asyncio.wrap_future(job)
+
+
+async def _over(job: Future[list[float]]) -> None:
+    """Return when it has ended, whichever way."""
+    with contextlib.suppress(Exception):
+        await asyncio.wrap_future(job)
 
 
 def _load(path: str, device: str) -> tuple[Any, Any]:

@@ -36,8 +36,8 @@ class WorkerPool:
     """Calls functions `module:attribute` in processes of their own, on one event loop.
 
     modules: what the functions import late; done before the first deadline begins.
-    Processes start when they are first needed, and none outlives this one. restarts: how many
-    were replaced after they hung or died.
+    Processes start when they are first needed, and none outlives this one; those that hang or die
+    are replaced.
     """
 
     def __init__(
@@ -49,12 +49,6 @@ class WorkerPool:
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
         self._closed = False
-        self.restarts = 0
-
-    @property
-    def pids(self) -> list[int]:
-        """Of the processes there are now."""
-        return sorted(worker.pid for worker in self._all)
 
     async def call(self, function: str, arguments: Mapping[str, Any], seconds: float) -> Any:
         """What the function returns, a number as float.
@@ -124,7 +118,7 @@ class WorkerPool:
 
     def _replace(self, worker: _Worker) -> None:
         self._drop(worker)
-        self.restarts += 1
+        log.info("process %d, which judged completions, hung or died: it is replaced", worker.pid)
 
     def _drop(self, worker: _Worker) -> None:
         worker.kill()

@@ -7,18 +7,17 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import re
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from unirl.core.errors import UniRLError
 from unirl.llm.engine import Completion
-from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Score
+from unirl.llm.group import SCORE, Score
 from unirl.llm.own_code import is_own
 from unirl.llm.rewards.code import AsyncReward, PooledReward, is_async_function, own_function
+from unirl.llm.rewards.complaints import Complaints
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.judge import JudgeReward
 from unirl.llm.rewards.limits import Limits
@@ -32,31 +31,6 @@ _CHECKS = {"math": "math_equal", "gym": "gym", "regex": "regex"}
 _PACKAGES = {"math": ("math_verify", "math-verify"), "gym": ("reasoning_gym", "reasoning-gym")}
 KNOWN = ("auto", *RULES, *_CHECKS, "model", "judge")
 """Names of rewards besides module:function."""
-
-
-@dataclass
-class _Tally:
-    """What one reward has done since the start."""
-
-    scored: int = 0
-    failed: int = 0
-    timed_out: int = 0
-    groups: int = 0
-    seconds: float = 0.0
-    max_seconds: float = 0.0
-    in_vain: int = field(default=0)
-    """Completions in a row without a score."""
-
-    def add(self, scores: Sequence[Score], seconds: float) -> None:
-        """Count one group."""
-        self.groups += 1
-        self.seconds += seconds
-        self.max_seconds = max(self.max_seconds, seconds)
-        for score in scores:
-            self.scored += score.outcome == SCORE
-            self.failed += score.outcome == FAILED
-            self.timed_out += score.outcome == TIMED_OUT
-            self.in_vain = 0 if score.outcome == SCORE else self.in_vain + 1
 
 
 class Rewarder:
@@ -79,7 +53,9 @@ class Rewarder:
         modules = [_PACKAGES[name][0] for name in functions if name in _PACKAGES]
         self._pool = WorkerPool(config.workers, sorted(set(functions.values())), modules)
         self._rewards = {name: self._make(name) for name in dict.fromkeys(needed)}
-        self._tallies = {name: _Tally() for name in self.names}
+        self._in_vain = dict.fromkeys(self.names, 0)
+        """Completions in a row without a score of each."""
+        self._complaints = Complaints()
 
     async def score_group(
         self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
@@ -100,26 +76,6 @@ class Rewarder:
                 job.cancel()
         return [list(row) for row in zip(*columns, strict=True)]
 
-    def stats(self) -> dict[str, float]:
-        """Since the start, of each reward: NAME/scored, NAME/failed, NAME/timed_out (completions),
-        NAME/seconds_mean and NAME/seconds_max (of a group); and worker_restarts.
-        """
-        counted = {"worker_restarts": float(self._pool.restarts)}
-        for name, tally in self._tallies.items():
-            counted |= {
-                f"{name}/scored": float(tally.scored),
-                f"{name}/failed": float(tally.failed),
-                f"{name}/timed_out": float(tally.timed_out),
-                f"{name}/seconds_mean": tally.seconds / max(1, tally.groups),
-                f"{name}/seconds_max": tally.max_seconds,
-            }
-        return counted
-
-    @property
-    def worker_pids(self) -> list[int]:
-        """Processes that judge, as far as they have started."""
-        return self._pool.pids
-
     def close(self) -> None:
         """Kill all workers and let go of models; idempotent."""
         self._pool.close()
@@ -130,7 +86,7 @@ class Rewarder:
         self, name: str, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
     ) -> list[Score]:
         """One reward of a group; whatever happens to it stays its own."""
-        began = time.monotonic()
+        unexpected = None
         try:
             reward = self._rewards[self._own[prompt.task] if name == "auto" else name]
             scores = await reward.score(prompt, texts, completions)
@@ -139,18 +95,25 @@ class Rewarder:
         except UniRLError:
             raise
         except Exception as error:
+            unexpected = error
             scores = [failed(f"{type(error).__name__}: {error}")] * len(texts)
-        tally = self._tallies[name]
-        tally.add(scores, time.monotonic() - began)
-        most = self._config.give_up_after
-        if most and tally.in_vain >= most:
-            why = next(score.why for score in reversed(scores) if score.outcome != SCORE)
+        self._count(name, scores, unexpected)
+        return scores
+
+    def _count(self, name: str, scores: Sequence[Score], unexpected: Exception | None) -> None:
+        """Complain about what has no score; raise UniRLError where there has long been none."""
+        for score in scores:
+            self._in_vain[name] = 0 if score.outcome == SCORE else self._in_vain[name] + 1
+        reasons = [score.why for score in scores if score.outcome != SCORE]
+        for why in dict.fromkeys(reasons):
+            self._complaints.tell(name, why, len(reasons), len(scores), unexpected)
+        most, in_vain = self._config.give_up_after, self._in_vain[name]
+        if most and in_vain >= most:
             raise UniRLError(
-                f'reward "{name}" gives no scores: {why}',
-                f"{tally.in_vain} completions in a row without one, reward.give_up_after is {most}",
+                f'reward "{name}" gives no scores: {reasons[-1]}',
+                f"{in_vain} completions in a row without one, reward.give_up_after is {most}",
                 "mend it, or raise reward.give_up_after to sit out an outage",
             )
-        return scores
 
     def _make(self, name: str) -> Reward:
         config = self._config

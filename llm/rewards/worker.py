@@ -13,6 +13,7 @@ import queue
 import signal
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -89,7 +90,14 @@ def _answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[
         # As numbers only: what a library returns for them (numpy, sympy) JSON does not know.
         return {"value": value if value is None or isinstance(value, str) else float(value)}
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]}
+        return {"error": told(error)[:_ERROR_CHARACTERS]}
+
+
+def told(error: Exception) -> str:
+    """What a function raised, and in which line: its author looks for it there."""
+    calls = traceback.extract_tb(error.__traceback__)
+    where = f" ({os.path.basename(calls[-1].filename)}:{calls[-1].lineno})" if calls else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def _send(line: socket.socket, answer: Mapping[str, Any]) -> None:

@@ -44,12 +44,24 @@ class CompletionServer:
     """Log-probabilities of the distribution that is drawn from; else the model's own."""
     failures: int = 0
     """Requests to answer with 503 before the first good one."""
+    retry_after: str = ""
+    """What then comes with them, in a header of that name."""
+    faults: dict[str, int] = field(default_factory=dict)
+    """Statuses by path, always; 0: it hangs up, -1: it hangs."""
     seconds_per_token: float = 0.0
     silent_after: int = -1
     """Tokens after which nothing comes any more."""
     hangs_up_after: int = -1
     kind: str = "plain"
-    """sglang: has endpoints for new weights."""
+    """sglang, vllm: has endpoints for new weights. vllm's take them, and cannot prove it."""
+    has_extension: bool = True
+    """vllm: UniRL's, in its workers."""
+    paused: bool = False
+    """vllm: completions wait."""
+    updating: bool = False
+    """vllm: an update of weights has begun and not ended; a token drawn meanwhile ends it."""
+    orders: list[str] = field(default_factory=list)
+    """Paths of all POST requests but those for completions."""
     refuses_weights: bool = False
     weights: torch.Tensor = field(default_factory=lambda: table(0))
     version: str = "default"
@@ -100,17 +112,23 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {"data": [{"id": self.server_state.model}]})
         elif self.path == "/get_model_info" and self.server_state.kind == "sglang":
             self._answer(200, {"weight_version": self.server_state.version})
+        elif self.path == "/is_paused" and self.server_state.kind == "vllm":
+            self._answer(200, {"is_paused": self.server_state.paused})
         else:
             self._answer(404, {"detail": "Not Found"})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"null")
+        if self.path != "/v1/completions":
+            self.server_state.orders.append(self.path)
         if self._stopped():
             return
         if self.path == "/v1/completions":
             self._complete(body)
         elif self.path == "/update_weights_from_disk" and self.server_state.kind == "sglang":
             self._update(body)
+        elif self.server_state.kind == "vllm":
+            self._control(body)
         else:
             self._answer(404, {"detail": "Not Found"})
 
@@ -123,7 +141,34 @@ class _Handler(BaseHTTPRequestHandler):
             state.failures -= 1
             self._answer(503, {"error": "not yet"})
             return True
-        return False
+        status = state.faults.get(self.path.partition("?")[0])
+        if status is None:
+            return False
+        if status == -1:
+            time.sleep(30)
+        elif status == 0:
+            self.close_connection = True
+        else:
+            self._answer(status, {"error": "it is broken"})
+        return True
+
+    def _control(self, body: dict[str, Any]) -> None:
+        """vLLM's development endpoints, as far as they are asked before a proof."""
+        state, path = self.server_state, self.path.partition("?")[0]
+        if path in ("/pause", "/resume"):
+            state.paused = path == "/pause"
+        elif path == "/start_weight_update" and state.updating:
+            told = "start_weight_update while one is active. Call finish_weight_update first."
+            self._answer(500, {"error": told})
+            return
+        elif path in ("/start_weight_update", "/finish_weight_update"):
+            state.updating = path == "/start_weight_update"
+        elif path == "/collective_rpc" and not state.has_extension:
+            told = f"Worker failed with error 'Method '{body['method']}' is not implemented.'"
+            self._answer(500, {"error": told})
+            return
+        workers = [{"dtype": "float32", "device": "cpu"}]
+        self._answer(200, {"results": workers if path == "/collective_rpc" else []})
 
     def _update(self, body: dict[str, Any]) -> None:
         from safetensors.torch import load_file
@@ -144,6 +189,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if body.get("echo"):
             self._answer(200, {"choices": self._echoed(body)})
+            return
+        while state.paused:
+            time.sleep(0.01)
+        if state.updating:
+            state.faults["/v1/completions"] = 500
+            self._answer(500, {"error": "EngineCore encountered an issue."})
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -209,6 +260,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, value: Any) -> None:
         data = json.dumps(value).encode()
         self.send_response(status)
+        if status == 503 and self.server_state.retry_after:
+            self.send_header("Retry-After", self.server_state.retry_after)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

@@ -78,6 +78,11 @@ async def broken(text: str) -> float:
     raise RuntimeError("the scorer is down")
 
 
+async def in_other_words(text: str) -> float:
+    """Fails for another reason, which has numbers and quotations."""
+    raise ValueError(f"{text!r} has {len(text)} letters")
+
+
 def demanding(text: str, weather: str) -> float:
     """Wants what nobody offers."""
     return 0.0

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import json
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,20 @@ def test_raw_log_probabilities_are_refused_where_they_are_not_the_behaviours() -
                 run(server, lambda engine, how=how: engine.generate(request(**how)))  # type: ignore[misc]
 
 
+@pytest.mark.parametrize("likeliest", [4, 9])
+def test_raw_log_probabilities_are_known_where_two_tokens_are_next_to_equally_likely(
+    likeliest: int,
+) -> None:
+    weights = torch.zeros(32, 32)
+    weights[:, [4, 9]] = 5.0
+    weights[:, likeliest] += 1e-3  # even coldly, the other one is drawn nearly as often
+    with (
+        CompletionServer(processed=False, weights=weights) as server,
+        pytest.raises(UniRLError, match="it reports raw ones"),
+    ):
+        run(server, lambda engine: engine.generate(request(temperature=0.7)))
+
+
 def test_the_key_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with CompletionServer(key="secret") as server:
         with pytest.raises(UniRLError, match="KEY_OF_TEST"):
@@ -259,6 +274,149 @@ def test_the_key_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
 def test_a_busy_server_is_asked_again() -> None:
     with CompletionServer(failures=2) as server:
         assert run(server, lambda engine: engine.generate(request())).tokens
+
+
+def test_a_busy_server_is_asked_again_when_it_says_and_within_the_deadline() -> None:
+    for told, deadline, least, most in (("0.8", 5.0, 0.8, 5.0), ("1000", 0.5, 0.5, 5.0)):
+        with CompletionServer(retry_after=told) as server:
+
+            async def later(engine: OpenAiEngine) -> float:
+                server.failures = 1
+                began = time.monotonic()
+                await engine.generate(request())
+                return time.monotonic() - began
+
+            assert least <= run(server, later, timeout_seconds=deadline) < most
+
+
+@pytest.mark.parametrize(("fault", "message"), [(500, "status|failed"), (0, "hung up")])
+def test_an_order_that_may_have_arrived_is_not_repeated(fault: int, message: str) -> None:
+    with (
+        CompletionServer(kind="vllm", faults={"/init_weight_transfer_engine": fault}) as server,
+        pytest.raises(EngineFailed, match=message),
+    ):
+        run(server, lambda engine: engine.load_weights({"t": table(1)}, 1), transfer="file")
+    assert server.orders.count("/init_weight_transfer_engine") == 1
+
+
+def test_an_order_that_cannot_have_arrived_is_repeated() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+    with pytest.raises(EngineFailed, match=r"cannot be reached.*5 attempts failed"):
+        asyncio.run(HttpClient(url).order("/pause"))
+
+
+@pytest.mark.parametrize(
+    "path", ["/pause", "/init_weight_transfer_engine", "/start_weight_update", "/update_weights"]
+)
+def test_a_swap_that_fails_leaves_the_server_running_and_its_version_unknown(path: str) -> None:
+    async def swap(engine: OpenAiEngine) -> int:
+        engine._version = 7  # as after a good swap
+        server.faults[path] = 500
+        with pytest.raises(EngineFailed, match=f"failed at {path}"):
+            await engine.load_weights({"t": table(1)}, 8)
+        return engine.version
+
+    with CompletionServer(kind="vllm") as server:
+        assert run(server, swap, transfer="file") == -1
+        assert server.orders[-1] == "/resume" and not server.paused and not server.updating
+        # A server that did not pause must not be told to wait for weights: others draw tokens.
+        assert ("/start_weight_update" in server.orders) == (path != "/pause")
+        assert run(server, lambda engine: engine.generate(request())).tokens
+
+
+def test_a_swap_that_is_cancelled_leaves_the_server_running() -> None:
+    async def swap(engine: OpenAiEngine) -> None:
+        server.faults["/update_weights"] = -1
+        task = asyncio.create_task(engine.load_weights({"t": table(1)}, 8))
+        while "/update_weights" not in server.orders:
+            await asyncio.sleep(0.01)
+        assert server.paused
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 5)
+
+    with CompletionServer(kind="vllm") as server:
+        run(server, swap, transfer="file")
+        assert not server.paused
+
+
+@pytest.mark.parametrize("updating", [False, True])
+def test_a_server_that_a_killed_swap_left_paused_goes_on(updating: bool) -> None:
+    with CompletionServer(kind="vllm", paused=True, updating=updating) as server:
+        assert run(server, lambda engine: engine.generate(request())).tokens
+        assert not server.updating
+
+
+def test_a_server_that_another_client_has_paused_is_waited_for() -> None:
+    async def other() -> None:
+        await asyncio.sleep(0.5)
+        server.paused = False
+
+    async def both() -> None:
+        engine = engine_at(server)
+        await asyncio.gather(other(), engine.start())
+        await engine.close()
+
+    with CompletionServer(kind="vllm", paused=True) as server:
+        asyncio.run(both())
+        assert server.orders == ["/collective_rpc"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"kind": "vllm", "faults": {"/is_paused": 500}}, EngineFailed),
+        ({"kind": "vllm", "faults": {"/collective_rpc": 500}}, EngineFailed),
+        ({"kind": "vllm", "faults": {"/collective_rpc": 0}}, EngineFailed),
+        ({"kind": "sglang", "faults": {"/get_model_info": 503}}, EngineFailed),
+        ({"kind": "vllm", "faults": {"/is_paused": 403}}, UniRLError),
+    ],
+    ids=str,
+)
+def test_a_server_that_fails_just_now_is_not_taken_for_one_without_endpoints(
+    settings: dict[str, Any], kind: type[Exception]
+) -> None:
+    with CompletionServer(**settings) as server, pytest.raises(kind, match=r"status|hung up"):
+        run(server, lambda engine: engine.generate(request()))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kind": "vllm", "has_extension": False},
+        {"kind": "vllm", "faults": {"/is_paused": 405}},
+        {"kind": "sglang", "faults": {"/get_model_info": 501}},
+    ],
+    ids=str,
+)
+def test_a_server_without_endpoints_for_weights_generates_all_the_same(
+    settings: dict[str, Any],
+) -> None:
+    async def look(engine: OpenAiEngine) -> bool:
+        await engine.generate(request())
+        return engine.capabilities.load_weights
+
+    with CompletionServer(**settings) as server:
+        assert run(server, look) is False
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:pa55@127.0.0.1:9/v1",
+        "http://pa55@127.0.0.1:9/v1",
+        "me:pa55@127.0.0.1:9",
+        "http://127.0.0.1:9/v1?key=pa55",
+        "http://me:pa55@127.0.0.1:port/v1",
+    ],
+)
+def test_a_url_that_holds_a_secret_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(UniRLError) as caught:
+        HttpClient(url, section="teacher")
+    assert "teacher.url" in str(caught.value) and "pa55" not in str(caught.value)
+    assert len(caught.value.parts) == 3
 
 
 def test_a_server_that_keeps_failing_is_an_engine_that_failed() -> None:
@@ -341,7 +499,7 @@ def test_many_streams_do_not_wait_for_each_others_connections() -> None:
         )
 
     num_streams = 150  # httpx2 by itself opens 100 connections
-    with CompletionServer(seconds_per_token=0.5) as server:
+    with CompletionServer(seconds_per_token=1.5) as server:
         run(server, many, max_sequences=num_streams, timeout_seconds=60.0)
         assert server.most_at_a_time > 100
 

@@ -105,8 +105,9 @@ def judge(answer: Answer, chunked: bool = False) -> Iterator[Judge]:
         made.close()
 
 
-def says(text: str) -> tuple[int, Any]:
-    return 200, {"choices": [{"message": {"role": "assistant", "content": text}}]}
+def says(text: str, finish: str = "stop") -> tuple[int, Any]:
+    message = {"role": "assistant", "content": text}
+    return 200, {"choices": [{"message": message, "finish_reason": finish}]}
 
 
 def judged(url: str, texts: list[str], **settings: Any) -> list[Score]:
@@ -164,6 +165,49 @@ def test_unclear_ratings_are_failures(reply: str) -> None:
         score = judged(server.url, ["a"])[0]
     assert score.outcome == FAILED and "the judge" in score.why
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "finish", "why"),
+    [
+        ("<think>\nOkay, the question has 2 parts and the", "length", "max_tokens is 16"),
+        ("7", "length", "max_tokens is 16"),
+        ("<think>\nOkay, the question has 2 parts", "stop", "thoughts have no end"),
+        ("<think>a</think> <think>2", "stop", "thoughts have no end"),
+        ("Out of 10, I would give this", "stop", "a scale without a rating"),
+        ("It is worth ... /10", "stop", "a scale without a rating"),
+        ("Out of 10, I would give this 8", "stop", "2 numbers"),
+    ],
+)
+def test_what_is_cut_off_or_names_but_the_scale_is_no_rating(
+    reply: str, finish: str, why: str
+) -> None:
+    with judge(lambda body, _: says(reply, finish)) as server:
+        score = judged(server.url, ["a"])[0]
+    assert score.outcome == FAILED and why in score.why
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "scale", "value"),
+    [
+        ("2 / 2.5", 2.5, 0.8),
+        ("1 2x5", 2.5, None),  # a dot of the scale is a dot
+        ("1/2x5", 2.5, None),
+        ("**8**/10", 10.0, 0.8),
+        ("8 Out of 10.0.", 10.0, 0.8),
+        ("I had 3 ideas</think>\n\n7", 10.0, 0.7),
+        (".5", 1.0, 0.5),
+        ("5/100", 10.0, None),
+        ("5/10.5", 10.0, None),
+    ],
+)
+def test_ratings_are_read_with_their_scale_as_it_is(
+    reply: str, scale: float, value: float | None
+) -> None:
+    with judge(lambda body, _: says(reply)) as server:
+        score = judged(server.url, ["a"], scale=scale)[0]
+    assert (score.value if score.outcome == SCORE else None) == value
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
@@ -274,6 +318,7 @@ def test_calls_run_side_by_side_up_to_the_limit() -> None:
     ("settings", "what"),
     [
         ({"url": "127.0.0.1:8000"}, "begin with http://"),
+        ({"url": "http://me:word@127.0.0.1:8000/v1"}, "names a user or a password"),
         ({"scale": 0.0}, "scale is 0"),
         ({"retries": -1}, "retries is -1"),
         ({"question": "How good is it?"}, "does not show the completion"),

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +16,7 @@ import torch
 
 from tests.llm.test_rewards import DONE, TASK, prompt
 from unirl.core.errors import UniRLError
-from unirl.llm.group import FAILED, SCORE, Score
+from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Score
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
 
@@ -76,6 +81,66 @@ def test_a_text_that_is_too_long_for_it_fails_alone(folder: Path) -> None:
     scores = judged(folder, ["7", "7" * 80])
     assert [score.outcome for score in scores] == [SCORE, FAILED]
     assert "takes 64" in scores[1].why
+
+
+@contextlib.contextmanager
+def slow(folder: Path, *seconds: float, deadline: float) -> Iterator[Rewarder]:
+    """Rewards whose model takes so long for each batch in turn, and then for all others."""
+    config = RewardConfig(weights={"model": 1.0}, model=str(folder), timeout_seconds=deadline)
+    rewarder = Rewarder(config, [TASK])
+    left = list(seconds)
+    model = rewarder._rewards["model"]._model  # type: ignore[attr-defined]
+    model.register_forward_pre_hook(
+        lambda *_: time.sleep(left.pop(0) if len(left) > 1 else left[0])
+    )
+    try:
+        yield rewarder
+    finally:
+        rewarder.close()
+
+
+async def one(rewarder: Rewarder, text: str) -> Score:
+    return (await rewarder.score_group(prompt(), [text], [DONE]))[0][0]
+
+
+def test_waiting_for_other_groups_counts_towards_no_deadline(folder: Path) -> None:
+    async def together(rewarder: Rewarder) -> list[Score]:
+        return list(await asyncio.gather(*(one(rewarder, str(i)) for i in range(4))))
+
+    with slow(folder, 0.5, deadline=1.0) as rewarder:
+        scores = asyncio.run(together(rewarder))
+    assert [score.outcome for score in scores] == [SCORE] * 4
+
+
+def test_what_a_late_group_left_running_costs_the_next_one_nothing(folder: Path) -> None:
+    async def in_turn(rewarder: Rewarder) -> list[Score]:
+        return [await one(rewarder, text) for text in ("a", "b", "c")]
+
+    with slow(folder, 2.0, 0.7, deadline=1.2) as rewarder:
+        scores = asyncio.run(in_turn(rewarder))
+    assert [score.outcome for score in scores] == [TIMED_OUT, SCORE, SCORE]
+
+
+def test_a_model_that_hangs_is_waited_for_no_longer_than_a_deadline(folder: Path) -> None:
+    async def in_turn(rewarder: Rewarder) -> list[Score]:
+        return [await one(rewarder, text) for text in ("a", "b")]
+
+    with slow(folder, 4.0, deadline=0.4) as rewarder:
+        began = time.monotonic()
+        scores = asyncio.run(in_turn(rewarder))
+        took = time.monotonic() - began
+    assert [score.outcome for score in scores] == [TIMED_OUT] * 2
+    assert took < 3
+
+
+def test_closing_lets_go_of_the_model(folder: Path) -> None:
+    rewarder = Rewarder(RewardConfig(weights={"model": 1.0}, model=str(folder)), [TASK])
+    asyncio.run(one(rewarder, "7"))
+    model = weakref.ref(rewarder._rewards["model"]._model)  # type: ignore[attr-defined]
+    rewarder.close()
+    rewarder.close()
+    gc.collect()
+    assert model() is None
 
 
 def test_what_is_no_reward_model_is_refused(tmp_path: Path) -> None:

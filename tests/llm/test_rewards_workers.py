@@ -32,7 +32,22 @@ def rewards(weights: dict[str, float], **config: Any) -> Iterator[Rewarder]:
         yield rewarder
     finally:
         rewarder.close()
-        assert rewarder.worker_pids == []
+        assert pids_of(rewarder) == []
+
+
+def pids_of(rewarder: Rewarder) -> list[int]:
+    """The processes that judge now; 0 for one that starts."""
+    return sorted(worker.pid for worker in rewarder._pool._all)
+
+
+def replaced(caplog: pytest.LogCaptureFixture) -> int:
+    """How many of them were replaced so far."""
+    return sum("it is replaced" in line for line in caplog.messages)
+
+
+@pytest.fixture(autouse=True)
+def tells_all(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
 
 
 async def column(rewarder: Rewarder, texts: list[str], asked: Prompt | None = None) -> list[Score]:
@@ -60,19 +75,27 @@ def test_functions_get_what_they_name_and_return_what_they_like() -> None:
     assert [[score.value for score in row] for row in rows] == [[0.3, 8.0, 1.0], [0.3, 8.0, 0.0]]
 
 
-def test_bad_results_and_errors_are_failures_with_their_reason() -> None:
+def test_bad_results_and_errors_are_failures_with_their_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with rewards({BY_TEXT: 1.0}) as rewarder:
         texts = ["raise", "none", "word", "nan", "fine"]
         scores = asyncio.run(column(rewarder, texts))
-        stats = rewarder.stats()
     assert [score.outcome for score in scores] == [FAILED] * 4 + [SCORE]
-    reasons = ["ValueError: no such luck", "None, which is no number", "'good'", "no finite number"]
+    reasons = [
+        "ValueError: no such luck (reward_functions.py:",
+        "None, which is no number",
+        "'good'",
+        "no finite number",
+    ]
     assert all(why in score.why for why, score in zip(reasons, scores[:4], strict=True))
-    assert stats["worker_restarts"] == 0
+    assert replaced(caplog) == 0
 
 
 @pytest.mark.parametrize("how", ["hang", "spin"])
-def test_a_hung_function_loses_its_own_sample_alone(how: str) -> None:
+def test_a_hung_function_loses_its_own_sample_alone(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def whole(rewarder: Rewarder) -> tuple[list[Score], list[Score]]:
         return (
             await column(rewarder, ["a", how, "b", how, "c", "d"]),
@@ -81,42 +104,48 @@ def test_a_hung_function_loses_its_own_sample_alone(how: str) -> None:
 
     with rewards({BY_TEXT: 1.0}, timeout_seconds=1.0) as rewarder:
         first, second = asyncio.run(whole(rewarder))
-        assert rewarder.stats()["worker_restarts"] == 2
+        assert replaced(caplog) == 2
     wanted = [SCORE, TIMED_OUT, SCORE, TIMED_OUT, SCORE, SCORE]
     assert [score.outcome for score in first] == wanted
     assert "killed" in first[1].why
     assert [score.outcome for score in second] == [SCORE, SCORE]
 
 
-def test_a_function_that_kills_its_process_fails_with_the_reason() -> None:
+def test_a_function_that_kills_its_process_fails_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with rewards({BY_TEXT: 1.0}, workers=1) as rewarder:
         scores = asyncio.run(column(rewarder, ["a", "die", "b", "exit", "c"]))
         # Each was tried twice.
-        assert rewarder.stats()["worker_restarts"] == 4
+        assert replaced(caplog) == 4
     assert [score.outcome for score in scores] == [SCORE, FAILED, SCORE, FAILED, SCORE]
     assert "SIGKILL" in scores[1].why and "exit code 7" in scores[3].why
 
 
-def test_a_sample_whose_process_was_killed_is_tried_again(tmp_path: Path) -> None:
+def test_a_sample_whose_process_was_killed_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with rewards({f"{OWN}:die_once": 1.0}) as rewarder:
         asked = prompt(flag=str(tmp_path / "flag"))
         scores = asyncio.run(column(rewarder, ["a"], asked))
-        assert scores == [Score(1.0)] and rewarder.stats()["worker_restarts"] == 1
+        assert scores == [Score(1.0)] and replaced(caplog) == 1
 
 
-def test_kill_9_from_outside_at_any_moment_loses_nothing() -> None:
+def test_kill_9_from_outside_at_any_moment_loses_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def whole(rewarder: Rewarder) -> list[Score]:
         job = asyncio.ensure_future(column(rewarder, ["sleep 0.05"] * 40))
         for _ in range(3):
             await asyncio.sleep(0.3)
-            for pid in rewarder.worker_pids[:1]:
+            for pid in pids_of(rewarder)[:1]:
                 if pid and not job.done():
                     os.kill(pid, signal.SIGKILL)
         return await job
 
     with rewards({BY_TEXT: 1.0}) as rewarder:
         scores = asyncio.run(whole(rewarder))
-        assert rewarder.stats()["worker_restarts"] >= 1
+        assert replaced(caplog) >= 1
     assert {score.outcome for score in scores} == {SCORE}
 
 
@@ -151,10 +180,10 @@ def test_a_cancelled_group_leaves_no_process_in_doubt() -> None:
 def test_closing_ends_all_processes_even_hung_ones() -> None:
     async def whole(rewarder: Rewarder) -> list[int]:
         job = asyncio.ensure_future(column(rewarder, ["hang", "hang"]))
-        while len([pid for pid in rewarder.worker_pids if pid]) < 2:
+        while len([pid for pid in pids_of(rewarder) if pid]) < 2:
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.2)
-        pids = rewarder.worker_pids
+        pids = pids_of(rewarder)
         rewarder.close()
         rewarder.close()
         scores = await job
@@ -176,16 +205,17 @@ def test_what_a_hung_function_started_is_killed_with_it(tmp_path: Path) -> None:
 _PARENT = f"""
 import asyncio, sys
 from tests.llm.test_rewards import DONE, TASK, prompt
+from tests.llm.test_rewards_workers import pids_of
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
 
 async def main():
     rewarder = Rewarder(RewardConfig(weights={{"{BY_TEXT}": 1.0}}, timeout_seconds=600.0), [TASK])
     job = asyncio.ensure_future(rewarder.score_group(prompt(), ["hang", "spin"], [DONE] * 2))
-    while len([pid for pid in rewarder.worker_pids if pid]) < 2:
+    while len([pid for pid in pids_of(rewarder) if pid]) < 2:
         await asyncio.sleep(0.02)
     await asyncio.sleep(0.5)
-    print(*rewarder.worker_pids, flush=True)
+    print(*pids_of(rewarder), flush=True)
     await job
 
 if __name__ == "__main__":
@@ -214,7 +244,9 @@ def test_patterns_that_never_end_time_out() -> None:
     assert [score.value for score in scores[:2]] == [1.0, 0.0]
 
 
-def test_mathematics_is_compared_by_its_meaning_and_may_not_take_forever() -> None:
+def test_mathematics_is_compared_by_its_meaning_and_may_not_take_forever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     pytest.importorskip("math_verify", reason="compares the expressions")
     cases = [
         ("so the answer is $\\boxed{0.5}$", "\\frac{1}{2}", Score(1.0)),
@@ -232,7 +264,7 @@ def test_mathematics_is_compared_by_its_meaning_and_may_not_take_forever() -> No
             return [(await column(rewarder, [text], prompt(gold)))[0] for text, gold, _ in cases]
 
         scores = asyncio.run(whole())
-        assert rewarder.stats()["worker_restarts"] == 1
+        assert replaced(caplog) == 1
     assert [score if score.outcome == SCORE else None for score in scores] == [
         score for _, _, score in cases
     ]

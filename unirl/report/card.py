@@ -85,21 +85,45 @@ def _summary(run_dir: Path) -> Iterator[str]:
 
 
 def _evaluations(run_dir: Path) -> Iterator[str]:
+    training = _results(run_dir / "eval")
+    by_hand = _results(run_dir / "eval" / "by_hand")
+    training.sort(key=lambda result: result.get("step", math.inf))
+    by_hand.sort(key=lambda result: (-_num_episodes(result), -result.get("step", 0)))
+    tables = [("During training:", training[-10:]), ("By `unirl eval`:", by_hand[:10])]
+    # What rests on more episodes comes first.
+    tables.sort(key=lambda table: max(map(_num_episodes, table[1]), default=0), reverse=True)
+    if training or by_hand:
+        yield "## Evaluation"
+    for title, results in tables:
+        if results:
+            yield title
+            names = list(dict.fromkeys(name for result in results for name in result))
+            rows = [[_cell(name, result.get(name)) for name in names] for result in results]
+            yield _table([name.replace("_", " ") for name in names], rows)
+
+
+def _results(folder: Path) -> list[dict[str, Any]]:
+    """What fits into a table of each file of a folder."""
     results = []
-    for path in sorted((run_dir / "eval").glob("*.json")):
+    for path in sorted(folder.glob("*.json")):
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue  # torn by a kill; the card shows those that are whole
         if isinstance(result, dict):
-            results.append({k: v for k, v in result.items() if isinstance(v, bool | int | float)})
-    if not results:
-        return
-    results.sort(key=lambda result: result.get("step", math.inf))
-    names = list(dict.fromkeys(name for result in results for name in result))
-    yield "## Evaluation"
-    rows = [[_cell(result.get(name)) for name in names] for result in results[-10:]]
-    yield _table([name.replace("_", " ") for name in names], rows)
+            shown: dict[str, Any] = {
+                name: value
+                for name, value in result.items()
+                if isinstance(value, bool | int | float)
+            }
+            if isinstance(changes := result.get("changes"), dict):
+                shown["changes"] = ", ".join(f"{key} {value}" for key, value in changes.items())
+            results.append(shown)
+    return results
+
+
+def _num_episodes(result: dict[str, Any]) -> int:
+    return int(result.get("num_episodes", 0))
 
 
 def _pictures(run_dir: Path) -> Iterator[str]:
@@ -173,9 +197,11 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _cell(value: float | None) -> str:
+def _cell(name: str, value: float | str | None) -> str:
     if value is None:
         return ""
+    if isinstance(value, str) or name == "seed":
+        return str(value).replace("|", "\\|")
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
