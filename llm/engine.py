@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
+from unirl.llm.http import require_url
 
 Finish = Literal["stop", "length", "aborted"]
 """Why a completion ended: an end token or stop text, max_tokens, or `abort`."""
@@ -243,6 +244,8 @@ class EngineConfig:
                 "it must be >= 0",
                 "0 takes what the model allows",
             )
+        if self.url:
+            require_url(self.url, "engine.url", "engine.api_key_variable")
         if self.kind == "openai" and not self.url:
             raise UniRLError(
                 "engine openai has no server",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from unirl.core.errors import UniRLError
+from unirl.llm.http import require_url
 from unirl.llm.models.model import ModelConfig, ModelDtype, load_model, load_tokenizer
 from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.packing import Pack
@@ -57,6 +58,8 @@ class TeacherConfig:
             raise UniRLError(
                 f"teacher.timeout_seconds is {self.timeout_seconds}", "must be > 0", "leave it out"
             )
+        if self.url:
+            require_url(self.url, "teacher.url", "teacher.api_key_variable")
         if (self.alone or self.url) and not self.path:
             raise UniRLError(
                 f"teacher.{'alone' if self.alone else 'url'} is set without a teacher",

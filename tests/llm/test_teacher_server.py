@@ -111,5 +111,7 @@ def test_settings_lead_to_a_server_or_say_why_not(tmp_path: Path) -> None:
         TeacherConfig(url="http://127.0.0.1:9/v1")
     with pytest.raises(UniRLError, match=r"teacher\.served_name is set without a server"):
         TeacherConfig(path=folder, served_name="table")
+    with pytest.raises(UniRLError, match=r"teacher\.url names a user or a password"):
+        TeacherConfig(path=folder, url="http://me:secret@127.0.0.1:9/v1")
     with pytest.raises(UniRLError, match=r"teacher\.timeout_seconds"):
         TeacherConfig(path=folder, timeout_seconds=0)
