@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -21,10 +22,15 @@ from unirl.learners.parallel import Ranks
 from unirl.llm.algorithms.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
 from unirl.llm.device import device_of
 from unirl.llm.engine import EngineConfig, SamplingConfig
-from unirl.llm.engines.make import make_engine, require_engine
+from unirl.llm.engines.make import make_engine, require_engine, takes_adapters
 from unirl.llm.evaluate import LlmEvaluator, Parts, require_held_out
 from unirl.llm.group import GroupShape
-from unirl.llm.models.lora import add_adapters, published_weights
+from unirl.llm.models.lora import (
+    add_adapters,
+    published_adapters,
+    published_weights,
+    with_base,
+)
 from unirl.llm.models.model import (
     TINY,
     ModelConfig,
@@ -53,6 +59,8 @@ class LanguageConfig(Protocol):
 
     @property
     def mode(self) -> str: ...
+    @property
+    def only(self) -> str | None: ...
     @property
     def max_staleness(self) -> int: ...
     @property
@@ -88,24 +96,28 @@ class Probe:
     notes: tuple[str, ...]
 
 
-def probe(config: LanguageConfig) -> Probe:
-    """Load everything but the model, so that what cannot work fails before anything is started."""
-    algorithm = algorithm_of(config)
-    check_group_size(algorithm, config.rollout.group_size)
-    if config.learner.minibatches > config.queue.batch_size:
-        raise UniRLError(
-            f"learner.minibatches is {config.learner.minibatches}",
-            f"each takes whole groups, and queue.batch_size is {config.queue.batch_size}",
-            "lower learner.minibatches, or raise queue.batch_size",
-        )
-    _own_code(config.rollout)
-    require_engine(config.engine)
-    _, prompts, rewarder = _prompts(config)
-    rewarder.close()
-    if config.run.eval_steps:
-        require_held_out(prompts)
+def probe(
+    config: LanguageConfig, shape: GroupShape | None = None, task: str | Sequence[str] = ""
+) -> Probe:
+    """Load everything but the model, so that what cannot work fails before anything is started.
+
+    shape, task: of the groups that are learned from where none are generated.
+    """
+    algorithm, generates = algorithm_of(config), shape is None
+    if config.only != "rollout":
+        _require_trainable(config, algorithm)
+    if generates:
+        _own_code(config.rollout)
+        require_engine(config.engine, config.model)
+        _require_sleep(config)
+    if generates or config.run.eval_steps:
+        _, prompts, rewarder = _prompts(config)
+        rewarder.close()
+        if config.run.eval_steps:
+            require_held_out(prompts)
     return Probe(
-        GroupShape(
+        shape
+        or GroupShape(
             config.rollout.group_size,
             prompts.longest,
             config.sampling.max_tokens,
@@ -114,9 +126,47 @@ def probe(config: LanguageConfig) -> Probe:
         {
             "model": config.model.path,
             "lora_rank": config.model.lora_rank,
-            "task": config.task.name if not config.task.mix else sorted(config.task.mix),
+            "task": task or config.task.names,
         },
-        (f"algorithm   {algorithm.name}", *algorithm.describe().splitlines()),
+        (f"algorithm   {algorithm.name}", *algorithm.describe().splitlines())
+        if config.only != "rollout"
+        else ("learner     none: groups are written until run.total_steps",),
+    )
+
+
+def _require_trainable(config: LanguageConfig, algorithm: Algorithm) -> None:
+    """Raise UniRLError where groups of this kind cannot be learned from."""
+    rollout, alone = config.rollout, config.teacher.alone
+    if not alone:  # a teacher that teaches alone needs no baseline
+        check_group_size(algorithm, rollout.group_size)
+    elif rollout.zero_variance == "discard":
+        raise UniRLError(
+            "rollout.zero_variance is discard and the teacher teaches alone",
+            "with teacher.alone a group whose rewards are equal teaches as much as any other",
+            "leave rollout.zero_variance out",
+        )
+    if config.learner.minibatches > config.queue.batch_size:
+        raise UniRLError(
+            f"learner.minibatches is {config.learner.minibatches}",
+            f"each takes whole groups, and queue.batch_size is {config.queue.batch_size}",
+            "lower learner.minibatches, or raise queue.batch_size",
+        )
+
+
+def _require_sleep(config: LanguageConfig) -> None:
+    """Raise UniRLError for mode colocated with an engine that keeps its memory."""
+    if config.mode != "colocated":
+        return
+    # Made and not started there is nothing to close; lora alone would make a folder at once.
+    engine, server = replace(config.engine, transfer="auto"), bool(config.engine.url)
+    if make_engine(engine, config.model).capabilities.sleep:
+        return
+    raise UniRLError(
+        f"mode colocated with engine {engine.kind}{' behind a server' if server else ''}",
+        "the engine gives its memory back while the learner learns, and this one cannot sleep",
+        "set mode to sync"
+        if server
+        else "set engine.options.enable_sleep_mode to true, or mode to sync",
     )
 
 
@@ -183,11 +233,17 @@ def make_learner(
         teacher=teacher,
         tokenizer=load_tokenizer(config.model),
         ranks=ranks,
+        publish=publisher(config),
     )
 
 
+def publisher(config: LanguageConfig) -> Callable[[Any], dict[str, torch.Tensor]]:
+    """What of a model the engine is sent."""
+    return published_adapters if takes_adapters(config.engine) else published_weights
+
+
 def weights_of(model: Mapping[str, Any], *, config: LanguageConfig) -> Weights:
-    """What engines take, of the model of a checkpoint."""
+    """Whole weights, adapters merged, of the model of a checkpoint."""
     policy = _policy(config, algorithm_of(config), torch.device("cpu"))
     saved = flatten(model)
     learned = {name for name, value in policy.named_parameters() if value.requires_grad}
@@ -209,7 +265,8 @@ def make_evaluator(seed: int, *, config: LanguageConfig) -> LlmEvaluator:
         tokenizer, prompts, rewarder = _prompts(config)
         return make_engine(engine, config.model), prompts, rewarder, _decoder(tokenizer)
 
-    return LlmEvaluator(seed, make=make, sampling=config.sampling)
+    whole = partial(with_base, config=config.model)
+    return LlmEvaluator(seed, make=make, sampling=config.sampling, whole=whole)
 
 
 def _policy(config: LanguageConfig, algorithm: Algorithm, device: torch.device) -> LanguagePolicy:

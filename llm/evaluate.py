@@ -20,11 +20,20 @@ Parts = tuple[Engine, PromptSource, Rewarder, Callable[[tuple[int, ...]], str]]
 class LlmEvaluator:
     """See Evaluator: an episode is one completion of a held-out prompt, its return the reward.
 
-    make: engine, prompts, rewards and how tokens become text; made at the first evaluation.
+    make: engine, prompts, rewards and how tokens become text; made at the first evaluation. whole:
+    makes all weights of what a learner publishes.
     """
 
-    def __init__(self, seed: int, *, make: Callable[[], Parts], sampling: SamplingConfig) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        make: Callable[[], Parts],
+        sampling: SamplingConfig,
+        whole: Callable[[Weights], Weights],
+    ) -> None:
         self._seed, self._make, self._sampling = seed, make, sampling
+        self._whole = whole
         self._parts: Parts | None = None
         self._runner = asyncio.Runner()
         self._version = 0
@@ -41,7 +50,8 @@ class LlmEvaluator:
         require_held_out(prompts)
         sampling = replace(self._sampling, temperature=0.0) if deterministic else self._sampling
         self._version += 1
-        return self._runner.run(self._evaluate(self._parts, weights, num_episodes, sampling))
+        work = self._evaluate(self._parts, self._whole(weights), num_episodes, sampling)
+        return self._runner.run(work)
 
     async def _evaluate(
         self, parts: Parts, weights: Weights, num_episodes: int, sampling: SamplingConfig

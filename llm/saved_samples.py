@@ -25,10 +25,12 @@ from unirl.core.sample import Batch, Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
 from unirl.learners.parallel import Ranks
-from unirl.llm.algorithms.algorithm import check_group_size
-from unirl.llm.assembly import LanguageConfig, Probe, algorithm_of
+from unirl.llm import assembly
+from unirl.llm.assembly import LanguageConfig, Probe
+from unirl.llm.evaluate import LlmEvaluator
 from unirl.llm.group import Group, GroupShape, read_group
-from unirl.llm.models.model import flat_weights, load_model, load_tokenizer
+from unirl.llm.models.lora import add_adapters
+from unirl.llm.models.model import load_model, load_tokenizer
 from unirl.llm.training.report import report_groups
 from unirl.llm.training.token_batch import TokenBatch
 
@@ -37,7 +39,9 @@ _KIND = "unirl groups"
 _FIELDS = (
     "prompt", "token", "logp", "mask", "version", "starts", "finish", "reward", "outcome",
 )  # fmt: skip
-_NOTES = ("group_size", "max_prompt", "max_tokens", "largest_token", "temperature", "rewards")
+_NOTES = (
+    "group_size", "max_prompt", "max_tokens", "largest_token", "temperature", "rewards", "task",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class SavedGroups:
     largest_token: int
     temperature: float
     rewards: tuple[str, ...]
+    task: str | list[str]
+    """See TaskConfig.names."""
 
     @classmethod
     def find(cls, where: Path) -> SavedGroups:
@@ -67,7 +73,7 @@ class SavedGroups:
         read = [_read_note(path) for path in notes]
         first = read[0]
         for path, note in zip(notes, read, strict=True):
-            for name in ("group_size", "temperature", "rewards"):
+            for name in ("group_size", "temperature", "rewards", "task"):
                 if note[name] != first[name]:
                     raise UniRLError(
                         f"{path} does not belong to {notes[0].name}",
@@ -93,6 +99,7 @@ class SavedGroups:
             largest_token=sizes["largest_token"],
             temperature=float(first["temperature"]),
             rewards=tuple(first["rewards"]),
+            task=first["task"],
         )
 
     def load(self, index: int) -> Group:
@@ -112,7 +119,12 @@ class SavedGroups:
 
 
 def save_groups(
-    groups: Sequence[Group], path: Path, *, temperature: float, rewards: Sequence[str]
+    groups: Sequence[Group],
+    path: Path,
+    *,
+    temperature: float,
+    rewards: Sequence[str],
+    task: str | list[str],
 ) -> None:
     """Write a batch; path without suffix. A process that is killed leaves no note of half a
     file.
@@ -134,6 +146,7 @@ def save_groups(
         ),
         "temperature": temperature,
         "rewards": list(rewards),
+        "task": task,
         "tickets": [one.ticket for one in groups],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,11 +160,16 @@ class SavingLearner:
     """See Learner: its weights stay as they are, and batches are kept until they are written."""
 
     def __init__(
-        self, weights: Weights, *, temperature: float, reward_weights: Mapping[str, float]
+        self,
+        weights: Weights,
+        *,
+        temperature: float,
+        reward_weights: Mapping[str, float],
+        task: str | list[str],
     ) -> None:
         self.version = self.num_steps = 0
         self._weights, self._temperature = weights, temperature
-        self._rewards = dict(reward_weights)
+        self._rewards, self._task = dict(reward_weights), task
         self._batches: list[tuple[int, list[Group]]] = []
 
     def step(self, batch: Batch) -> Metrics:
@@ -175,6 +193,7 @@ class SavingLearner:
                 folder / FOLDER / f"batch_{number:08d}",
                 temperature=self._temperature,
                 rewards=tuple(self._rewards),
+                task=self._task,
             )
 
     def weights(self) -> Weights:
@@ -222,7 +241,10 @@ class Replay:
 
 
 def probe(config: LanguageConfig, samples: str) -> Probe:
-    """What a plan needs that learns from saved groups. Raises UniRLError where they do not fit."""
+    """What a plan needs that learns from saved groups. Raises UniRLError where they do not fit, and
+    for settings of what is not done: generating.
+    """
+    _require_no_rollout(config)
     saved = SavedGroups.find(Path(samples).expanduser())
     rewards = tuple(config.reward.weight_of)
     checks: tuple[tuple[bool, str, object, object], ...] = (
@@ -248,13 +270,15 @@ def probe(config: LanguageConfig, samples: str) -> Probe:
             f"they have token {saved.largest_token}, {config.model.path} knows {known}",
             "set model.path to a model with the same tokenizer",
         )
-    algorithm = algorithm_of(config)
-    check_group_size(algorithm, config.rollout.group_size)
-    return Probe(
-        saved.shape,
-        {"model": config.model.path, "lora_rank": config.model.lora_rank},
-        (f"algorithm   {algorithm.name}", *algorithm.describe().splitlines()),
-    )
+    if config.run.eval_steps:
+        _require_task(config, saved.task)
+    return assembly.probe(config, saved.shape, saved.task)
+
+
+def make_evaluator(seed: int, *, config: LanguageConfig, task: str | list[str]) -> LlmEvaluator:
+    """The factory of the evaluator of a plan that learns from saved groups of this task."""
+    _require_task(config, task)
+    return assembly.make_evaluator(seed, config=config)
 
 
 def make_replay(context: ActorContext, *, config: LanguageConfig, samples: str) -> Replay:
@@ -272,10 +296,38 @@ def make_replay(context: ActorContext, *, config: LanguageConfig, samples: str) 
 def make_saver(context: LearnerContext, *, config: LanguageConfig) -> SavingLearner:
     """The factory of the learner of a plan that only rolls out."""
     return SavingLearner(
-        flat_weights(load_model(config.model)),
+        assembly.publisher(config)(add_adapters(load_model(config.model), config.model)),
         temperature=config.sampling.temperature,
         reward_weights=config.reward.weight_of,
+        task=config.task.names,
     )
+
+
+def _require_no_rollout(config: LanguageConfig) -> None:
+    """Raise UniRLError for settings of rollouts, which a plan that only trains does not make."""
+    rollout = config.rollout
+    for key, found in (
+        ("rollout.function", rollout.function),
+        ("rollout.filter", rollout.filter),
+        ("rollout.zero_variance", "discard" if rollout.zero_variance == "discard" else ""),
+        ("mode", "colocated" if config.mode == "colocated" else ""),
+    ):
+        if found:
+            raise UniRLError(
+                f"only = train with {key} {found}",
+                "it says how groups are made, and here they come from files as they are",
+                f"leave {key} out; it counts where the groups are made",
+            )
+
+
+def _require_task(config: LanguageConfig, task: str | list[str]) -> None:
+    """Raise UniRLError where evaluations would ask other questions than those learned from."""
+    if config.task.names != task:
+        raise UniRLError(
+            f"evaluations would ask task {config.task.names}",
+            f"the saved groups are of {task}",
+            "set task.name, and its options, as they were when the groups were made",
+        )
 
 
 def _fill(data: Mapping[str, Any], group: Group, version: int) -> None:
@@ -308,7 +360,9 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 def _no_note(path: Path, why: str) -> UniRLError:
     return UniRLError(
-        f"{path} does not describe saved groups", why, "copy the whole folder of the run again"
+        f"{path} does not describe saved groups",
+        why,
+        "copy the whole folder of the run again, or make it anew",
     )
 
 

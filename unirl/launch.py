@@ -71,7 +71,8 @@ def run(
     """Train a plan until it ends; everything it leaves lies in `run_dir`.
 
     Under torchrun all processes train one policy together, each with this plan and environments of
-    its own; the first one alone writes. Plans need the inline runner and a learner over unrolls.
+    its own; the first one alone writes. Plans need the inline runner and a learner that takes
+    `ranks`.
 
     resume: a run folder or checkpoint to continue from. console: whether to show progress on
     standard output.
@@ -90,6 +91,7 @@ def run(
         checkpoint = load_checkpoint(resume) if resume is not None else None
         if checkpoint is not None:
             state.check_fingerprint(plan, checkpoint)
+            state.check_ranks(plan, checkpoint, ranks.size)
         if checkpoint is None or not _is_of(checkpoint, run_dir):
             _refuse_taken(plan, run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -118,6 +120,7 @@ def _run(
         for loop, folder in _others(runner, run_dir):
             state.restore(loop, load_checkpoint(_of_policy(checkpoint, run_dir, folder)))
     _require_alike(runner.loop, ranks)
+    cursors = _CursorHook.of(runner.loop, ranks)
     # Not before: a config that does not fit its checkpoint must not replace the one that does.
     if plan.config is not None:
         disk.replace_text(run_dir / "config.toml", to_toml(plan.config, recipe=plan.recipe))
@@ -131,7 +134,7 @@ def _run(
         if isinstance(runner, ProcessesRunner):
             runner.run(desk.hooks, *(other.hooks for other in others))
         else:
-            runner.run(desk.hooks)
+            runner.run([*cursors, *desk.hooks])
     log.info("ended: %s after %d steps, %.1f s", loop.reason, loop.learner.num_steps, loop.seconds)
     return RunResult(
         loop.learner.num_steps,
@@ -147,6 +150,8 @@ def _run(
 def _follow(plan: Plan, resume: Path | None, ranks: Ranks) -> RunResult:
     """The run on a rank that writes nothing: rank 0 says when it ends."""
     checkpoint = load_checkpoint(resume) if resume is not None else None
+    if checkpoint is not None:
+        state.check_ranks(plan, checkpoint, ranks.size)
     keep_freed_memory()
     with ExitStack() as stack:
         stack.enter_context(_threads(plan))
@@ -155,15 +160,14 @@ def _follow(plan: Plan, resume: Path | None, ranks: Ranks) -> RunResult:
         stack.callback(runner.close)
         loop = runner.loop
         if checkpoint is not None:
-            # The samples in it are rank 0's; this rank's own were not saved, it makes new ones.
-            rest = replace(checkpoint, samples=None, state={**checkpoint.state, "ready": []})
-            state.restore(loop, rest)
+            state.restore(loop, state.of_rank(checkpoint, ranks.rank))
         _require_alike(loop, ranks)
+        cursors = _CursorHook.of(loop, ranks)
         begin_anew = RestartHook(
             plan.run.checkpoint_steps, runner.begin_anew, start_step=loop.learner.num_steps
         )
         with _stop_on_signals(runner):
-            runner.run([begin_anew])
+            runner.run([*cursors, begin_anew])
         learner = loop.learner
         return RunResult(
             learner.num_steps, learner.version, loop.seconds, loop.reason or "", None, None, {}
@@ -183,7 +187,7 @@ def _with_ranks(plan: Plan, ranks: Ranks) -> Plan:
     if "ranks" not in inspect.signature(plan.make_learner).parameters:
         raise UniRLError(
             f"recipe {plan.recipe} was started in {ranks.size} processes of torchrun",
-            "its learner does not sum over processes: only learners over unrolls do",
+            "its learner does not sum over processes: what makes it takes no `ranks`",
             remedy,
         )
     make_learner: Callable[..., Learner] = plan.make_learner
@@ -202,6 +206,31 @@ def _require_alike(loop: TrainLoop, ranks: Ranks) -> None:
         steps=f"{loop.learner.version} {loop.learner.num_steps}",
         weights=digest.hexdigest(),
     )
+
+
+class _CursorHook:
+    """Where the tickets of the other ranks are, told at each update: a checkpoint may have to be
+    written when they are gone.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    @classmethod
+    def of(cls, loop: TrainLoop, ranks: Ranks) -> list[_CursorHook]:
+        """First among the hooks of each rank; none where tickets may be lost. Called by all."""
+        if ranks.alone or not loop.plan.reissue:
+            return []
+        hook = cls(ranks)
+        hook.after_update(loop)  # a run that has nothing left to do is saved too
+        return [hook]
+
+    def after_update(self, loop: TrainLoop) -> None:
+        """See Hook."""
+        loop.other_cursors = self._ranks.share(loop.queue.snapshot().cursor)[1:]
+
+    def at_end(self, loop: TrainLoop) -> None:
+        """See Hook."""
 
 
 class _Desk:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 TINY = "tiny"
 """The path that names no folder: a small Llama, made in memory."""
 ModelDtype = Literal["auto", "float32", "bfloat16"]
-AttentionName = Literal["sdpa", "eager", "flash_attention_2"]
 _DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -35,10 +34,6 @@ class ModelConfig:
     dtype: ModelDtype = "auto"
     """What it computes in. bfloat16: half the memory, several times as fast where the processor
     knows it, coarser log-probabilities. auto: what its folder says; float32 for tiny.
-    """
-    attention: AttentionName = "sdpa"
-    """How the learner computes attention. eager: slow and plain; flash_attention_2: CUDA only,
-    needs a package of its own.
     """
     gradient_checkpointing: bool = False
     """Keep only the borders of layers and compute the rest again: less memory, a third slower."""
@@ -115,7 +110,7 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> PreTr
     if config.path == TINY:
         from unirl.llm.models.tiny import tiny_model
 
-        tiny: Any = tiny_model(config.seed, attention=config.attention)
+        tiny: Any = tiny_model(config.seed)
         return tiny.to(device, _DTYPES.get(config.dtype, torch.float32))  # type: ignore[no-any-return]
     _check_folder(config.path)
     dtype: Any = _DTYPES.get(config.dtype, "auto")
@@ -126,7 +121,6 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> PreTr
             config.path,
             config=settings,
             dtype=dtype,
-            attn_implementation=config.attention,
             **_source(config),
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:

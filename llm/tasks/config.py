@@ -79,6 +79,11 @@ class TaskConfig:
             return {self.name: 1.0}
         return {name: weight / total for name, weight in self.mix.items() if weight > 0}
 
+    @property
+    def names(self) -> str | list[str]:
+        """What notes and checkpoints call it: the name of the one task, or those of a mix."""
+        return sorted(self.mix) if self.mix else self.name
+
     def options_of(self, task: str) -> dict[str, str]:
         """The options that concern one task: those for all, then those given for it alone."""
         general = {key: value for key, value in self.options.items() if "/" not in key}

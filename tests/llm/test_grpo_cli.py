@@ -16,12 +16,14 @@ import pytest
 
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
+import unirl
 from unirl import cli
 from unirl.llm.models.tiny import make_tiny
 
 TRAIN = ("train", "grpo", "--no-console", "--name", "run")
 REVERSE = ("--model", "tiny", "--task", "reverse", "--sampling.max-tokens", "4")
 SHORT = ("--rollout.group-size", "4", "--queue.batch-size", "2", "--run.total-steps", "8")
+SLEEPY = ("--mode", "colocated", "--dry-run")
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +116,38 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*REVERSE, "--mode", "async", "--queue.max-staleness", "0"),
         ("queue.max_staleness 0", "at least 1 update old", "mode to sync"),
     ),
+    "a staleness that sync has not": (
+        (*REVERSE, "--queue.max-staleness", "1"),
+        (
+            "mode sync with queue.max_staleness 1",
+            "in this mode it is 0",
+            'to "none", or mode to async',
+        ),
+    ),
+    "a staleness that one-step-off has not": (
+        (*REVERSE, "--mode", "one-step-off", "--queue.max-staleness", "0"),
+        ("mode one-step-off with queue.max_staleness 0", "in this mode it is 1"),
+    ),
+    "a window that one-step-off has not": (
+        (*REVERSE, "--mode", "one-step-off", "--queue.window", "4"),
+        ("mode one-step-off with queue.window 4", "a window of 1", "leave queue.window out"),
+    ),
+    "one process that generates while it learns": (
+        (*REVERSE, "--mode", "async", "--runner.kind", "inline"),
+        ("mode async with runner.kind inline", "one process", "leave runner.kind out"),
+    ),
+    "a server that shall sleep": (
+        (*REVERSE, *SLEEPY, "--engine", "openai", "--engine.url", "http://[::1]:9/v1"),
+        ("colocated with engine openai behind a server", "cannot sleep", "set mode to sync"),
+    ),
+    "a choice of attention, which packs do not leave": (
+        (*REVERSE, "--model.attention", "eager"),
+        ("--model.attention is unknown",),
+    ),
+    "groups discarded for rewards that do not teach": (
+        (*REVERSE, "--teacher", "tiny", "--teacher.alone", "--rollout.zero-variance", "discard"),
+        ("zero_variance is discard", "teacher.alone", "leave rollout.zero_variance out"),
+    ),
     "openai without a server": (
         (*REVERSE, "--engine", "openai"),
         ("has no server", "engine.url", "http://127.0.0.1:8000/v1"),
@@ -187,6 +221,53 @@ def test_without_vllm_it_says_what_to_install(
         monkeypatch.setitem(sys.modules, "vllm", None)
     said = refused(capfd, [*TRAIN, *REVERSE, *SHORT, "--engine", "vllm"])
     assert "vllm" in said and "install" in said
+
+
+def test_vllm_without_its_sleep_mode_is_not_colocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if importlib.util.find_spec("vllm") is None:
+        (tmp_path / "vllm").mkdir()
+        (tmp_path / "vllm" / "__init__.py").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+    words = [*TRAIN, *REVERSE, *SLEEPY, "--engine", "vllm"]
+    said = refused(capfd, words)
+    assert "cannot sleep" in said and "engine.options.enable_sleep_mode to true" in said
+    assert cli.main([*words, "--engine.options.enable_sleep_mode", "true"]) == 0
+
+
+def test_rollouts_under_torchrun_are_refused_for_what_they_are(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", **address}.items():
+        monkeypatch.setenv(name, value)
+    said = refused(capfd, [*TRAIN, *REVERSE, *SHORT, "--only", "rollout"])
+    assert "only = rollout was started in 2 processes" in said and "nothing is learned" in said
+
+
+def test_a_shipped_config_rolls_out_to_its_last_step() -> None:
+    """Its target of a return is a goal for learning."""
+    words = ("@reverse", "--only", "rollout", "--no-console", "--name", "run", *SHORT[:-1], "24")
+    assert cli.main(["train", *words]) == 0
+    assert len(list(Path("runs/run/samples/groups").glob("*.json"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "staleness", "window", "kind"),
+    [
+        ("sync", 0, None, "inline"),
+        ("colocated", 0, None, "inline"),
+        ("one-step-off", 1, 1, "processes"),
+        ("async", 1, None, "processes"),
+    ],
+)
+def test_what_was_left_open_is_as_the_mode_has_it(
+    mode: str, staleness: int, window: int | None, kind: str
+) -> None:
+    plan = unirl.make_plan("grpo", **{"model.path": "tiny", "task.name": "reverse", "mode": mode})
+    found = (plan.queue.max_staleness, plan.queue.window, plan.runner.kind)
+    assert found == (staleness, window, kind)
 
 
 class Server(BaseHTTPRequestHandler):

@@ -103,7 +103,7 @@ def saved_in(folder: Path, **changes: Any) -> SavedGroups:
         save_groups(
             groups_with_rewards(number),
             folder / f"batch_{number:08d}",
-            **{"temperature": 1.0, "rewards": ("test",), **changes},
+            **{"temperature": 1.0, "rewards": ("test",), "task": "test", **changes},
         )
     return SavedGroups.find(folder)
 
@@ -164,7 +164,8 @@ def test_groups_that_do_not_fit_are_refused(
 def test_groups_of_a_larger_vocabulary_are_refused(tmp_path: Path) -> None:
     group = groups_with_rewards()[0]
     group.token[0] = 50_000
-    save_groups([group], tmp_path / "batch_0", temperature=1.0, rewards=("auto",))
+    settings: dict[str, Any] = {"temperature": 1.0, "rewards": ("auto",), "task": "reverse"}
+    save_groups([group], tmp_path / "batch_0", **settings)
     given = {**SETTINGS, "only": "train", "samples": str(tmp_path), "sampling.max_tokens": 16}
     del given["reward.weights"]
     with pytest.raises(UniRLError, match="token 50000, tiny knows"):
@@ -185,11 +186,11 @@ def test_damage_is_named(tmp_path: Path) -> None:
         SavedGroups.find(tmp_path / "nowhere")
 
 
-def test_runs_of_different_temperature_are_not_mixed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [{"temperature": 0.5}, {"task": "other"}])
+def test_runs_of_different_settings_are_not_mixed(tmp_path: Path, other: dict[str, Any]) -> None:
     saved_in(tmp_path)
-    save_groups(
-        groups_with_rewards(), tmp_path / "batch_00000002", temperature=0.5, rewards=("test",)
-    )
+    settings = {"temperature": 1.0, "rewards": ("test",), "task": "test", **other}
+    save_groups(groups_with_rewards(), tmp_path / "batch_00000002", **settings)
     with pytest.raises(UniRLError, match=r"does not belong to batch_00000000\.json"):
         SavedGroups.find(tmp_path)
 
@@ -198,3 +199,47 @@ def test_runs_of_different_temperature_are_not_mixed(tmp_path: Path) -> None:
 def test_samples_go_with_training_alone(settings: dict[str, Any]) -> None:
     with pytest.raises(UniRLError, match="nowhere else"):
         unirl.make_plan("grpo", **SETTINGS, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rollout.filter": "tests.llm.rollout_code:even_prompts"}, "with rollout.filter tests"),
+        ({"rollout.function": "tests.llm.rollout_code:two_turns"}, "with rollout.function tests"),
+        ({"rollout.zero_variance": "discard"}, "with rollout.zero_variance discard"),
+        ({"mode": "colocated"}, "with mode colocated"),
+        ({"learner.minibatches": 4}, "learner.minibatches is 4"),
+        ({"run.eval_steps": 12, "task.num_eval": 0}, "no held-out prompts"),
+        ({"run.eval_steps": 12, "task.name": "copy"}, "evaluations would ask task copy"),
+    ],
+)
+def test_what_training_alone_cannot_do_is_refused(
+    rolled_out: Path, settings: dict[str, Any], said: str
+) -> None:
+    given = {**SETTINGS, "only": "train", "samples": str(rolled_out), **settings}
+    with pytest.raises(UniRLError, match=said):
+        unirl.make_plan("grpo", **given)
+
+
+def test_evaluations_ask_the_task_of_the_samples(rolled_out: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"only": "train", "samples": str(rolled_out)}
+    result = train(tmp_path / "run", **settings, **{"run.eval_steps": 12, "run.eval_episodes": 4})
+    assert result.last_eval is not None and len(result.last_eval.returns) == 4
+    # A config that does not evaluate need not name the task, until someone asks.
+    plan = unirl.make_plan("grpo", **{**SETTINGS, **settings, "task.name": "copy"})
+    assert plan.fingerprint["task"] == "reverse" and plan.make_evaluator is not None
+    with pytest.raises(UniRLError, match="the saved groups are of reverse"):
+        plan.make_evaluator(1)
+
+
+def test_groups_of_one_are_written_and_learned_from_where_no_baseline_is_needed(
+    tmp_path: Path,
+) -> None:
+    one = {"rollout.group_size": 1, "run.total_steps": 6}
+    train(tmp_path / "rollout", only="rollout", **one)
+    samples = {"only": "train", "samples": str(tmp_path / "rollout")}
+    with pytest.raises(UniRLError, match="group_size is 1"):
+        train(tmp_path / "grpo", **samples, **one)
+    teacher = {"teacher.path": "tiny", "teacher.alone": True}
+    result = train(tmp_path / "distilled", **samples, **one, **teacher)
+    assert result.num_steps == 6 and result.version == 2

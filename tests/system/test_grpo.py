@@ -159,3 +159,12 @@ def test_samples_say_what_was_asked_answered_and_rewarded(model: str, tmp_path: 
         assert 1 <= row["tokens"] <= 4 and row["finish"] in ("stop", "length")
         asked, answer = row["prompt"][0], row["completion"].removesuffix("<eos>")
         assert (row["reward"] == [1.0]) == (answer == asked) or 0 < row["reward"][0] < 1
+
+
+def test_a_teacher_alone_needs_one_completion_per_prompt(model: str, tmp_path: Path) -> None:
+    teacher = make_tiny(tmp_path / "teacher", seed=7, width=64, layers=2)
+    settings = {"rollout.group_size": 1, "teacher.path": str(teacher), "teacher.alone": True}
+    result = train(model, tmp_path / "run", updates=1, **settings)
+    assert result.num_steps == GROUP * BATCH and result.version == GROUP
+    told = [row["kl_to_teacher"] for row in rows(tmp_path / "run" / "metrics.jsonl")]
+    assert told and min(told) > 0

@@ -115,6 +115,15 @@ class SampleQueue(Protocol):
         """Wake everyone up with QueueClosed; idempotent."""
 
 
+class Cursor(NamedTuple):
+    """Which tickets are still to be done by one who keeps no samples."""
+
+    next_ticket: int
+    """It, and all after it."""
+    due: list[int]
+    """Those before it, in order."""
+
+
 class Snapshot(NamedTuple):
     """A queue at one moment."""
 
@@ -123,6 +132,12 @@ class Snapshot(NamedTuple):
     unfinished: list[int]
     """Tickets that are running or due, in order."""
     next_ticket: int
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where to go on without the ready samples: their tickets are due again."""
+        waiting = [int(slot.ticket) for slot in self.ready]
+        return Cursor(self.next_ticket, sorted([*self.unfinished, *waiting]))
 
 
 class Guard(Protocol):
@@ -200,6 +215,8 @@ class SlotQueue:
         self._first_ticket = 0
         # Taken by an unfinished `take`: a deadline must not lose them.
         self._partial: list[Slot] = []
+        # Restored tickets that found no place; the learner's process alone has them.
+        self._backlog: list[int] = []
         # Events of places that a device still writes; only within one process.
         self._ready: dict[int, Any] = {}
 
@@ -330,7 +347,7 @@ class SlotQueue:
             for slot in batch.slots:
                 self._require(slot, TAKEN)
             for slot in batch.slots:
-                words[self._rows[slot.index] + _STATE] = FREE
+                self._vacate(slot.index)
             words[_LEARNED] += len(batch.slots)
             # The loop published before it released: samples started from now on see weights one
             # update newer.
@@ -377,7 +394,7 @@ class SlotQueue:
             unfinished = [row for row in self._rows if words[row + _STATE] in (RUNNING, DUE)]
             return Snapshot(
                 sorted(waiting, key=lambda slot: slot.ticket),
-                sorted(int(words[row + _TICKET]) for row in unfinished),
+                sorted([*(int(words[row + _TICKET]) for row in unfinished), *self._backlog]),
                 int(words[_NEXT_TICKET]),
             )
 
@@ -390,8 +407,8 @@ class SlotQueue:
         due: Sequence[int] = (),
     ) -> None:
         """Put acknowledged samples of an earlier run back, before anyone acquires. Data is copied
-        by the caller. due: tickets to issue anew; with the ready ones they must not be more than
-        there are places.
+        by the caller. due: tickets to issue anew, the lowest first; those that find no place get
+        the next ones that come free.
         """
         words = self._words
         with self._guard:
@@ -401,8 +418,10 @@ class SlotQueue:
                 words[row + _FIRST], words[row + _LAST] = slot.first_version, slot.last_version
                 words[row + _STATE] = READY
             empty = [row for row in self._rows if words[row + _STATE] == FREE]
-            for row, ticket in zip(empty, due, strict=False):
+            tickets = sorted(due)
+            for row, ticket in zip(empty, tickets, strict=False):
                 words[row + _TICKET], words[row + _STATE] = ticket, DUE
+            self._backlog = tickets[len(empty) :]
             words[_NEXT_TICKET], words[_VERSION] = next_ticket, version
             self._first_ticket = next_ticket - len(ready) - len(due)
 
@@ -491,7 +510,7 @@ class SlotQueue:
         """
         words = self._words
         started = words[_NEXT_TICKET] - self._first_ticket
-        out = sum(words[row + _STATE] != FREE for row in self._rows)
+        out = sum(words[row + _STATE] != FREE for row in self._rows) + len(self._backlog)
         told = sum(words[self._discarded + i] for i in range(len(self._reasons)))
         words[self._discarded + self._reasons.index(reason)] += (
             started - words[_LEARNED] - told - out
@@ -539,10 +558,19 @@ class SlotQueue:
                 "declare it in the plan",
             )
         self._words[self._discarded + self._reasons.index(reason)] += 1
-        self._words[self._rows[index] + _STATE] = FREE
+        self._vacate(index)
         self._ring_waiting_actors()
         # Strict order may have waited for exactly this slot.
         self._ring_if_waiting(LEARNER)
+
+    def _vacate(self, index: int) -> None:
+        """Nobody's place from now on, or that of a ticket which waits for one."""
+        row = self._rows[index]
+        if self._backlog:
+            self._words[row + _TICKET] = self._backlog.pop(0)
+            self._words[row + _STATE] = DUE
+        else:
+            self._words[row + _STATE] = FREE
 
     def _put_back(self, index: int) -> None:
         self._words[self._rows[index] + _STATE] = DUE

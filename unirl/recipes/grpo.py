@@ -14,8 +14,10 @@ from typing import ClassVar, Literal
 
 from unirl.core.actor import AnyActor
 from unirl.core.errors import UniRLError
+from unirl.core.evaluator import Evaluator
 from unirl.core.learner import Learner
-from unirl.core.queue import REASONS, QueueConfig
+from unirl.core.queue import REASONS
+from unirl.learners.parallel import Ranks
 from unirl.llm import assembly, saved_samples
 from unirl.llm.algorithms.algorithm import AlgorithmConfig
 from unirl.llm.engine import EngineConfig, SamplingConfig
@@ -26,7 +28,8 @@ from unirl.llm.rollout import RolloutConfig
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.training.distill import TeacherConfig
 from unirl.llm.training.learner import LlmLearnerConfig
-from unirl.runners.plan import Plan, RunConfig, RunnerConfig
+from unirl.recipes.modes import Mode, ModeQueue, ModeRunner, queue_of, runner_of
+from unirl.runners.plan import Plan, RunConfig
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Config:
         "teacher": "teacher.path",
     }
 
-    mode: Literal["sync", "colocated", "one-step-off", "async"] = "sync"
+    mode: Mode = "sync"
     """sync: engine and learner take turns. colocated: and the engine gives its memory back
     meanwhile. one-step-off: a batch is generated while the one before is learned from. async:
     generation goes on all the time, completions are at most queue.max_staleness updates old.
@@ -61,10 +64,10 @@ class Config:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     learner: LlmLearnerConfig = field(default_factory=LlmLearnerConfig)
-    queue: QueueConfig = field(
-        default_factory=lambda: QueueConfig(batch_size=8, window=None, timeout_seconds=600.0)
+    queue: ModeQueue = field(
+        default_factory=lambda: ModeQueue(batch_size=8, window=None, timeout_seconds=600.0)
     )
-    runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(hang_seconds=600.0))
+    runner: ModeRunner = field(default_factory=lambda: ModeRunner(hang_seconds=600.0))
     run: RunConfig = field(
         default_factory=lambda: RunConfig(
             total_steps=100_000, checkpoint_steps=10_000, eval_episodes=200, log_seconds=5.0
@@ -74,17 +77,11 @@ class Config:
     @property
     def max_staleness(self) -> int:
         """What the mode makes of queue.max_staleness."""
-        return {"sync": 0, "colocated": 0, "one-step-off": 1}.get(
-            self.mode, self.queue.max_staleness
-        )
+        return queue_of(self.mode, self.queue).max_staleness
 
     def __post_init__(self) -> None:
-        if self.mode == "async" and self.queue.max_staleness < 1:
-            raise UniRLError(
-                "mode async with queue.max_staleness 0",
-                "completions under way are at least 1 update old when they end",
-                "set queue.max_staleness to 1 or more, or mode to sync",
-            )
+        queue_of(self.mode, self.queue)
+        runner_of(self.mode, self.runner)
         if (self.only == "train") != bool(self.samples):
             raise UniRLError(
                 f'only is {self.only or "not set"}, samples is "{self.samples}"',
@@ -105,26 +102,31 @@ def plan(config: Config) -> Plan:
     """
     make_actor: Callable[..., AnyActor] = partial(assembly.make_rollout, config=config)
     make_learner: Callable[..., Learner] = partial(assembly.make_learner, config=config)
+    make_evaluator: Callable[[int], Evaluator] = partial(assembly.make_evaluator, config=config)
+    run = config.run
     if config.only == "train":
         found = saved_samples.probe(config, config.samples)
         make_actor = partial(saved_samples.make_replay, config=config, samples=config.samples)
+        make_evaluator = partial(
+            saved_samples.make_evaluator, config=config, task=found.fingerprint["task"]
+        )
     else:
         found = assembly.probe(config)
     if config.only == "rollout":
+        _require_one_process()
         make_learner = partial(saved_samples.make_saver, config=config)
-    overlaps = config.mode in ("one-step-off", "async")
-    queue = replace(config.queue, max_staleness=config.max_staleness)
+        run = replace(run, target_return=None)  # it is a goal for learning, and nothing is learned
     return Plan(
         recipe="grpo",
         config=config,
         spec=found.shape.spec(),
-        queue=replace(queue, window=1) if config.mode == "one-step-off" else queue,
+        queue=queue_of(config.mode, config.queue),
         num_actors=1,
         make_actor=make_actor,
         make_learner=make_learner,
-        runner=replace(config.runner, kind="processes") if overlaps else config.runner,
-        run=config.run,
-        make_evaluator=partial(assembly.make_evaluator, config=config),
+        runner=runner_of(config.mode, config.runner),
+        run=run,
+        make_evaluator=make_evaluator,
         weights_of=partial(assembly.weights_of, config=config),
         fingerprint={**found.fingerprint, **({"only": config.only} if config.only else {})},
         notes=found.notes,
@@ -133,3 +135,14 @@ def plan(config: Config) -> Plan:
         # Two seconds that an actor's start and every restart would take longer.
         preload=("transformers.modeling_utils",) if config.engine.kind == "hf" else (),
     )
+
+
+def _require_one_process() -> None:
+    """Raise UniRLError under torchrun: its processes learn together, and rollouts do not learn."""
+    ranks = Ranks.from_environment()
+    if not ranks.alone:
+        raise UniRLError(
+            f"only = rollout was started in {ranks.size} processes of torchrun",
+            "nothing is learned together, and one process alone writes the groups of a run folder",
+            "start it once, without torchrun; several runs want names and seeds of their own",
+        )

@@ -1,0 +1,85 @@
+"""How generation and learning of a language recipe go together: what each mode makes of the queue
+and the runner, and which settings contradict it. Source: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from unirl.core.errors import UniRLError
+from unirl.core.queue import QueueConfig
+from unirl.runners.plan import RunnerConfig
+
+Mode = Literal["sync", "colocated", "one-step-off", "async"]
+
+
+@dataclass(frozen=True)
+class ModeQueue(QueueConfig):
+    """How many groups may be under way, and in which order they are learned."""
+
+    # Wider than the parent's, so that a default is told from a choice; `queue_of` narrows it before
+    # a queue is made.
+    max_staleness: int | None = None  # type: ignore[assignment]
+    """How many updates old a completion may be; async alone leaves a choice, of 1 or more. More:
+    generation and learning wait less for each other. none: as the mode has it, 1 in async.
+    """
+
+
+@dataclass(frozen=True)
+class ModeRunner(RunnerConfig):
+    """Where engine and learner run."""
+
+    # As above: `runner_of` narrows it.
+    kind: Literal["auto", "inline", "processes"] = "auto"  # type: ignore[assignment]
+    """inline: one process, turn by turn, reproducible bit for bit. processes: the engine has a
+    process of its own. auto: inline where engine and learner take turns, else processes.
+    """
+
+
+def queue_of(mode: Mode, queue: ModeQueue) -> QueueConfig:
+    """The queue with what the mode decides. Raises UniRLError where other values are set."""
+    age = queue.max_staleness
+    if mode == "async":
+        if age == 0:
+            raise UniRLError(
+                "mode async with queue.max_staleness 0",
+                "completions under way are at least 1 update old when they end",
+                "set queue.max_staleness to 1 or more, or mode to sync",
+            )
+        return replace(queue, max_staleness=age or 1)
+    decided = 1 if mode == "one-step-off" else 0
+    if age not in (None, decided):
+        raise UniRLError(
+            f"mode {mode} with queue.max_staleness {age}",
+            f"in this mode it is {decided}: "
+            + (
+                "the next batch is made during an update"
+                if decided
+                else "engine and learner take turns"
+            ),
+            'set queue.max_staleness to "none", or mode to async',
+        )
+    if mode != "one-step-off":
+        return replace(queue, max_staleness=decided)
+    if queue.window not in (None, 1):
+        raise UniRLError(
+            f"mode one-step-off with queue.window {queue.window}",
+            "batches are learned in the order in which they were begun, which is a window of 1",
+            "leave queue.window out, or set mode to async",
+        )
+    return replace(queue, max_staleness=decided, window=1)
+
+
+def runner_of(mode: Mode, runner: ModeRunner) -> RunnerConfig:
+    """The runner with what the mode decides. Raises UniRLError where another one is set."""
+    overlaps = mode in ("one-step-off", "async")
+    if overlaps and runner.kind == "inline":
+        raise UniRLError(
+            f"mode {mode} with runner.kind inline",
+            "it generates while it learns, and one process that takes turns cannot do both",
+            "leave runner.kind out, or set mode to sync",
+        )
+    if runner.kind != "auto":
+        return runner
+    return replace(runner, kind="processes" if overlaps else "inline")
