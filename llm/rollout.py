@@ -147,7 +147,10 @@ class Rollout:
         await self.engine.abort()
 
     def restart(self, seed: int) -> None:
-        """Nothing to put back: a sample depends on its ticket alone. See Actor."""
+        """What was kept of interrupted groups is dropped, as it is not in a checkpoint; all else
+        depends on the ticket alone. See Actor.
+        """
+        self._kept.clear()
 
     async def close(self) -> None:
         """See AsyncActor."""

@@ -132,6 +132,14 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         (*REVERSE, "--mode", "one-step-off", "--queue.window", "4"),
         ("mode one-step-off with queue.window 4", "a window of 1", "leave queue.window out"),
     ),
+    "a window that partial has not": (
+        (*REVERSE, "--mode", "partial", "--queue.window", "1"),
+        ("mode partial with queue.window 1", "finished first", "leave queue.window out"),
+    ),
+    "an engine elsewhere that shall be interrupted": (
+        (*REVERSE, "--mode", "partial", "--runner.kind", "processes"),
+        ("mode partial with runner.kind processes", "not interrupted", "mode to async"),
+    ),
     "one process that generates while it learns": (
         (*REVERSE, "--mode", "async", "--runner.kind", "inline"),
         ("mode async with runner.kind inline", "one process", "leave runner.kind out"),
@@ -258,6 +266,7 @@ def test_a_shipped_config_rolls_out_to_its_last_step() -> None:
     [
         ("sync", 0, None, "inline"),
         ("colocated", 0, None, "inline"),
+        ("partial", 1, None, "inline"),
         ("one-step-off", 1, 1, "processes"),
         ("async", 1, None, "processes"),
     ],

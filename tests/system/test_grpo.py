@@ -84,10 +84,11 @@ def test_a_tiny_model_learns_what_an_untrained_one_cannot_do(
     [
         ("sync", 0, {}),
         ("colocated", 0, {}),
+        ("partial", 2, {"queue.max_staleness": 2}),
         ("one-step-off", 1, {}),
         ("async", 2, {"queue.max_staleness": 2}),
     ],
-    ids=["sync", "colocated", "one-step-off", "async"],
+    ids=["sync", "colocated", "partial", "one-step-off", "async"],
 )
 def test_no_token_is_older_than_the_mode_allows(
     model: str, mode: str, bound: int, settings: dict[str, Any], tmp_path: Path
@@ -106,7 +107,7 @@ def test_no_token_is_older_than_the_mode_allows(
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize("mode", ["sync", "colocated"])
+@pytest.mark.parametrize("mode", ["sync", "colocated", "partial"])
 def test_a_resumed_run_equals_the_whole_one_bit_for_bit(
     model: str, mode: str, tmp_path: Path
 ) -> None:

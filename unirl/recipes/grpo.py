@@ -46,8 +46,10 @@ class Config:
 
     mode: Mode = "sync"
     """sync: engine and learner take turns. colocated: and the engine gives its memory back
-    meanwhile. one-step-off: a batch is generated while the one before is learned from. async:
-    generation goes on all the time, completions are at most queue.max_staleness updates old.
+    meanwhile. partial: they take turns too, but more groups are begun than a batch has; a batch is
+    what is finished first, and the rest is interrupted and gone on with later. one-step-off: a
+    batch is generated while the one before is learned from. async: generation goes on all the time.
+    In partial and async, completions are at most queue.max_staleness updates old.
     """
     only: Literal["rollout", "train"] | None = None
     """rollout: nothing is learned, all groups are written to samples/groups of the run folder.

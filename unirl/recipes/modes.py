@@ -11,7 +11,9 @@ from unirl.core.errors import UniRLError
 from unirl.core.queue import QueueConfig
 from unirl.runners.plan import RunnerConfig
 
-Mode = Literal["sync", "colocated", "one-step-off", "async"]
+Mode = Literal["sync", "colocated", "partial", "one-step-off", "async"]
+_OPEN = ("partial", "async")
+"""Modes in which completions may be of different ages."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +23,8 @@ class ModeQueue(QueueConfig):
     # Wider than the parent's, so that a default is told from a choice; `queue_of` narrows it before
     # a queue is made.
     max_staleness: int | None = None  # type: ignore[assignment]
-    """How many updates old a completion may be; async alone leaves a choice, of 1 or more. More:
-    generation and learning wait less for each other. none: as the mode has it, 1 in async.
+    """How many updates old a completion may be; async and partial leave a choice, of 1 or more.
+    More: generation and learning wait less for each other. none: as the mode has it, 1 in these.
     """
 
 
@@ -40,12 +42,18 @@ class ModeRunner(RunnerConfig):
 def queue_of(mode: Mode, queue: ModeQueue) -> QueueConfig:
     """The queue with what the mode decides. Raises UniRLError where other values are set."""
     age = queue.max_staleness
-    if mode == "async":
+    if mode in _OPEN:
         if age == 0:
             raise UniRLError(
-                "mode async with queue.max_staleness 0",
+                f"mode {mode} with queue.max_staleness 0",
                 "completions under way are at least 1 update old when they end",
                 "set queue.max_staleness to 1 or more, or mode to sync",
+            )
+        if mode == "partial" and queue.window is not None:
+            raise UniRLError(
+                f"mode partial with queue.window {queue.window}",
+                "a batch is whatever is finished first, and a window would wait for the others",
+                "leave queue.window out, or set mode to async",
             )
         return replace(queue, max_staleness=age or 1)
     decided = 1 if mode == "one-step-off" else 0
@@ -79,6 +87,12 @@ def runner_of(mode: Mode, runner: ModeRunner) -> RunnerConfig:
             f"mode {mode} with runner.kind inline",
             "it generates while it learns, and one process that takes turns cannot do both",
             "leave runner.kind out, or set mode to sync",
+        )
+    if mode == "partial" and runner.kind == "processes":
+        raise UniRLError(
+            "mode partial with runner.kind processes",
+            "an engine in a process of its own is not interrupted: it goes on while others learn",
+            "leave runner.kind out, or set mode to async",
         )
     if runner.kind != "auto":
         return runner
