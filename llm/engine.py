@@ -116,14 +116,10 @@ class Completion:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do; a rollout refuses settings that need more."""
+    """What an engine can do besides generating; modes that need more are refused."""
 
-    logp: bool = True
-    """Returns the behaviour log-probability of each token."""
     load_weights: bool = True
     """Takes new weights while it lives."""
-    keep_on_pause: bool = True
-    """Goes on with frozen requests under new weights."""
     sleep: bool = False
     """Gives its memory back between `sleep` and `wake`."""
 

@@ -89,9 +89,15 @@ class WeightSync:
             reckoning = asyncio.create_task(
                 asyncio.to_thread(expected, weights, version, self.dtype)
             )
-            await receiver.update(told | {"version": version}, version)
-            await self._joined(pushing)
-            await receiver.forget()
+            try:
+                await receiver.update(told | {"version": version}, version)
+                await self._joined(pushing)
+                await receiver.forget()
+            except BaseException:
+                # Nobody asks any more how they ended.
+                pushing.cancel()
+                reckoning.cancel()
+                raise
         with times.part("proof"):
             wanted = await reckoning
             reports = await receiver.call_workers("unirl_proof", [str(version)])
