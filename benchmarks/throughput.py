@@ -55,7 +55,7 @@ def systems(env: str, config: Path, extra: list[str]) -> dict[str, Callable[[Win
     if env == "pong":
         # The network of the others; the config's own is cheaper.
         once += ["--policy.torso", "nature", "--policy.feature-size", "512"]
-        once += ["--actor.unroll-length", "20"]
+        once += ["--actor.unroll-length", "20", "--queue.max-staleness", "3"]
     ours = partial(train_unirl, env, ["impala", f"@{config}", *once, *extra])
     if env == "pong":
         return {
