@@ -49,8 +49,8 @@ class Pairing:
     """How many both run on. 1: both sides of an on-device training are one thread."""
 
 
-# One pass over the data: IMPALA, Nature CNN in bf16. The peers' queues let samples grow old as well: with updates of at
-# most 1 the learner waits for 5 % of the time.
+# One pass over the data: IMPALA, Nature CNN in bf16. The peers' queues let samples grow old as
+# well; at most 1 update old, the learner waits for a twentieth of the time.
 PONG = (
     "impala @pong --policy.torso nature --policy.feature-size 512 --actor.unroll-length 20"
     " --learner.epochs 1 --learner.minibatches 1 --learner.policy-clip none"
