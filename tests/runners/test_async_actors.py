@@ -146,9 +146,15 @@ def test_discarded_tickets_are_replaced_by_new_ones(kind: str, tmp_path: Path) -
 
 
 def test_inline_the_tail_is_interrupted_and_its_tickets_come_again(tmp_path: Path) -> None:
-    plan = make("inline", tmp_path, "tail", window=None, total=12)
+    """Every fourth ticket never ends; a batch of four is enough, so nobody waits for them."""
+    tickets = learned(make("inline", tmp_path, "tail", window=None, total=12), tmp_path / "run")
+    assert tickets == [ticket for ticket in range(16) if ticket % 4 != 3]
+
+
+def test_inline_places_that_never_come_free_end_the_run(tmp_path: Path) -> None:
+    plan = make("inline", tmp_path, "tail", window=None, total=24)
     with pytest.raises(ActorFailed, match="TimeoutError"):
-        # Tickets 3 and 7 never end: in the end they hold all places but six.
+        # Tickets 3, 7, 11 and so on never end: in the end too few places are left for a batch.
         unirl.run(plan, tmp_path / "run", console=False)
     tickets = load_checkpoint(tmp_path / "run").state["counters"]["tickets"]
     assert len(tickets) == len(set(tickets)) and not any(ticket % 4 == 3 for ticket in tickets)

@@ -107,6 +107,24 @@ def test_no_token_is_older_than_the_mode_allows(
     assert not multiprocessing.active_children()
 
 
+def test_in_mode_partial_a_tail_is_gone_on_with_under_newer_weights(
+    model: str, tmp_path: Path
+) -> None:
+    # Room for three groups and a half: twelve are asked for, so the fourth of a batch ends later.
+    settings = {
+        "mode": "partial",
+        "queue.max_staleness": 2,
+        "sampling.max_tokens": 40,
+        "engine.max_sequences": 28,
+    }
+    result = train(model, tmp_path / "run", updates=16, **settings)
+    samples = rows(tmp_path / "run" / "samples" / "samples.jsonl")
+    mixed = [row for row in samples if len(row["versions"]) > 1]
+    assert mixed and result.scalars["staleness/token_max"] <= 2
+    tickets = learned(tmp_path / "run")
+    assert len(tickets) == len(set(tickets)) == 16 * BATCH
+
+
 @pytest.mark.parametrize("mode", ["sync", "colocated", "partial"])
 def test_a_resumed_run_equals_the_whole_one_bit_for_bit(
     model: str, mode: str, tmp_path: Path

@@ -90,10 +90,10 @@ class InlineRunner:
 
     def _take(self) -> Batch | None:
         # All places are filled before each update: with max_staleness k, every sample is k updates
-        # old, no more and no less.
+        # old, no more and no less. Unless a batch is enough: then the rest is gone on with later.
         progress, committed = time.monotonic(), -1
         while True:
-            while self._queue.num_free:
+            while self._queue.num_free and not self._has_enough():
                 if self.loop.reason is not None:
                     return None
                 if self._queue.totals()["committed"] != committed:
@@ -112,6 +112,18 @@ class InlineRunner:
                 if not self._queue.num_free:
                     raise
 
+    @property
+    def _enough(self) -> int | None:
+        """Ready samples at which actors that can be interrupted are; None: never."""
+        config, actor = self._plan.queue, self._actors[0]
+        if config.window is not None or config.max_staleness == 0:
+            return None
+        return config.batch_size if actor is not None and is_async(actor) else None
+
+    def _has_enough(self) -> bool:
+        enough = self._enough
+        return enough is not None and self._queue.counts()["ready"] >= enough
+
     def _fill_some(self) -> None:
         """One slot, or all free ones where the actor fills many at once."""
         index = self._queue.next_ticket % self._plan.num_actors
@@ -125,11 +137,9 @@ class InlineRunner:
     def _produce_round(self, index: int, actor: AsyncActor) -> None:
         queue, config = self._queue, self._plan.queue
         slots = [queue.acquire(0.0, actor=index) for _ in range(queue.num_free)]
-        # Whichever is ready first: then what is not ready yet need not be waited for.
-        enough = config.batch_size if config.window is None and config.max_staleness else None
         try:
             self._events.run(
-                fill_round(actor, queue, slots, enough=enough, timeout=config.timeout_seconds)
+                fill_round(actor, queue, slots, enough=self._enough, timeout=config.timeout_seconds)
             )
         except QueueClosed:
             raise
