@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import gymnasium
@@ -16,6 +16,7 @@ from unirl.core.errors import UniRLError
 from unirl.core.tree import Path
 from unirl.policy.config import PolicyConfig
 from unirl.policy.normalize import RunningNorm
+from unirl.policy.pixel_norm import PixelNorm, few_rows
 
 Layout = Literal["HW", "CHW", "HWC", "SCHW", "SHWC"]
 
@@ -30,7 +31,7 @@ class Inputs(NamedTuple):
     """N rows of observations in the compute dtype."""
 
     images: list[Tensor]
-    """[N, C, H, W] each, channels_last; pixel values as they are."""
+    """[N, C, H, W] each, channels_last; pixel values as they are, or whitened."""
     vector: Tensor | None
     """[N, D], or None when everything is an image."""
 
@@ -45,11 +46,18 @@ class ImageLeaf:
     height: int
     width: int
     scale: float
-    """1/255 for uint8, else 1. Multiplied into the first convolution's weight: fewer numbers."""
+    """1/255 for uint8, else 1. Multiplied into the first convolution's weight: fewer numbers. 1
+    too where a PixelNorm scales.
+    """
+    whitened: bool = False
 
-    def read(self, obs: Any, dtype: torch.dtype) -> Tensor:
-        """[N, ...] -> [N, C, H, W] of `dtype`, unscaled: bfloat16 holds 0..255 exactly."""
+    def read(self, obs: Any, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor:
+        """[N, ...] -> [N, C, H, W] of `dtype`, unscaled: bfloat16 holds 0..255 exactly.
+
+        rows: only these, int64 [M].
+        """
         x = _at(obs, self.path)
+        x = x if rows is None else x[rows]
         if self.layout in ("HWC", "SHWC"):
             # A stack of colour frames becomes S * C channels.
             x = x if self.layout == "HWC" else x.permute(0, 2, 3, 1, 4).flatten(3)
@@ -110,7 +118,7 @@ class IndexLeaf(nn.Module):
 
 
 class ObservationInputs(nn.Module):
-    """Reads trees of one observation space; owns the observation normaliser.
+    """Reads trees of one observation space; owns the normalisers of numbers and of images.
 
     Raises UniRLError for a space no network here can read.
     """
@@ -165,10 +173,28 @@ class ObservationInputs(nn.Module):
                     "set policy.normalize_obs to false (uint8 is scaled to 0..1 anyway)",
                 )
             self.norm = RunningNorm((self.num_normalized,), clip=config.obs_clip)
+        self.pixel_norms = nn.ModuleList(
+            PixelNorm(image.channels, image.height, image.width)
+            for image in self.images
+            if image.whitened
+        )
+        if config.normalize_images and not self.pixel_norms:
+            raise UniRLError(
+                f"policy.normalize_images has nothing to normalise in {space}",
+                "it applies to uint8 Boxes that are read as images",
+                "set policy.normalize_images to false",
+            )
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether `update` does anything."""
+        return self.norm is not None or len(self.pixel_norms) > 0
 
     def forward(self, obs: Any) -> Inputs:
         """Observation tree of [N, ...] leaves -> images and vector in the compute dtype."""
         images = [leaf.read(obs, self.dtype) for leaf in self.images]
+        for place, norm in self._whitened():
+            images[place] = norm(images[place])
         if not self.vector_size:
             return Inputs(images, None)
         parts = []
@@ -181,9 +207,17 @@ class ObservationInputs(nn.Module):
         return Inputs(images, vector.to(self.dtype))
 
     def update(self, obs: Any, mask: Tensor | None) -> None:
-        """Merge rows [N, ...] where mask [N] is true into the normaliser, if there is one."""
+        """Merge rows [N, ...] where mask [N] is true into the normalisers, where there are any."""
         if self.norm is not None:
             self.norm.update(self._normalized_part(obs), mask)
+        for place, norm in self._whitened():
+            image = self.images[place]
+            rows = few_rows(_at(obs, image.path))
+            norm.update(image.read(obs, torch.float32, rows), None if mask is None else mask[rows])
+
+    def _whitened(self) -> Iterator[tuple[int, PixelNorm]]:
+        places = (place for place, image in enumerate(self.images) if image.whitened)
+        yield from zip(places, self.pixel_norms, strict=True)
 
     def _normalized_part(self, obs: Any) -> Tensor:
         parts = [leaf.read(obs) for leaf in self.floats if leaf.normalized]
@@ -195,6 +229,8 @@ class ObservationInputs(nn.Module):
             torso = "nature" if config.torso == "auto" else config.torso
             big_enough = min(image.height, image.width) >= MIN_IMAGE_SIZE[torso]
             if big_enough and (config.torso != "auto" or box.dtype == np.uint8):
+                if config.normalize_images and box.dtype == np.uint8:
+                    image = replace(image, whitened=True, scale=1.0)
                 self.images.append(image)
                 return
             if config.torso != "auto":

@@ -180,11 +180,11 @@ class Policy(nn.Module):
         """Merge obs [>= T, B, ...] into the statistics where mask [T, B] is true.
 
         Rows after T are not counted: they come again as the first of the next unroll. For the
-        learner, after its update: actors get the statistics as weights. Without normalize_obs
-        nothing happens.
+        learner, after its update: actors get the statistics as weights. Where nothing is
+        normalised, nothing happens.
         """
         readers = [reader for reader in (self.inputs, self.value_inputs) if reader is not None]
-        if all(reader.norm is None for reader in readers):
+        if not any(reader.has_statistics for reader in readers):
             return
         num_rows = mask.shape[0]
         flat = tree_map(lambda leaf: leaf[:num_rows].flatten(0, 1), obs)
