@@ -157,12 +157,12 @@ def _require_sleep(config: LanguageConfig) -> None:
     """Raise UniRLError for mode colocated with an engine that keeps its memory."""
     if config.mode != "colocated":
         return
-    # Made and not started there is nothing to close; lora alone would make a folder at once.
-    engine, server = replace(config.engine, transfer="auto"), bool(config.engine.url)
-    if make_engine(engine, config.model).capabilities.sleep:
+    # Made and not started there is nothing to close.
+    if make_engine(config.engine, config.model).capabilities.sleep:
         return
+    server = bool(config.engine.url)
     raise UniRLError(
-        f"mode colocated with engine {engine.kind}{' behind a server' if server else ''}",
+        f"mode colocated with engine {config.engine.kind}{' behind a server' if server else ''}",
         "the engine gives its memory back while the learner learns, and this one cannot sleep",
         "set mode to sync"
         if server

@@ -59,9 +59,11 @@ class HttpClient:
         """The answer's JSON. patience: seconds to wait for a server that is not there yet."""
         return await self._asked("GET", path, None, {}, patience)
 
-    async def post(self, path: str, body: Any = None) -> Any:
-        """The answer's JSON; None where there is no body."""
-        return await self._asked("POST", path, body, {}, 0.0)
+    async def post(self, path: str, body: Any = None, *, patience: float = 0.0) -> Any:
+        """The answer's JSON; None where there is no body. patience: seconds to wait for a server
+        that went away or is busy.
+        """
+        return await self._asked("POST", path, body, {}, patience)
 
     async def order(self, path: str, body: Any = None) -> Any:
         """`post` for what changes the server: an order that may have arrived is not repeated."""

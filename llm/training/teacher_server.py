@@ -19,10 +19,6 @@ from unirl.llm.group import Group
 from unirl.llm.http import BadStatus
 from unirl.llm.training.token_batch import TokenBatch
 
-_TOO_MANY = 429
-_PAUSE_SECONDS = 0.5
-"""Between two attempts to reach a server that went away."""
-
 
 class TeacherServer:
     """Asks for log-probabilities at temperature 1, the model's own: servers tell no others.
@@ -44,7 +40,9 @@ class TeacherServer:
             raise self._refused(error) from error
         except EngineFailed as error:
             raise UniRLError(*error.parts) from error
-        names = [str(each.get("id")) for each in told.get("data", ())]
+        names = [
+            str(each.get("id")) for each in (told.get("data", ()) if isinstance(told, dict) else ())
+        ]
         if self._name not in names:
             raise UniRLError(
                 f"the teacher's server has no model {self._name!r}",
@@ -55,9 +53,15 @@ class TeacherServer:
     def logp(self, tokens: TokenBatch, train: Tensor) -> Tensor:
         """Log-probabilities [N] of the completions for which `train` [S] is true; 0 elsewhere.
 
-        Raises ActorFailed when the server went away for good: the learner is sound, and is saved.
+        Raises ActorFailed when the server went away for good, refuses or tells too little: the
+        learner is sound, and is saved.
         """
-        return asyncio.run(self._logp(tokens, train))
+        try:
+            return asyncio.run(self._logp(tokens, train))
+        except BadStatus as error:
+            raise ActorFailed(*self._refused(error).parts) from error
+        except (EngineFailed, UniRLError) as error:
+            raise ActorFailed(*error.parts) from error
 
     async def _logp(self, tokens: TokenBatch, train: Tensor) -> Tensor:
         logp = torch.zeros(tokens.mask.numel())
@@ -86,29 +90,13 @@ class TeacherServer:
             "max_tokens": 1,  # some servers refuse to draw none
             "temperature": 1.0,
         }
-        told = await self._patiently("/completions", body)
-        choices = sorted(told.get("choices", ()), key=lambda choice: choice.get("index", 0))
+        told = await self._http.post("/completions", body, patience=self._seconds)
+        choices = told.get("choices", ()) if isinstance(told, dict) else ()
+        choices = sorted(choices, key=lambda choice: choice.get("index", 0))
         if len(choices) != len(spans):
             raise self._incomplete(f"{len(choices)} answers to {len(spans)} completions")
         for (begin, end), choice in zip(spans, choices, strict=True):
             logp[begin:end] = self._told(choice, len(prompt), end - begin)
-
-    async def _patiently(self, path: str, body: Any) -> Any:
-        """The answer; a server that restarts is waited for."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._seconds
-        while True:
-            try:
-                return await self._http.post(path, body)
-            except BadStatus as error:
-                if error.status < 500 and error.status != _TOO_MANY:
-                    raise self._refused(error) from error
-                failure = ActorFailed(*self._refused(error).parts)
-            except EngineFailed as error:
-                failure = ActorFailed(*error.parts)
-            if loop.time() >= end:
-                raise failure
-            await asyncio.sleep(_PAUSE_SECONDS)
 
     def _told(self, choice: Mapping[str, Any], num_prompt: int, num_tokens: int) -> Tensor:
         told = (choice.get("logprobs") or {}).get("token_logprobs") or ()

@@ -260,7 +260,7 @@ def test_unfinished_tickets_are_issued_first_in_another_queue(make_queue: MakeQu
     queue.acquire(0.0)
     produce(queue, 0)
     queue.acquire(0.0)
-    ready, due, _ = queue.snapshot()
+    ready, due, *_ = queue.snapshot()
     again = make_queue(max_staleness=2, batch_size=1)
     again.restore(
         [replace(slot, index=i) for i, slot in enumerate(ready)], queue.next_ticket, due=due

@@ -241,7 +241,11 @@ def test_vllm_without_its_sleep_mode_is_not_colocated(
     words = [*TRAIN, *REVERSE, *SLEEPY, "--engine", "vllm"]
     said = refused(capfd, words)
     assert "cannot sleep" in said and "engine.options.enable_sleep_mode to true" in said
-    assert cli.main([*words, "--engine.options.enable_sleep_mode", "true"]) == 0
+    words += ["--engine.options.enable_sleep_mode", "true"]
+    assert cli.main(words) == 0
+    # What adapters are written to is made when there is one.
+    lora = ["--engine.transfer", "lora", "--model.lora-rank", "2", "--engine.folder", "adapters"]
+    assert cli.main([*words, *lora]) == 0 and not Path("adapters").exists()
 
 
 def test_rollouts_under_torchrun_are_refused_for_what_they_are(

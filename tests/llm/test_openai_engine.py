@@ -20,6 +20,7 @@ from unirl.core.errors import UniRLError
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
 from unirl.llm.engines.openai_engine import OpenAiEngine
 from unirl.llm.engines.openai_http import HttpClient
+from unirl.llm.http import BadStatus
 from unirl.llm.models.model import ModelConfig
 
 pytest.importorskip("httpx2", reason="servers are asked through it")
@@ -287,6 +288,28 @@ def test_a_busy_server_is_asked_again_when_it_says_and_within_the_deadline() -> 
                 return time.monotonic() - began
 
             assert least <= run(server, later, timeout_seconds=deadline) < most
+
+
+def test_a_request_has_five_attempts_or_as_long_as_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("unirl.llm.engines.openai_http._PAUSES", (0.01,) * 4)
+    body: dict[str, Any] = {"model": "table", "prompt": [[3, 5]], "echo": True}
+    with CompletionServer() as server:
+
+        def post(*, failures: int, patience: float) -> Any:
+            server.failures = failures
+            client = HttpClient(server.url)
+            return asyncio.run(client.post("/completions", body, patience=patience))
+
+        assert post(failures=4, patience=0.0) and post(failures=9, patience=20.0)
+        with pytest.raises(BadStatus, match="503"):
+            post(failures=9, patience=0.0)
+        assert server.failures == 9 - 5
+        body["model"], asked = "other", len(server.bodies)
+        with pytest.raises(BadStatus, match="404"):
+            post(failures=0, patience=20.0)  # no patience mends that
+        assert len(server.bodies) == asked + 1
 
 
 @pytest.mark.parametrize(("fault", "message"), [(500, "status|failed"), (0, "hung up")])

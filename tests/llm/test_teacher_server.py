@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="language models need the extra llm")
 pytest.importorskip("httpx2", reason="servers are asked through it")
 
+import unirl
 from tests.llm.completion_server import CompletionServer
 from tests.llm.packed_groups import VOCAB, make_groups
 from tests.llm.test_learner import batch_of, make_learner
+from tests.system.grpo_settings import SMALL
+from unirl.core.checkpoint import load_checkpoint
 from unirl.core.errors import ActorFailed, UniRLError
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.models.tiny import make_tiny
@@ -69,14 +73,16 @@ def test_a_learner_is_taught_by_it() -> None:
 def test_what_a_server_does_not_tell_is_no_silent_zero() -> None:
     tokens = TokenBatch.of(GROUPS, (1.0,))
     with CompletionServer(weights=TABLE, gives_logp=False) as server:
-        with pytest.raises(UniRLError, match="no log-probability for each token"):
+        with pytest.raises(ActorFailed, match="no log-probability for each token"):
             teacher_at(server).logp(tokens, EVERYTHING)
         other = teacher_at(server, "other")
         with pytest.raises(UniRLError, match=r"has no model 'other'") as caught:
             other.check()
         assert "serves table" in str(caught.value)
-        with pytest.raises(UniRLError, match="does not exist"):
+        assert not isinstance(caught.value, ActorFailed)  # nothing has begun
+        with pytest.raises(ActorFailed, match=r"status 404: .*does not exist"):
             other.logp(tokens, EVERYTHING)
+        assert sum(body["model"] == "other" for body in server.bodies) <= len(GROUPS)  # once each
 
 
 def test_a_server_that_is_gone_is_told_plainly_and_waited_for() -> None:
@@ -90,6 +96,43 @@ def test_a_server_that_is_gone_is_told_plainly_and_waited_for() -> None:
     # Not the learner's fault: what it has is saved before the run ends.
     with pytest.raises(ActorFailed, match="cannot be reached"):
         TeacherServer(server.url, "table", seconds=0.2).logp(tokens, EVERYTHING)
+
+
+def test_a_server_that_fails_for_longer_than_its_time_is_told_plainly() -> None:
+    tokens = TokenBatch.of(GROUPS, (1.0,))
+    with CompletionServer(weights=TABLE, faults={"/v1/completions": 502}) as server:
+        teacher = TeacherServer(server.url, "table", seconds=0.2)
+        with pytest.raises(ActorFailed, match=r"refuses.*status 502: .*it is broken"):
+            teacher.logp(tokens, EVERYTHING)
+
+
+def test_what_was_learned_is_saved_when_the_server_refuses(tmp_path: Path) -> None:
+    folder = str(make_tiny(tmp_path / "tiny"))
+    table = torch.randn(128, 128, generator=torch.Generator().manual_seed(5))
+    with CompletionServer(weights=table) as server:
+        settings = {"path": folder, "url": server.url, "served_name": "table"}
+        plan = unirl.make_plan(
+            "grpo",
+            **SMALL,
+            **{f"teacher.{name}": value for name, value in settings.items()},
+            **{"model.path": folder, "rollout.group_size": 4, "queue.batch_size": 2},
+        )
+
+        def make_learner(context: Any) -> Any:
+            learner = plan.make_learner(context)
+            step = learner.step
+
+            def refused_later(batch: Any) -> Any:
+                if learner.version == 2:
+                    server.faults["/v1/completions"] = 400
+                return step(batch)
+
+            learner.step = refused_later
+            return learner
+
+        with pytest.raises(ActorFailed, match="status 400"):
+            unirl.run(replace(plan, make_learner=make_learner), tmp_path / "run", console=False)
+    assert load_checkpoint(tmp_path / "run").state["version"] == 2
 
 
 def test_settings_lead_to_a_server_or_say_why_not(tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ class Snapshot(NamedTuple):
     unfinished: list[int]
     """Tickets that are running or due, in order."""
     next_ticket: int
+    discarded: dict[str, int]
+    """As `SlotQueue.discarded`."""
 
     @property
     def cursor(self) -> Cursor:
@@ -396,6 +398,7 @@ class SlotQueue:
                 sorted(waiting, key=lambda slot: slot.ticket),
                 sorted([*(int(words[row + _TICKET]) for row in unfinished), *self._backlog]),
                 int(words[_NEXT_TICKET]),
+                self.discarded(),
             )
 
     def restore(
@@ -451,7 +454,7 @@ class SlotQueue:
         return {name: states.count(state) for state, name in enumerate(STATE_NAMES)}
 
     def discarded(self) -> dict[str, int]:
-        """How many slots were discarded since the run began, by reason."""
+        """How many slots were discarded since the queue was made, by reason."""
         return {
             reason: int(self._words[self._discarded + i]) for i, reason in enumerate(self._reasons)
         }

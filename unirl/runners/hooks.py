@@ -64,6 +64,7 @@ class LogHook:
             loop.queue,
             max(now - (self._last_time or now), 1e-9),
         )
+        loop.count_discards(queue.discarded())
         scalars = loop.metrics.flush()
         # Here, where the numbers come to the host anyway, and not at every update.
         for name, value in scalars.items():
@@ -80,9 +81,6 @@ class LogHook:
             scalars["perf/produced_sps"] = num_steps / max(num_learned, 1) * num_committed / seconds
         counts = queue.counts()
         scalars["queue/ready"], scalars["queue/running"] = counts["ready"], counts["running"]
-        for reason, number in queue.discarded().items():
-            if number:
-                scalars[f"queue/discarded/{reason}"] = number
         for name, ages in zip(("in_flight", "in_queue"), queue.ages(learner.version), strict=True):
             if ages:
                 scalars[f"staleness/{name}"] = sum(ages) / len(ages)
@@ -295,15 +293,18 @@ class SamplesHook:
 def _cut_samples(path: Path, step: int) -> None:
     """Drop rows of after `step`, and the half of one that a killed run left."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        lines = [line for line in file if _step_of(line) <= step]
+        # The last one may lack its end, and more rows will follow it.
+        lines = [line.rstrip("\n") + "\n" for line in file if _step_of(line) <= step]
     disk.replace_text(path, "".join(lines))
 
 
 def _step_of(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return math.inf
+    except ValueError:
+        return math.inf  # half a row
+    except (KeyError, TypeError):
+        return -math.inf  # of an older version, which wrote no steps
 
 
 class StopHook:

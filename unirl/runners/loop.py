@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from unirl.core.errors import ActorFailed
@@ -52,6 +52,7 @@ class TrainLoop:
         self.reason: str | None = None
         self.seconds_before = 0.0
         """Training time of earlier sessions of this run."""
+        self._discards: dict[str, int] = {}
         self._started = time.monotonic()
 
     @property
@@ -65,6 +66,13 @@ class TrainLoop:
             self.reason = self.reason or reason
         else:
             self._wish = self._wish or reason
+
+    def count_discards(self, discarded: Mapping[str, int]) -> None:
+        """Bring the totals up to what the queue counts by reason, which begins at 0 on a resume."""
+        for reason, number in discarded.items():
+            if new := number - self._discards.get(reason, 0):
+                self.metrics.total(f"queue/discarded/{reason}", new)
+        self._discards = dict(discarded)
 
     def run(
         self,

@@ -20,7 +20,8 @@ from unirl.runners.plan import Plan
 def save(loop: TrainLoop, run_dir: Path) -> Path:
     """Write a checkpoint of the learner, the acknowledged samples, random numbers and counters."""
     learner = loop.learner
-    ready, unfinished, next_ticket = loop.queue.snapshot()
+    ready, unfinished, next_ticket, discarded = loop.queue.snapshot()
+    loop.count_discards(discarded)
     state = learner.state_dict()
     for slot in ready:
         slot.wait_ready()
