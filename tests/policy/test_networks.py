@@ -25,9 +25,9 @@ def image(height: int, width: int) -> ImageLeaf:
 
 def test_nature_cnn_is_the_paper_s_stack_on_pixels_between_0_and_1() -> None:
     network = NatureCNN(image(84, 72), 512, generator())
-    plain = nn.Sequential(
-        network.conv1, nn.ReLU(), network.conv2, nn.ReLU(), network.conv3, nn.ReLU()
-    )
+    first = nn.Conv2d(4, 32, 8, 4)
+    first.load_state_dict(network.conv1.state_dict())
+    plain = nn.Sequential(first, nn.ReLU(), network.conv2, nn.ReLU(), network.conv3, nn.ReLU())
     x = pixels(84, 72)
     features = plain(x / 255)
     assert features.shape == (3, 64, 7, 5)
@@ -38,7 +38,9 @@ def test_nature_cnn_is_the_paper_s_stack_on_pixels_between_0_and_1() -> None:
 
 def test_shallow_cnn_is_the_paper_s_stack() -> None:
     network = ShallowCNN(image(84, 72), 256, generator())
-    plain = nn.Sequential(network.conv1, nn.ReLU(), network.conv2, nn.ReLU())
+    first = nn.Conv2d(4, 16, 8, 4)
+    first.load_state_dict(network.conv1.state_dict())
+    plain = nn.Sequential(first, nn.ReLU(), network.conv2, nn.ReLU())
     x = pixels(84, 72)
     features = plain(x / 255)
     assert features.shape == (3, 32, 9, 7)

@@ -32,14 +32,14 @@ def formula(x: Tensor, seen: Tensor) -> Tensor:
 
 
 def test_before_anything_is_seen_pixels_are_scaled() -> None:
-    norm, x = PixelNorm(2, 5, 4), pixels(3, 2, 5, 4)
+    norm, x = PixelNorm((2, 5, 4)), pixels(3, 2, 5, 4)
     rubbish = torch.zeros(3, dtype=torch.bool)
     norm.update(x.float(), rubbish)
     torch.testing.assert_close(norm(channels_last(x, torch.float32)), x / 255)
 
 
 def test_whitened_images_equal_the_formula_however_they_came() -> None:
-    norm, seen, x = PixelNorm(2, 5, 4), pixels(40, 2, 5, 4), pixels(7, 2, 5, 4, seed=1)
+    norm, seen, x = PixelNorm((2, 5, 4)), pixels(40, 2, 5, 4), pixels(7, 2, 5, 4, seed=1)
     seen[:, :, 0] = 87  # a background that never changes
     masked = torch.cat([seen, torch.full_like(seen[:5], 255)])
     mask = torch.arange(45) < 40
@@ -51,7 +51,7 @@ def test_whitened_images_equal_the_formula_however_they_came() -> None:
 
 
 def test_in_bfloat16_the_background_does_not_swallow_a_small_difference() -> None:
-    norm, seen = PixelNorm(1, 4, 4), torch.full((50, 1, 4, 4), 87, dtype=torch.uint8)
+    norm, seen = PixelNorm((1, 4, 4)), torch.full((50, 1, 4, 4), 87, dtype=torch.uint8)
     seen[0] = 200
     norm.update(seen.float(), None)
     x = torch.arange(80, 96, dtype=torch.uint8).reshape(1, 1, 4, 4)
@@ -85,13 +85,26 @@ LAYOUTS = {
 def test_a_policy_whitens_every_layout(layout: str) -> None:
     shape, to_chw = LAYOUTS[layout]
     space = spaces.Box(0, 255, shape, np.uint8)
-    policy = Policy(space, ACTIONS, PolicyConfig(normalize_images=True), seed=0)
+    config = PolicyConfig(normalize_images=True, torso="impala", feature_size=8)
+    policy = Policy(space, ACTIONS, config, seed=0)
     seen, x = pixels(12, *shape), pixels(3, *shape, seed=1)
     # As an unroll [T, B] with its bootstrap row, which does not count.
     unroll = torch.cat([seen.reshape(3, 4, *shape), x[:1].expand(4, *shape)[None]])
     policy.update_normalizer(unroll, torch.ones(3, 4, dtype=torch.bool))
     (image,) = policy.inputs(x).images
     expected = formula(to_chw(x), to_chw(seen))
+    torch.testing.assert_close(image.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_blocks_of_pixels_are_whitened_as_pixels_are() -> None:
+    """What the Nature CNN reads is in another order, and the same."""
+    space = spaces.Box(0, 255, (2, 40, 44), np.uint8)
+    policy = Policy(space, ACTIONS, PolicyConfig(normalize_images=True), seed=0)
+    seen, x = pixels(12, 2, 40, 44), pixels(3, 2, 40, 44, seed=1)
+    policy.update_normalizer(seen.reshape(3, 4, 2, 40, 44), torch.ones(3, 4, dtype=torch.bool))
+    (image,) = policy.inputs(x).images
+    expected = formula(x, seen).reshape(3, 2, 10, 4, 11, 4).permute(0, 1, 3, 5, 2, 4)
+    expected = expected.reshape(3, 32, 10, 11)
     torch.testing.assert_close(image.double(), expected, atol=1e-5, rtol=1e-5)
 
 

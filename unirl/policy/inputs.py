@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unirl.core.errors import UniRLError
 from unirl.core.tree import Path
+from unirl.policy.blocks import BLOCK, to_blocks
 from unirl.policy.config import PolicyConfig
 from unirl.policy.normalize import RunningNorm
 from unirl.policy.pixel_norm import PixelNorm, few_rows
@@ -50,11 +51,20 @@ class ImageLeaf:
     too where a PixelNorm scales.
     """
     whitened: bool = False
+    blocked: bool = False
+    """Networks get blocks of pixels, see to_blocks. height, width and channels are the image's."""
+
+    @property
+    def read_shape(self) -> tuple[int, int, int]:
+        """Of what `read` makes of one row."""
+        if not self.blocked:
+            return self.channels, self.height, self.width
+        return self.channels * BLOCK**2, self.height // BLOCK, self.width // BLOCK
 
     def read(self, obs: Any, dtype: torch.dtype, rows: Tensor | None = None) -> Tensor:
         """[N, ...] -> [N, C, H, W] of `dtype`, unscaled: bfloat16 holds 0..255 exactly.
 
-        rows: only these, int64 [M].
+        Blocked: [N, C * 16, H / 4, W / 4]. rows: only these, int64 [M].
         """
         x = _at(obs, self.path)
         x = x if rows is None else x[rows]
@@ -66,6 +76,8 @@ class ImageLeaf:
             x = x.flatten(1, 2)
         if self.layout == "HW":
             x = x.unsqueeze(1)
+        if self.blocked:
+            return to_blocks(x).to(dtype)
         # Interleave while a pixel is one byte; for few channels stack is the fastest transpose.
         return torch.stack(x.unbind(1), dim=-1).permute(0, 3, 1, 2).to(dtype)
 
@@ -174,9 +186,7 @@ class ObservationInputs(nn.Module):
                 )
             self.norm = RunningNorm((self.num_normalized,), clip=config.obs_clip)
         self.pixel_norms = nn.ModuleList(
-            PixelNorm(image.channels, image.height, image.width)
-            for image in self.images
-            if image.whitened
+            PixelNorm(image.read_shape) for image in self.images if image.whitened
         )
         if config.normalize_images and not self.pixel_norms:
             raise UniRLError(
@@ -231,6 +241,7 @@ class ObservationInputs(nn.Module):
             if big_enough and (config.torso != "auto" or box.dtype == np.uint8):
                 if config.normalize_images and box.dtype == np.uint8:
                     image = replace(image, whitened=True, scale=1.0)
+                image = replace(image, blocked=_can_block(image, box, torso))
                 self.images.append(image)
                 return
             if config.torso != "auto":
@@ -255,6 +266,15 @@ def space_leaves(
             yield from space_leaves(child, (*path, str(index)))
     else:
         yield path, space
+
+
+def _can_block(image: ImageLeaf, box: spaces.Box, torso: str) -> bool:
+    """Whether the torso begins with a convolution of 8 x 8 with stride 4, and blocks divide up the
+    image.
+    """
+    planes = box.dtype == np.uint8 and image.layout in ("HW", "CHW", "SCHW")
+    fits = image.height % BLOCK == 0 and image.width % BLOCK == 0
+    return torso in ("nature", "shallow") and planes and fits
 
 
 def _image(path: Path, box: spaces.Box, scale: float) -> ImageLeaf | None:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unirl.policy.activation import ACTIVATIONS, relu_
+from unirl.policy.blocks import block_weight
 from unirl.policy.config import ActivationName, PolicyConfig
 from unirl.policy.dense import dense
 from unirl.policy.initialize import HIDDEN_GAIN, conv, linear
@@ -38,16 +39,32 @@ class MLP(nn.Module):
         return x
 
 
+class PixelConv(nn.Module):
+    """The first layer of the Nature CNN and its kin: 8 x 8, stride 4, over unscaled pixels."""
+
+    def __init__(self, image: ImageLeaf, num_out: int, generator: torch.Generator) -> None:
+        super().__init__()
+        layer = conv(image.channels, num_out, 8, HIDDEN_GAIN, generator, stride=4)
+        self.weight, self.bias = layer.weight, layer.bias
+        self.scale, self.blocked = image.scale, image.blocked
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight * self.scale
+        if self.blocked:
+            return F.conv2d(x, block_weight(weight), self.bias)
+        return F.conv2d(x, weight, self.bias, stride=4)
+
+
 class NatureCNN(nn.Module):
-    """Three convolutions and a linear layer: [N, C, H, W] unscaled pixels -> [N, num_out].
+    """Three convolutions and a linear layer: pixels as read from the image -> [N, num_out].
 
     Mnih et al., "Human-level control through deep reinforcement learning" (Nature 2015), methods.
     """
 
     def __init__(self, image: ImageLeaf, num_out: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.scale, self.num_out = image.scale, num_out
-        self.conv1 = conv(image.channels, 32, 8, HIDDEN_GAIN, generator, stride=4)
+        self.num_out = num_out
+        self.conv1 = PixelConv(image, 32, generator)
         self.conv2 = conv(32, 64, 4, HIDDEN_GAIN, generator, stride=2)
         self.conv3 = conv(64, 64, 3, HIDDEN_GAIN, generator)
         height, width = (
@@ -56,14 +73,14 @@ class NatureCNN(nn.Module):
         self.linear = linear(64 * height * width, num_out, HIDDEN_GAIN, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = relu_(F.conv2d(x, self.conv1.weight * self.scale, self.conv1.bias, stride=4))
+        x = relu_(self.conv1(x))
         x = relu_(self.conv2(x))
         x = relu_(self.conv3(x))
         return relu_(self.linear(flatten_pixels(x)))
 
 
 class ShallowCNN(nn.Module):
-    """Two convolutions and a linear layer: [N, C, H, W] unscaled pixels -> [N, num_out].
+    """Two convolutions and a linear layer: pixels as read from the image -> [N, num_out].
 
     The network of A3C (Mnih et al., arXiv 1602.01783, section 8) and IMPALA's shallow model (arXiv
     1802.01561, figure 3, left); both have num_out 256. Less than half of the Nature CNN's cost.
@@ -71,15 +88,14 @@ class ShallowCNN(nn.Module):
 
     def __init__(self, image: ImageLeaf, num_out: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.scale, self.num_out = image.scale, num_out
-        self.conv1 = conv(image.channels, 16, 8, HIDDEN_GAIN, generator, stride=4)
+        self.num_out = num_out
+        self.conv1 = PixelConv(image, 16, generator)
         self.conv2 = conv(16, 32, 4, HIDDEN_GAIN, generator, stride=2)
         height, width = (((size - 8) // 4 + 1 - 4) // 2 + 1 for size in (image.height, image.width))
         self.linear = linear(32 * height * width, num_out, HIDDEN_GAIN, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = relu_(F.conv2d(x, self.conv1.weight * self.scale, self.conv1.bias, stride=4))
-        return relu_(self.linear(flatten_pixels(relu_(self.conv2(x)))))
+        return relu_(self.linear(flatten_pixels(relu_(self.conv2(relu_(self.conv1(x)))))))
 
 
 class ResidualBlock(nn.Module):

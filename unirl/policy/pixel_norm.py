@@ -31,8 +31,9 @@ class PixelNorm(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, channels: int, height: int, width: int) -> None:
+    def __init__(self, shape: tuple[int, int, int]) -> None:
         super().__init__()
+        channels, height, width = shape
         # Channels last, as the images' memory is.
         self.statistics = RunningNorm((height, width, channels))
         # Actors get both as weights and need not work them out for each observation.
