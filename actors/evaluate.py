@@ -54,7 +54,7 @@ class PolicyEvaluator:
     def __init__(
         self, env: EnvConfig, policy: PolicyConfig, seed: int, *, num_envs: int = 8
     ) -> None:
-        self._config = replace(env, episodic_life=False)
+        self._config = replace(env, episodic_life=False, push_probability=0.0)
         self._policy_config = policy
         self._seed, self._num_envs = seed, num_envs
         self._env: VectorEnv | None = None

@@ -53,6 +53,12 @@ class EnvConfig:
     step_timeout: float = 300.0
     """Seconds that one step or reset may take in another process (engine async, environment
     workers) before that process is replaced. More: slower to notice what hangs."""
+    push_probability: float = 0.0
+    """Chance per step that a training environment is pushed: for a few steps it executes one random
+    action, whatever the policy says. More: more states are known, lower training returns. Episodes
+    are played without pushes in evaluations."""
+    push_steps: tuple[int, int] = (3, 12)
+    """Fewest and most steps of a push. More: it leads farther away."""
     import_module: str = ""
     """Module imported first, in every process; it registers custom environments ("my_envs")."""
 
@@ -108,6 +114,7 @@ class EnvConfig:
                 "0 <= repeat_action_probability <= 1 must hold",
                 "0.25 is what v5 ids use",
             )
+        self._check_pushes()
         minimum = {"num_threads": 0, "frame_skip": 1, "frame_stack": 1, "noop_max": 0}
         if self.max_episode_steps is not None:
             minimum["max_episode_steps"] = 1
@@ -123,6 +130,26 @@ class EnvConfig:
                 f"step_timeout of {self.step_timeout} leaves no time to step",
                 "step_timeout must be positive",
                 "300 is the default",
+            )
+
+    def _check_pushes(self) -> None:
+        if not 0.0 <= self.push_probability <= 1.0:
+            raise UniRLError(
+                f"push_probability {self.push_probability} is not a probability",
+                "0 <= push_probability <= 1 must hold",
+                "0.01 pushes an environment every hundred steps",
+            )
+        if not 1 <= self.push_steps[0] <= self.push_steps[1]:
+            raise UniRLError(
+                f"push_steps {self.push_steps} is no range",
+                "it must be (fewest, most) with 1 <= fewest <= most",
+                "(3, 12) is the default",
+            )
+        if self.push_probability and self.is_sim:
+            raise UniRLError(
+                f'push_probability {self.push_probability} with env "{self.id}"',
+                "simulators on a device step all their environments themselves and know no pushes",
+                "set env.push_probability to 0",
             )
 
     def threads_for(self, num_envs: int) -> int:

@@ -19,6 +19,7 @@ from unirl.envs.ale import AleEngine
 from unirl.envs.config import EnvConfig
 from unirl.envs.envpool import EnvPoolEngine, known_ids
 from unirl.envs.gym import GymEngine
+from unirl.envs.push import PushedEnv
 from unirl.envs.sim.engine import SimEngine
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_field, obs_fields
@@ -39,12 +40,12 @@ def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
         )
     if config.is_multi_agent:
         with _explained(config):
-            return pettingzoo.ParallelEnvs(config, _find_factory(config), num_envs)
+            return _pushed(pettingzoo.ParallelEnvs(config, _find_factory(config), num_envs), config)
     engine = _make_engine(config, num_envs)
     try:
         obs_fields(engine.observation_space, num_envs, config.id)
         action_field(engine.action_space, num_envs, config.id)
-        return adapt(engine, num_envs, config.id)
+        return _pushed(adapt(engine, num_envs, config.id), config)
     except UniRLError:
         engine.close()
         raise
@@ -78,6 +79,12 @@ def agents_of(config: EnvConfig) -> tuple[str, ...]:
 def known_env_ids() -> list[str]:
     """All ids that can be made here without EnvPool, sorted."""
     return sorted([*catalog.known_env_ids(), *pettingzoo.known_ids()])
+
+
+def _pushed(env: VectorEnv, config: EnvConfig) -> VectorEnv:
+    if not config.push_probability:
+        return env
+    return PushedEnv(env, config.push_probability, config.push_steps, config.id)
 
 
 def _cast_of(config: EnvConfig) -> pettingzoo.Cast:
