@@ -3,10 +3,10 @@ says.
 
 A policy that is nearly deterministic sees only the states that it seeks out, and may never learn
 what to do where a stochastic game throws it. Pushes take it there, as robots in simulation are
-pushed so that they learn to recover (Rudin et al., arXiv 2109.11978, section 4.2); the repeated
-action is that of temporally extended exploration (Dabney et al., arXiv 2006.01782). To the learner
-they are part of the environment, like sticky actions: it stores the action that the policy chose,
-and its objective stays on-policy.
+pushed so that they learn to recover (Rudin et al., arXiv 2109.11978); that one action is repeated
+is from temporally extended exploration (Dabney et al., arXiv 2006.01782). To the learner they are
+part of the environment, like sticky actions: it stores the action that the policy chose, and its
+objective stays on-policy.
 """
 
 from __future__ import annotations

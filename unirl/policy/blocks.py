@@ -1,10 +1,10 @@
 """Images as blocks of 4 x 4 pixels: what a convolution of 8 x 8 with stride 4 reads, cheaper.
 
 Such a convolution over C channels is one of 2 x 2 with stride 1 over 16 C channels, one for each
-pixel of a block. Few channels are what matrix units of CPUs and GPUs serve worst: with 4 frames of
-84 x 84, forward and backward of the first layer cost half as much. Source: space to depth, as for
-ResNet-50 in MLPerf (Kumar et al., "Exploring the limits of concurrency in ML training", arXiv
-2011.03641, section 4.3).
+pixel of a block. Few channels are what matrix units serve worst: with 4 frames of 84 x 84 in
+bfloat16, the first layer's forward and backward pass take about 0.6 of the time on a CPU with AMX.
+Source: space to depth, as in the stem of TResNet (Ridnik et al., arXiv 2003.13630), but the
+function, its parameters and its gradient stay those of the convolution.
 """
 
 from __future__ import annotations
