@@ -53,8 +53,9 @@ def systems(env: str, config: Path, extra: list[str]) -> dict[str, Callable[[Win
     # One pass over the data for everyone, whatever the config needs to learn well.
     once = ["--learner.epochs", "1", "--learner.minibatches", "1", "--learner.policy-clip", "none"]
     if env == "pong":
-        # The network of the others; the config's own is cheaper.
+        # The network of the others; the config's own is cheaper. What helps to learn is left out.
         once += ["--policy.torso", "nature", "--policy.feature-size", "512"]
+        once += ["--no-policy.normalize-images", "--env.push-probability", "0"]
         once += ["--actor.unroll-length", "20", "--queue.max-staleness", "3"]
     ours = partial(train_unirl, env, ["impala", f"@{config}", *once, *extra])
     if env == "pong":
