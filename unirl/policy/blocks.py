@@ -2,7 +2,8 @@
 
 Such a convolution over C channels is one of 2 x 2 with stride 1 over 16 C channels, one for each
 pixel of a block. Few channels are what matrix units serve worst: with 4 frames of 84 x 84 in
-bfloat16, the first layer's forward and backward pass take about 0.6 of the time on a CPU with AMX.
+bfloat16 the first layer takes three quarters of its time on a CPU with AMX, reading included
+(benchmarks/pixel_blocks.py).
 Source: space to depth, as in the stem of TResNet (Ridnik et al., arXiv 2003.13630), but the
 function, its parameters and its gradient stay those of the convolution.
 """
