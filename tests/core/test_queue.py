@@ -203,6 +203,43 @@ def test_closing_wakes_everyone(make_queue: MakeQueue) -> None:
     assert time.monotonic() - started < 1.0
 
 
+@pytest.mark.parametrize("moment", ["while it watches", "before it falls asleep", "asleep"])
+def test_a_waiting_learner_learns_of_a_commit_at_once(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody looks again by himself: with a lost wake-up the deadline passes.
+    monkeypatch.setattr("unirl.core.queue.LOOK_AGAIN_SECONDS", 60.0)
+    queue = SharedQueue(SPEC, QueueConfig(max_staleness=0), num_actors=1)
+    slot, watch, sleep = queue.acquire(0.0), queue._saw_change, queue._guard.wait
+    told: list[bool] = []
+
+    def watches(bell: int) -> bool:
+        if moment == "while it watches":
+            fill(queue, slot, 0)
+        told.append(watch(bell))
+        if moment == "before it falls asleep":
+            fill(queue, slot, 0)
+        return told[-1]
+
+    def sleeps(bell: int, seconds: float) -> None:
+        if moment == "asleep":
+            fill(queue, slot, 0)
+        sleep(bell, seconds)
+        told.append(True)
+
+    monkeypatch.setattr(queue, "_saw_change", watches)
+    monkeypatch.setattr(queue._guard, "wait", sleeps)
+    assert queue.take(0, timeout=5.0).slots[0].ticket == slot.ticket
+    assert (
+        told
+        == {
+            "while it watches": [True],
+            "before it falls asleep": [False],
+            "asleep": [False, True],
+        }[moment]
+    )
+
+
 def test_what_a_dead_actor_held_is_issued_again(make_queue: MakeQueue) -> None:
     queue = make_queue(max_staleness=1, batch_size=1)
     queue.acquire(0.0, actor=1)
