@@ -12,9 +12,10 @@ from torch import Tensor
 
 from unirl.core.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
-from unirl.policy.pixel_norm import MAX_ROWS, MIN_STD, PixelNorm, few_rows
+from unirl.policy.pixel_norm import MAX_ROWS, PixelNorm, few_rows
 
 ACTIONS = spaces.Discrete(3)
+MIN_STD = 12.0
 
 
 def pixels(num_rows: int, *shape: int, seed: int = 0) -> Tensor:
@@ -32,14 +33,14 @@ def formula(x: Tensor, seen: Tensor) -> Tensor:
 
 
 def test_before_anything_is_seen_pixels_are_scaled() -> None:
-    norm, x = PixelNorm((2, 5, 4)), pixels(3, 2, 5, 4)
+    norm, x = PixelNorm((2, 5, 4), MIN_STD), pixels(3, 2, 5, 4)
     rubbish = torch.zeros(3, dtype=torch.bool)
     norm.update(x.float(), rubbish)
     torch.testing.assert_close(norm(channels_last(x, torch.float32)), x / 255)
 
 
 def test_whitened_images_equal_the_formula_however_they_came() -> None:
-    norm, seen, x = PixelNorm((2, 5, 4)), pixels(40, 2, 5, 4), pixels(7, 2, 5, 4, seed=1)
+    norm, seen, x = PixelNorm((2, 5, 4), MIN_STD), pixels(40, 2, 5, 4), pixels(7, 2, 5, 4, seed=1)
     seen[:, :, 0] = 87  # a background that never changes
     masked = torch.cat([seen, torch.full_like(seen[:5], 255)])
     mask = torch.arange(45) < 40
@@ -51,7 +52,7 @@ def test_whitened_images_equal_the_formula_however_they_came() -> None:
 
 
 def test_in_bfloat16_the_background_does_not_swallow_a_small_difference() -> None:
-    norm, seen = PixelNorm((1, 4, 4)), torch.full((50, 1, 4, 4), 87, dtype=torch.uint8)
+    norm, seen = PixelNorm((1, 4, 4), MIN_STD), torch.full((50, 1, 4, 4), 87, dtype=torch.uint8)
     seen[0] = 200
     norm.update(seen.float(), None)
     x = torch.arange(80, 96, dtype=torch.uint8).reshape(1, 1, 4, 4)
@@ -85,7 +86,9 @@ LAYOUTS = {
 def test_a_policy_whitens_every_layout(layout: str) -> None:
     shape, to_chw = LAYOUTS[layout]
     space = spaces.Box(0, 255, shape, np.uint8)
-    config = PolicyConfig(normalize_images=True, torso="impala", feature_size=8)
+    config = PolicyConfig(
+        normalize_images=True, pixel_min_std=MIN_STD, torso="impala", feature_size=8
+    )
     policy = Policy(space, ACTIONS, config, seed=0)
     seen, x = pixels(12, *shape), pixels(3, *shape, seed=1)
     # As an unroll [T, B] with its bootstrap row, which does not count.
@@ -99,7 +102,9 @@ def test_a_policy_whitens_every_layout(layout: str) -> None:
 def test_blocks_of_pixels_are_whitened_as_pixels_are() -> None:
     """What the Nature CNN reads is in another order, and the same."""
     space = spaces.Box(0, 255, (2, 40, 44), np.uint8)
-    policy = Policy(space, ACTIONS, PolicyConfig(normalize_images=True), seed=0)
+    policy = Policy(
+        space, ACTIONS, PolicyConfig(normalize_images=True, pixel_min_std=MIN_STD), seed=0
+    )
     seen, x = pixels(12, 2, 40, 44), pixels(3, 2, 40, 44, seed=1)
     policy.update_normalizer(seen.reshape(3, 4, 2, 40, 44), torch.ones(3, 4, dtype=torch.bool))
     (image,) = policy.inputs(x).images
@@ -110,7 +115,7 @@ def test_blocks_of_pixels_are_whitened_as_pixels_are() -> None:
 
 def test_actors_get_the_statistics_as_weights() -> None:
     space = spaces.Box(0, 255, (4, 40, 40), np.uint8)
-    config = PolicyConfig(normalize_images=True, compute_dtype="bfloat16")
+    config = PolicyConfig(normalize_images=True, pixel_min_std=MIN_STD, compute_dtype="bfloat16")
     learner, actor = (Policy(space, ACTIONS, config, seed=seed) for seed in (0, 1))
     x = pixels(6, 4, 40, 40)
     before = learner.unroll(x[None], {}).value
@@ -133,4 +138,9 @@ def test_without_an_image_to_whiten_it_is_refused(
     space: spaces.Space[Any], settings: dict[str, Any]
 ) -> None:
     with pytest.raises(UniRLError, match="normalize_images has nothing to normalise"):
-        Policy(space, ACTIONS, PolicyConfig(normalize_images=True, **settings), seed=0)
+        Policy(
+            space,
+            ACTIONS,
+            PolicyConfig(normalize_images=True, pixel_min_std=MIN_STD, **settings),
+            seed=0,
+        )

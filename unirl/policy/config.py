@@ -51,6 +51,11 @@ class PolicyConfig:
     """Whiten each pixel of uint8 images by running statistics; false: they are scaled to 0..1.
     What small things on a still background do is learned several times faster.
     """
+    pixel_min_std: float = 4.0
+    """With normalize_images, levels of 255 that are added, in squares, to every pixel's deviation.
+    More: slower and steadier learning; from 32 on the same thing is equally loud all over a still
+    background.
+    """
     obs_clip: float = 10.0
     """Bound, in standard deviations, on a normalised observation. More lets rare outliers through.
     """
@@ -76,7 +81,7 @@ class PolicyConfig:
         for name in ("feature_size", "core_size"):
             if getattr(self, name) < 1:
                 raise _below(name, getattr(self, name), "must be >= 1")
-        for name in ("initial_std", "obs_clip"):
+        for name in ("initial_std", "pixel_min_std", "obs_clip"):
             if not getattr(self, name) > 0:
                 raise _below(name, getattr(self, name), "must be > 0")
         if self.critic_group and self.shared_torso:

@@ -186,7 +186,9 @@ class ObservationInputs(nn.Module):
                 )
             self.norm = RunningNorm((self.num_normalized,), clip=config.obs_clip)
         self.pixel_norms = nn.ModuleList(
-            PixelNorm(image.read_shape) for image in self.images if image.whitened
+            PixelNorm(image.read_shape, config.pixel_min_std)
+            for image in self.images
+            if image.whitened
         )
         if config.normalize_images and not self.pixel_norms:
             raise UniRLError(

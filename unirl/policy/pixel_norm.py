@@ -14,15 +14,13 @@ from torch import Tensor, nn
 
 from unirl.policy.normalize import RunningNorm
 
-MIN_STD = 4.0
-"""In levels of 255, added in squares: how loud a pixel that hardly ever changes may become."""
 MAX_ROWS = 64
 """Images of a batch that the statistics see: 2 048 of Pong's would be 0.5 GB in float64."""
 _GOLDEN = 0.6180339887498949
 
 
 class PixelNorm(nn.Module):
-    """(x - mean) / sqrt(var + MIN_STD^2) for uint8 images [N, C, H, W].
+    """(x - mean) / sqrt(var + min_std^2) for uint8 images [N, C, H, W].
 
     Before the first update pixels are only scaled to 0..1. Where several processes learn, the
     statistics are those of all (RunningNorm.reduce).
@@ -31,8 +29,10 @@ class PixelNorm(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, shape: tuple[int, int, int]) -> None:
+    def __init__(self, shape: tuple[int, int, int], min_std: float) -> None:
+        """min_std: how loud a pixel that hardly ever changes may become, in levels of 255."""
         super().__init__()
+        self._min_std = min_std
         channels, height, width = shape
         # Channels last, as the images' memory is.
         self.statistics = RunningNorm((height, width, channels))
@@ -54,7 +54,7 @@ class PixelNorm(nn.Module):
         self.statistics.update(x.permute(0, 2, 3, 1), mask)
         # Not before the first row, and without asking the device whether there was one.
         seen = self.statistics.count > 0
-        scale = self.statistics.var.add(MIN_STD**2).rsqrt_()
+        scale = self.statistics.var.add(self._min_std**2).rsqrt_()
         shift = -self.statistics.mean * scale
         self.scale.copy_(torch.where(seen, scale, self.scale.double()))
         self.shift.copy_(torch.where(seen, shift, self.shift.double()))
