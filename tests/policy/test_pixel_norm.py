@@ -115,7 +115,7 @@ def test_blocks_of_pixels_are_whitened_as_pixels_are() -> None:
 
 def test_actors_get_the_statistics_as_weights() -> None:
     space = spaces.Box(0, 255, (4, 40, 40), np.uint8)
-    config = PolicyConfig(normalize_images=True, pixel_min_std=MIN_STD, compute_dtype="bfloat16")
+    config = PolicyConfig(normalize_images=True, compute_dtype="bfloat16")
     learner, actor = (Policy(space, ACTIONS, config, seed=seed) for seed in (0, 1))
     x = pixels(6, 4, 40, 40)
     before = learner.unroll(x[None], {}).value
@@ -138,9 +138,10 @@ def test_without_an_image_to_whiten_it_is_refused(
     space: spaces.Space[Any], settings: dict[str, Any]
 ) -> None:
     with pytest.raises(UniRLError, match="normalize_images has nothing to normalise"):
-        Policy(
-            space,
-            ACTIONS,
-            PolicyConfig(normalize_images=True, pixel_min_std=MIN_STD, **settings),
-            seed=0,
-        )
+        Policy(space, ACTIONS, PolicyConfig(normalize_images=True, **settings), seed=0)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])
+def test_a_deviation_that_divides_by_zero_is_refused(wrong: float) -> None:
+    with pytest.raises(UniRLError, match=r"policy.pixel_min_std is .* must be > 0"):
+        PolicyConfig(pixel_min_std=wrong)

@@ -53,8 +53,8 @@ class PolicyConfig:
     """
     pixel_min_std: float = 4.0
     """With normalize_images, levels of 255 that are added, in squares, to every pixel's deviation.
-    More: slower and steadier learning; from 32 on the same thing is equally loud all over a still
-    background.
+    Less: pixels that hardly ever change become louder than others. More: the same thing is nearly
+    equally loud wherever it is, and weaker.
     """
     obs_clip: float = 10.0
     """Bound, in standard deviations, on a normalised observation. More lets rare outliers through.

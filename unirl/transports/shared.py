@@ -36,7 +36,9 @@ from unirl.core.weights import Loadable, Weights
 _ALIGN = 64  # a cache line; enough for every dtype and for aligned vector loads
 _LOCK_SECONDS = 30.0
 _LOCK_TRIES = 20
-"""About 30 microseconds."""
+"""Before the first sleep."""
+# Not every system has it.
+_give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
 _ONE = (1).to_bytes(8, sys.byteorder)
 
 
@@ -166,10 +168,10 @@ class SharedGuard(AbstractContextManager[object]):
     def _lock_with_deadline(self) -> None:
         deadline = time.monotonic() + _LOCK_SECONDS
         for num_tries in itertools.count():
-            # The lock is held for microseconds, and the shortest sleep takes 70: only a holder that
-            # does not run is worth it.
+            # The lock is held for microseconds, and even the shortest sleep takes several times as
+            # long: only a holder that does not run is worth it.
             if num_tries < _LOCK_TRIES:
-                os.sched_yield()
+                _give_way()
             else:
                 time.sleep(20e-6)
             try:
