@@ -49,8 +49,8 @@ class Pairing:
     """How many both run on. 1: both sides of an on-device training are one thread."""
 
 
-# One pass over the data: IMPALA, Nature CNN in bf16. The peers' queues let samples grow old as
-# well; at most 1 update old, the learner waits for a twentieth of the time.
+# One pass over the data: IMPALA, Nature CNN, in bf16 where the CPU multiplies it. The peers' queues
+# let samples grow old as well; at most 1 update old, the learner waits for a twentieth of the time.
 PONG = (
     "impala @pong --policy.torso nature --policy.feature-size 512 --actor.unroll-length 20"
     " --learner.epochs 1 --learner.minibatches 1 --learner.policy-clip none"
@@ -70,7 +70,7 @@ HALFCHEETAH = (
 # Four passes over 8 x 128 decisions in minibatches of 256: what Stable-Baselines3 does on Atari.
 PPO_PONG = (
     "ppo --env.id ALE/Pong-v5 --env.num-threads 2 --policy.torso nature"
-    " --policy.compute-dtype bfloat16 --actor.num-envs 8 --actor.unroll-length 128"
+    " --policy.compute-dtype auto --actor.num-envs 8 --actor.unroll-length 128"
     " --learner.epochs 4 --learner.minibatches 4 --runner.learner-threads 2"
 )
 PPO_CARTPOLE = (

@@ -23,6 +23,8 @@ from pathlib import Path
 import measure
 from train_unirl import RATE, ROOT, Row, Window, train_unirl
 
+from unirl.policy.precision import has_bfloat16
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -59,9 +61,10 @@ def systems(env: str, config: Path, extra: list[str]) -> dict[str, Callable[[Win
         once += ["--actor.unroll-length", "20", "--queue.max-staleness", "3"]
     ours = partial(train_unirl, env, ["impala", f"@{config}", *once, *extra])
     if env == "pong":
+        dtype = "bf16" if has_bfloat16("cpu") else "fp32"
         return {
             "UniRL": ours,
-            "naive loop, bf16": partial(naive, env, "bf16"),
+            f"naive loop, {dtype}": partial(naive, env, dtype),
             "Sample Factory, EnvPool": partial(sample_factory, env, {}),
         }
     pooled = {"vector": "envpool", "num_envs": "256", "batch_size": "8192"}

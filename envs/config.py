@@ -59,6 +59,10 @@ class EnvConfig:
     are played without pushes in evaluations."""
     push_steps: tuple[int, int] = (3, 12)
     """Fewest and most steps of a push. More: it leads farther away."""
+    last_action: bool = False
+    """Observations get an entry "last_action", and "obs" if they were no Dict. Where actions may be
+    repeated or have inertia, one observation does not show what comes next.
+    """
     import_module: str = ""
     """Module imported first, in every process; it registers custom environments ("my_envs")."""
 
@@ -114,7 +118,7 @@ class EnvConfig:
                 "0 <= repeat_action_probability <= 1 must hold",
                 "0.25 is what v5 ids use",
             )
-        self._check_pushes()
+        self._check_wrappers()
         minimum = {"num_threads": 0, "frame_skip": 1, "frame_stack": 1, "noop_max": 0}
         if self.max_episode_steps is not None:
             minimum["max_episode_steps"] = 1
@@ -132,7 +136,7 @@ class EnvConfig:
                 "300 is the default",
             )
 
-    def _check_pushes(self) -> None:
+    def _check_wrappers(self) -> None:
         if not 0.0 <= self.push_probability <= 1.0:
             raise UniRLError(
                 f"push_probability {self.push_probability} is not a probability",
@@ -150,6 +154,12 @@ class EnvConfig:
                 f'push_probability {self.push_probability} with env "{self.id}"',
                 "simulators on a device step all their environments themselves and know no pushes",
                 "set env.push_probability to 0",
+            )
+        if self.last_action and self.is_sim:
+            raise UniRLError(
+                f'last_action with env "{self.id}"',
+                "simulators on a device say themselves what their observations are",
+                "set env.last_action to false",
             )
 
     def threads_for(self, num_envs: int) -> int:

@@ -19,6 +19,7 @@ from unirl.envs.ale import AleEngine
 from unirl.envs.config import EnvConfig
 from unirl.envs.envpool import EnvPoolEngine, known_ids
 from unirl.envs.gym import GymEngine
+from unirl.envs.last_action import LastActionEnv, with_last_action
 from unirl.envs.push import PushedEnv
 from unirl.envs.sim.engine import SimEngine
 from unirl.envs.sim.make import make_device_env
@@ -40,12 +41,12 @@ def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
         )
     if config.is_multi_agent:
         with _explained(config):
-            return _pushed(pettingzoo.ParallelEnvs(config, _find_factory(config), num_envs), config)
+            return _wrap(pettingzoo.ParallelEnvs(config, _find_factory(config), num_envs), config)
     engine = _make_engine(config, num_envs)
     try:
         obs_fields(engine.observation_space, num_envs, config.id)
         action_field(engine.action_space, num_envs, config.id)
-        return _pushed(adapt(engine, num_envs, config.id), config)
+        return _wrap(adapt(engine, num_envs, config.id), config)
     except UniRLError:
         engine.close()
         raise
@@ -58,6 +59,9 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
         cast = _cast_of(config)
         obs_fields(cast.observation_space, 1, config.id)
         action_field(cast.action_space, 1, config.id)
+        if config.last_action:
+            seen = with_last_action(cast.observation_space, cast.action_space, config.id)
+            return seen, cast.action_space
         return cast.observation_space, cast.action_space
     env = make_vec(_without_processes(config), 1)
     try:
@@ -81,10 +85,13 @@ def known_env_ids() -> list[str]:
     return sorted([*catalog.known_env_ids(), *pettingzoo.known_ids()])
 
 
-def _pushed(env: VectorEnv, config: EnvConfig) -> VectorEnv:
-    if not config.push_probability:
-        return env
-    return PushedEnv(env, config.push_probability, config.push_steps, config.id)
+def _wrap(env: VectorEnv, config: EnvConfig) -> VectorEnv:
+    # The last action is the executed one, a push's too.
+    if config.last_action:
+        env = LastActionEnv(env, config.id)
+    if config.push_probability:
+        env = PushedEnv(env, config.push_probability, config.push_steps, config.id)
+    return env
 
 
 def _cast_of(config: EnvConfig) -> pettingzoo.Cast:

@@ -40,6 +40,7 @@ from unirl.core.learner import LearnerContext
 from unirl.core.sample import Batch, SampleSpec, Slot
 from unirl.core.weights import LocalWeightStore
 from unirl.policy import Policy
+from unirl.policy.precision import has_bfloat16
 from unirl.runners.inline import InlineRunner
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import Plan
@@ -337,7 +338,8 @@ PROCESSES = {"runner.kind": "processes"}
         ("appo", {}, "consumption", 2.0, {}, "learning", "--learner.epochs 1"),
         (
             "impala", {**PROCESSES, "env.id": "ALE/Pong-v5"}, "consumption", 2.0, {},
-            "learning", "--policy.compute-dtype bfloat16",
+            "learning",
+            "--policy.compute-dtype bfloat16" if has_bfloat16("cpu") else "--queue.batch-size 2",
         ),
         (
             "impala", {**PROCESSES, "env.id": "ALE/Pong-v5", "policy.compute_dtype": "bfloat16"},

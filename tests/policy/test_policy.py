@@ -422,3 +422,17 @@ def test_a_bfloat16_policy_acts_and_learns_on_a_gpu() -> None:
     loss_of(policy, obs, torch.zeros(3, 2, dtype=torch.int64, device="cuda")).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in policy.parameters())
     assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("core", ["none", "gru"])
+def test_what_an_image_says_depends_on_the_numbers_beside_it(core: Any) -> None:
+    space = spaces.Dict({"image": PONG, "button": BUTTONS})
+    policy = Policy(space, BUTTONS, PolicyConfig(core=core), seed=0)
+    images = torch.randint(0, 256, (1, 2, *PONG.shape), dtype=torch.uint8)
+    values = []
+    for button in (0, 1):
+        obs = {"image": images, "button": torch.full((1, 2), button)}
+        values.append(policy.unroll(obs, policy.initial_state(2), torch.zeros(1, 2).bool()).value)
+    effect = (values[1] - values[0]).flatten()
+    # Were the two only added up, the button would do the same beside every image.
+    assert (effect[0] - effect[1]).abs() > 0.01 * effect.abs().max() > 0

@@ -16,6 +16,7 @@ from unirl.config import flag_of
 from unirl.envs.config import EnvConfig
 from unirl.learners.unroll import UnrollLearnerConfig
 from unirl.policy import PolicyConfig
+from unirl.policy.precision import has_bfloat16
 from unirl.runners.plan import Plan
 
 _FULL = 0.9
@@ -267,10 +268,15 @@ class _Advisor:
             for path, item in self._plan.spec.fields.items()
             if path.split("/")[0] == "obs"
         )
-        # On small networks over vectors it gains nothing.
-        if policy.compute_dtype == "float32" and reads_images:
+        # On small networks over vectors it gains nothing, and emulated it is slower.
+        if policy.compute_dtype == "float32" and reads_images and self._multiplies_bfloat16():
             return [_flag(name, "compute_dtype", "bfloat16")]
         return []
+
+    def _multiplies_bfloat16(self) -> bool:
+        sampler = self._sampler[1].device if self._sampler else "cpu"
+        learner = self._learner[1].device if self._learner else "cpu"
+        return has_bfloat16(sampler) and has_bfloat16(learner)
 
 
 def _flag(table: str, key: str, value: Any) -> str:

@@ -148,7 +148,11 @@ CNNS = {"nature": NatureCNN, "shallow": ShallowCNN, "impala": ImpalaCNN}
 
 
 class Torso(nn.Module):
-    """Features [N, num_out]: those of one network per image and of one MLP over the vector."""
+    """Features [N, num_out]: those of one network per image and of one MLP over the vector.
+
+    Several of these are mixed by a further layer, unless a recurrent core does so: linear heads on
+    top of them could only add what one says to what the other says.
+    """
 
     def __init__(
         self, inputs: ObservationInputs, config: PolicyConfig, generator: torch.Generator
@@ -163,14 +167,24 @@ class Torso(nn.Module):
         if inputs.vector_size:
             self.mlp = MLP(inputs.vector_size, config.hidden, config.activation, generator)
             self.num_out += self.mlp.num_out
+        self.mix: nn.Linear | None = None
+        num_parts = len(self.images) + (self.mlp is not None)
+        if num_parts > 1 and config.core == "none":
+            self.mix = linear(self.num_out, config.feature_size, HIDDEN_GAIN, generator)
+            self.num_out = config.feature_size
 
     def forward(self, inputs: Inputs) -> Tensor:
-        features = [
+        features: list[Tensor] = [
             network(image) for network, image in zip(self.images, inputs.images, strict=True)
         ]
         if self.mlp is not None and inputs.vector is not None:
             features.append(self.mlp(inputs.vector))
-        return features[0] if len(features) == 1 else torch.cat(features, dim=1)
+        if len(features) == 1:
+            return features[0]
+        x = torch.cat(features, dim=1)
+        if self.mix is not None:
+            x = relu_(self.mix(x))
+        return x
 
 
 def flatten_pixels(x: Tensor) -> Tensor:

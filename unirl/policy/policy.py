@@ -17,6 +17,7 @@ from unirl.policy.distributions import Distribution
 from unirl.policy.initialize import linear
 from unirl.policy.inputs import ObservationInputs
 from unirl.policy.networks import Torso
+from unirl.policy.precision import settle_dtype
 from unirl.policy.recurrent import Core, State
 
 COMPUTE_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -61,6 +62,8 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
+        if config.compute_dtype == "auto":  # outside a recipe, which decides for all its devices
+            config = settle_dtype(config, "cpu")
         self.config = config
         actor_space, critic_space = _split(observation_space, config.critic_group)
         self.inputs = ObservationInputs(actor_space, config, generator)

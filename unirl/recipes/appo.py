@@ -23,6 +23,7 @@ from unirl.envs.config import EnvConfig
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.unroll import check_minibatches
 from unirl.policy import PolicyConfig
+from unirl.policy.precision import settle_dtype
 from unirl.recipes.probe import bind_learner, check_agents, probe
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 from unirl.transports.shared import SharedExchange
@@ -48,6 +49,8 @@ class Config:
 def plan(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
     sampler = config.sampler
+    devices = sampler.device, config.learner.device
+    config = replace(config, policy=settle_dtype(config.policy, *devices))
     check_places(sampler, config.queue)
     check_agents(config.env, sampler.num_envs, sampler.agent_policies)
     first, *others = [_plan_policy(config, i) for i in range(sampler.num_policies)]

@@ -22,6 +22,7 @@ from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.unroll import check_minibatches
 from unirl.policy import PolicyConfig
+from unirl.policy.precision import settle_dtype
 from unirl.recipes.probe import Probe, bind_learner, check_agents, probe
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 
@@ -41,6 +42,7 @@ class Config:
 
 def plan(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
+    config = replace(config, policy=settle_dtype(config.policy, "cpu", config.learner.device))
     check_minibatches(config.actor.num_envs * config.queue.batch_size, config.learner.minibatches)
     check_agents(config.env, config.actor.num_envs)
     found = probe(config.env, config.policy, config.actor)

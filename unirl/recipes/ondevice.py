@@ -30,6 +30,7 @@ from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.unroll import check_minibatches, make_unroll_learner
 from unirl.learners.update import OptimizerConfig
 from unirl.policy import PolicyConfig
+from unirl.policy.precision import settle_dtype
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 
 
@@ -84,6 +85,7 @@ def plan(config: Config) -> Plan:
             "simulator and learner share one device",
             "set sim.device, and leave learner.device out",
         )
+    config = replace(config, policy=settle_dtype(config.policy, device))
     maker = SimMaker(config.env, device)
     sim, spec = maker.ask(placed.num_envs, placed.unroll_length)
     policy = _policy_for(config.policy, sim)

@@ -8,7 +8,7 @@ Schulman et al., arXiv 1707.06347.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from unirl.actors.evaluate import PolicyEvaluator
@@ -18,6 +18,7 @@ from unirl.envs.config import EnvConfig
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.unroll import check_minibatches
 from unirl.policy import PolicyConfig
+from unirl.policy.precision import settle_dtype
 from unirl.recipes.probe import bind_learner, check_agents, probe
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 
@@ -39,6 +40,7 @@ class Config:
 
 def plan(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
+    config = replace(config, policy=settle_dtype(config.policy, "cpu", config.learner.device))
     check_minibatches(config.actor.num_envs * config.queue.batch_size, config.learner.minibatches)
     check_agents(config.env, config.actor.num_envs)
     found = probe(config.env, config.policy, config.actor)
