@@ -28,6 +28,7 @@ from unirl.core.weights import Weights
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.guard import check_finite
+from unirl.envs.last_action import LastAction
 from unirl.envs.make import agents_of, make_vec
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_writer, obs_reader
@@ -160,18 +161,28 @@ class PolicyEvaluator:
         env = self._drawing_env()
         try:
             self._fps = float(env.metadata.get("render_fps") or 30.0)
-            player = self._player(env.observation_space, env.action_space, weights, deterministic)
+            last: LastAction | None = None
+            space = env.observation_space
+            if self._config.last_action:
+                last = LastAction(space, env.action_space, self._config.id)
+                space = last.observation_space
+            player = self._player(space, env.action_space, weights, deterministic)
             read = obs_reader(env.observation_space, self._config.id)
             write = action_writer(env.action_space, 1, self._config.id)
             for episode in range(num_episodes):
                 raw, _ = env.reset(seed=self._env_seed % 2**31 if episode == 0 else None)
                 player.begin(1)
+                executed = None if last is None else last.none(1)
                 episode_return, length, over = 0.0, 0, False
                 yield drawn(self._config.id, env.render)
                 while not over and length < MAX_STEPS:
                     empty: Any = create_empty_array(env.observation_space, 1)
                     obs = read(concatenate(env.observation_space, [raw], empty), 1)
-                    raw, reward, terminated, truncated, _ = env.step(write(player.act(obs))[0])
+                    if last is not None and executed is not None:
+                        obs = last.beside(obs, executed)
+                    action = player.act(obs)
+                    raw, reward, terminated, truncated, _ = env.step(write(action)[0])
+                    executed = None if last is None else last.executed(action)
                     episode_return += float(reward)
                     length += 1
                     over = bool(terminated or truncated)
@@ -188,7 +199,8 @@ class PolicyEvaluator:
         config = replace(self._config, engine="ale", num_threads=1)
         screen_kwargs = {**config.kwargs, **_ATARI_SCREEN}
         game = make_vec(config, 1)
-        screen = make_vec(replace(config, frame_stack=1, kwargs=screen_kwargs), 1)
+        shown_as = replace(config, frame_stack=1, kwargs=screen_kwargs, last_action=False)
+        screen = make_vec(shown_as, 1)
         try:
             self._fps = _ATARI_FPS / config.frame_skip
             check_memory(game, self._policy_config, config.id)

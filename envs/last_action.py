@@ -22,69 +22,77 @@ OBS = "obs"
 """What an observation that is no Dict is called beside it."""
 
 
-class LastActionEnv:
-    """A VectorEnv whose observations are Dicts with an entry "last_action": the action that led to
-    them, 0 where an episode begins.
+class LastAction:
+    """Observations of one environment with an entry "last_action" beside them.
 
-    Discrete actions are counted from 0; those of a Box lie within its bounds, as executed. Raises
-    UniRLError where the observations have such an entry already.
+    What is no Dict is found under "obs". Raises UniRLError where the entry exists already.
+    """
+
+    def __init__(
+        self, observation_space: Space[Any], action_space: Space[Any], env_id: str
+    ) -> None:
+        self._is_dict = isinstance(observation_space, spaces.Dict)
+        self.observation_space: Space[Any] = _extended(observation_space, action_space, env_id)
+        self._action_space = action_space
+        (_, *self._shape), dtype = action_field(action_space, 1, env_id)
+        self._dtype = np.float32 if dtype.is_floating_point else np.int64
+
+    def none(self, num_envs: int) -> NDArray[Any]:
+        """What stands for no action, where episodes begin: 0."""
+        return np.zeros((num_envs, *self._shape), self._dtype)
+
+    def executed(self, action: NDArray[Any]) -> NDArray[Any]:
+        """A copy; that of a Box within its bounds."""
+        copy = action.astype(self._dtype)
+        if isinstance(self._action_space, spaces.Box):
+            np.clip(copy, self._action_space.low, self._action_space.high, out=copy)
+        return copy
+
+    def beside(self, obs: Any, action: NDArray[Any]) -> dict[str, Any]:
+        """The tree of arrays [B, ...] with the action that led to it."""
+        return {**(obs if self._is_dict else {OBS: obs}), LAST_ACTION: action}
+
+
+class LastActionEnv:
+    """A VectorEnv whose observations show the action that led to them, 0 where an episode begins.
+
+    Discrete actions are counted from 0; see LastAction.
     """
 
     def __init__(self, env: VectorEnv, env_id: str) -> None:
         self.num_envs, self.hides_first_obs = env.num_envs, env.hides_first_obs
-        self.action_space = env.action_space
-        self.observation_space: Space[Any] = with_last_action(
-            env.observation_space, env.action_space, env_id
-        )
+        self._last = LastAction(env.observation_space, env.action_space, env_id)
+        self.observation_space, self.action_space = self._last.observation_space, env.action_space
         self._env = env
-        self._is_dict = isinstance(env.observation_space, spaces.Dict)
-        (_, *self._shape), dtype = action_field(env.action_space, 1, env_id)
-        self._dtype = np.float32 if dtype.is_floating_point else np.int64
 
     def reset(self, seed: int) -> Any:
         """First observations, after no action; see VectorEnv."""
-        return self._add(self._env.reset(seed), self._none())
+        return self._last.beside(self._env.reset(seed), self._last.none(self.num_envs))
 
     def step(self, action: NDArray[Any]) -> EnvStep:
         """One step; see VectorEnv."""
         step = self._env.step(action)
-        executed = self._executed(action)
-        ended = step.terminated | step.truncated
+        executed = self._last.executed(action)
         if not self.hides_first_obs:
             # A filler only led to an episode's first observation.
             executed[~step.mask] = 0
-            step.obs = step.acting_obs = self._add(step.obs, executed)
+            step.obs = step.acting_obs = self._last.beside(step.obs, executed)
             return step
-        # Here a filler's action counted, and the policy acts on the next episode's first
-        # observation already.
+        # Here a filler's action counted, and after an end the policy acts on the next episode's
+        # first observation already.
         acting = executed.copy()
-        acting[ended] = 0
-        step.obs = self._add(step.obs, executed)
-        step.acting_obs = self._add(step.acting_obs, acting) if ended.any() else step.obs
+        acting[step.terminated | step.truncated] = 0
+        same = step.acting_obs is step.obs
+        step.obs = self._last.beside(step.obs, executed)
+        step.acting_obs = step.obs if same else self._last.beside(step.acting_obs, acting)
         return step
 
     def close(self) -> None:
         """See VectorEnv."""
         self._env.close()
 
-    def _executed(self, action: NDArray[Any]) -> NDArray[Any]:
-        """A copy, within the bounds of a Box."""
-        copy = action.astype(self._dtype)
-        if isinstance(self.action_space, spaces.Box):
-            np.clip(copy, self.action_space.low, self.action_space.high, out=copy)
-        return copy
 
-    def _none(self) -> NDArray[Any]:
-        return np.zeros((self.num_envs, *self._shape), self._dtype)
-
-    def _add(self, obs: Any, action: NDArray[Any]) -> dict[str, Any]:
-        return {**(obs if self._is_dict else {OBS: obs}), LAST_ACTION: action}
-
-
-def with_last_action(
-    observation_space: Space[Any], action_space: Space[Any], env_id: str
-) -> spaces.Dict:
-    """The space of observations with the last action; see LastActionEnv."""
+def _extended(observation_space: Space[Any], action_space: Space[Any], env_id: str) -> Space[Any]:
     if not isinstance(observation_space, spaces.Dict):
         return spaces.Dict({OBS: observation_space, LAST_ACTION: action_space})
     if LAST_ACTION in observation_space.spaces:

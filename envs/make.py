@@ -19,7 +19,7 @@ from unirl.envs.ale import AleEngine
 from unirl.envs.config import EnvConfig
 from unirl.envs.envpool import EnvPoolEngine, known_ids
 from unirl.envs.gym import GymEngine
-from unirl.envs.last_action import LastActionEnv, with_last_action
+from unirl.envs.last_action import LastAction, LastActionEnv
 from unirl.envs.push import PushedEnv
 from unirl.envs.sim.engine import SimEngine
 from unirl.envs.sim.make import make_device_env
@@ -60,8 +60,8 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
         obs_fields(cast.observation_space, 1, config.id)
         action_field(cast.action_space, 1, config.id)
         if config.last_action:
-            seen = with_last_action(cast.observation_space, cast.action_space, config.id)
-            return seen, cast.action_space
+            last = LastAction(cast.observation_space, cast.action_space, config.id)
+            return last.observation_space, cast.action_space
         return cast.observation_space, cast.action_space
     env = make_vec(_without_processes(config), 1)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -103,6 +104,17 @@ def test_a_policy_reads_it_in_training_and_in_evaluations() -> None:
     policy = Policy(observation_space, action_space, PolicyConfig(), seed=0)
     result = PolicyEvaluator(config, PolicyConfig(), 1, num_envs=2).evaluate(policy.weights(), 3)
     assert len(result.returns) == 3
+
+
+@pytest.mark.parametrize(
+    "env", [EnvConfig(max_episode_steps=9), EnvConfig("ALE/Pong-v5", max_episode_steps=9)]
+)
+def test_videos_show_a_policy_that_reads_it(env: EnvConfig) -> None:
+    config = replace(env, last_action=True)
+    policy = PolicyConfig(hidden=(8,), feature_size=8)
+    weights = Policy(*spaces_of(config), policy, seed=0).weights()
+    player = PolicyEvaluator(config, policy, 1)
+    assert len(list(player.frames(weights))) == sum(player.played.lengths) + 1
 
 
 def test_a_name_that_is_taken_and_simulators_are_refused() -> None:
