@@ -344,6 +344,8 @@ def test_flags_of_the_recipe_change_what_is_evaluated(
         (["--episodes", "0"], "--episodes is 0"),
         (["b"], '"b" is one argument too many'),
         (["--epsiodes", "3"], "--episodes"),
+        (["--env.push-probability", "0.1"], "--env.push-probability has no effect"),
+        (["--env.episodic-life"], "--env.episodic-life has no effect"),
     ],
 )
 def test_bad_flags_of_an_evaluation_are_refused(

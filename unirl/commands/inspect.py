@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,10 @@ from unirl.core.errors import UniRLError
 
 if TYPE_CHECKING:
     from unirl.runners.plan import Plan
+
+
+_ONLY_TRAINING = ("env.push_probability", "env.push_steps", "env.episodic_life")
+"""Settings that evaluations leave out (actors/evaluate.py)."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     one_run(positional, "eval")
     own, changes = split(flags, EvalOptions)
     options = configs.from_mapping(EvalOptions, own)
+    _check_changes(changes)
     plan, checkpoint = run_folder.load(where, changes)
     if plan.make_evaluator is None:
         raise _no_evaluation(plan, "evaluated")
@@ -192,6 +197,16 @@ def _check_episodes(episodes: int, contradiction: bool) -> None:
             "--deterministic and --stochastic were both given",
             "actions are either the most probable ones or sampled",
             "give one of them, or none: run.eval_deterministic decides",
+        )
+
+
+def _check_changes(changes: Mapping[str, Any]) -> None:
+    without_effect = [key for key in changes if key in _ONLY_TRAINING]
+    if without_effect:
+        raise UniRLError(
+            f"{configs.flag_of(without_effect[0])} has no effect on an evaluation",
+            "evaluations are of whole games without pushes, whatever the run trained on",
+            "leave it out",
         )
 
 
