@@ -132,11 +132,14 @@ class _Worker:
         self._groups, self._length = groups, unroll_length
 
     def greet(self, seed: int) -> None:
-        """Reset all groups and say so."""
+        """Reset all groups, then say so: whoever is greeted asks for rows at once, and a group that
+        were still to be reset would count as late.
+        """
         words = self._exchange.words
-        for i, group in enumerate(self._groups):
-            own = group_seed(seed, i)
+        seeds = [group_seed(seed, i) for i in range(len(self._groups))]
+        for group, own in zip(self._groups, seeds, strict=True):
             group.envs.restart(own)
+        for group, own in zip(self._groups, seeds, strict=True):
             for part in group.parts:
                 while words[part.row + LOST] or words[part.row + TURN] != EMPTY:
                     self._sleep()  # a policy worker still clears up

@@ -34,6 +34,7 @@ from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_writer, obs_reader
 from unirl.envs.vector import VectorEnv
 from unirl.policy import Policy, PolicyConfig, zero_state
+from unirl.policy.precision import for_cpu
 
 MAX_STEPS = 1_000_000
 """Steps of one episode after which an evaluation gives up: some environments have no time limit."""
@@ -48,7 +49,8 @@ class PolicyEvaluator:
 
     Weights are copied, and the statistics of normalised observations stay as they came with them.
     The same seed, weights and number of episodes give the same episodes, whatever ran before.
-    Simulators on a device are played on the CPU, by a DeviceEvaluator.
+    Everything is played on the CPU, in float32 where it only emulates bfloat16; simulators by a
+    DeviceEvaluator.
     num_envs: how many environments are stepped at once.
     """
 
@@ -56,7 +58,7 @@ class PolicyEvaluator:
         self, env: EnvConfig, policy: PolicyConfig, seed: int, *, num_envs: int = 8
     ) -> None:
         self._config = replace(env, episodic_life=False, push_probability=0.0)
-        self._policy_config = policy
+        self._policy_config = policy = for_cpu(policy)
         self._seed, self._num_envs = seed, num_envs
         self._env: VectorEnv | None = None
         self._simulated: DeviceEvaluator | None = None
@@ -121,13 +123,32 @@ class PolicyEvaluator:
         check_memory(env, self._policy_config, self._config.id)
         num_envs = env.num_envs
         player = self._player(env.observation_space, env.action_space, weights, deterministic)
-        obs = env.reset(self._env_seed)
-        player.begin(num_envs)
         # How many episodes each environment plays is settled before the first step: to take those
         # that end first would favour short ones.
         left = np.full(num_envs, num_episodes // num_envs)
         left[: num_episodes % num_envs] += 1
         result = EvalResult([], [])
+        if not env.hides_first_obs:
+            self._play(env, player, left, self._env_seed, result)
+            return result
+        # Only a reset shows all of an episode; later ones would lack their first step.
+        for round_number in range(int(left.max())):
+            seed = derive_seed(self._env_seed, "round", round_number) % 2**32
+            self._play(env, player, (left > round_number).astype(left.dtype), seed, result)
+        return result
+
+    def _play(
+        self,
+        env: VectorEnv,
+        player: _Player,
+        left: NDArray[np.int64],
+        seed: int,
+        result: EvalResult,
+    ) -> None:
+        """Episodes from a reset on, as many of each environment as `left` says, into result."""
+        num_envs = env.num_envs
+        obs = env.reset(seed)
+        player.begin(num_envs)
         returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         since_end = 0
         while left.any():
@@ -153,7 +174,6 @@ class PolicyEvaluator:
                     f"an episode must end within {MAX_STEPS} steps to be evaluated",
                     "set env.max_episode_steps",
                 )
-        return result
 
     def _gym_frames(
         self, weights: Weights, deterministic: bool, num_episodes: int

@@ -20,6 +20,7 @@ from unirl.actors.sampler import SamplerConfig
 from unirl.actors.stepping import Rows
 from unirl.actors.vector import VectorActor
 from unirl.core.actor import ActorContext
+from unirl.core.device import usable_device
 from unirl.core.errors import QueueClosed
 from unirl.core.exchange import (
     ACT,
@@ -42,6 +43,7 @@ from unirl.core.tree import tree_map
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec, spaces
 from unirl.policy import Policy, PolicyConfig, zero_state
+from unirl.policy.precision import warn_if_emulated
 from unirl.policy.recurrent import State
 
 
@@ -99,7 +101,7 @@ class PolicyWorker:
         """See StreamingActor."""
         exchange, max_parts = self._exchange, len(self._parts)
         if self._config.batch_rows:
-            max_parts = max(1, self._config.batch_rows // self._num_rows)
+            max_parts = self._config.batch_rows // self._config.num_envs
         wait_us = self._config.batch_wait_ms * 1e3
         while True:
             exchange.beat(self._number)
@@ -305,9 +307,12 @@ def make_policy_worker(
     if context.exchange is None:
         return _make_groups(context, env, policy, sampler, gamma)
     assert isinstance(context.exchange, Exchange)
+    device = usable_device("sampler.device", sampler.device)
+    if context.index == 0:
+        warn_if_emulated(policy, device, "the policy worker")
     observation_space, action_space = spaces(env)
     module = Policy(observation_space, action_space, policy, seed=context.seed % 2**31)
-    module = module.eval().to(sampler.device)
+    module = module.eval().to(device)
     return PolicyWorker(context, module, context.exchange, sampler)
 
 

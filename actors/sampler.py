@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unirl.actors.vector import ActorConfig
+from unirl.core.device import check_device
 from unirl.core.errors import UniRLError
 from unirl.core.exchange import Layout
 from unirl.core.queue import QueueConfig
@@ -31,8 +32,9 @@ class SamplerConfig:
     num_policy_workers: int = 1
     """Processes that hold a policy copy and decide. More helps only where one cannot keep up."""
     batch_rows: int = 0
-    """Environments of one forward pass at most. 0: all that are ready. With num_envs every group is
-    decided for on its own, and samples are bit for bit those of the inline runner.
+    """Environments of one forward pass at most, in whole groups. 0: all that are ready. With
+    num_envs every group is decided for on its own, and samples are bit for bit those of the inline
+    runner.
     """
     batch_wait_ms: float = 0.0
     """How long the first ready group waits for one of every other worker; about the time that
@@ -49,7 +51,7 @@ class SamplerConfig:
     of its own. Empty: one policy for all.
     """
     device: str = "cpu"
-    """Where policies act: cpu or cuda."""
+    """Where policy workers act: cpu, cuda or cuda:N. The inline runner acts on the CPU."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -86,6 +88,7 @@ class SamplerConfig:
                 "sampler.num_envs % len(sampler.agent_policies) must be 0: each agent is a row",
                 f"set sampler.num_envs to {-(-self.num_envs // len(agents)) * len(agents)}",
             )
+        check_device("sampler.device", self.device)
         if self.batch_wait_ms < 0:
             raise UniRLError(
                 f"sampler.batch_wait_ms is {self.batch_wait_ms}", "it must be >= 0", "set it to 0"

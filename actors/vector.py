@@ -24,6 +24,7 @@ from unirl.envs.make import make_vec
 from unirl.envs.spaces import action_field, obs_fields
 from unirl.envs.vector import VectorEnv
 from unirl.policy import Policy, PolicyConfig, zero_state
+from unirl.policy.precision import warn_if_emulated
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,8 @@ def make_vector_actor(
     context: ActorContext, *, env: EnvConfig, policy: PolicyConfig, actor: ActorConfig, gamma: float
 ) -> VectorActor:
     """The factory of a plan: bind all but `context` with functools.partial."""
+    if context.index == 0:
+        warn_if_emulated(policy, "cpu", "the actor")
     vector_env = make_vec(env, actor.num_envs)
     try:
         module = Policy(

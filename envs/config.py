@@ -52,7 +52,8 @@ class EnvConfig:
     limit."""
     step_timeout: float = 300.0
     """Seconds that one step or reset may take in another process (engine async, environment
-    workers) before that process is replaced. More: slower to notice what hangs."""
+    workers) before that process is replaced. More: slower to notice what hangs. An actor process
+    that does not finish an unroll within runner.hang_seconds is replaced whatever this says."""
     push_probability: float = 0.0
     """Chance per step that a training environment is pushed: for a few steps it executes one random
     action, whatever the policy says. More: more states are known, lower training returns. Episodes

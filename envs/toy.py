@@ -240,7 +240,7 @@ class Fault(gymnasium.Env[Obs, np.int64]):
     never.
 
     raise_at: RuntimeError. nan_at: a NaN observation. shape_at: an observation of shape (3,)
-    instead of (2,). sleep_at: sleeps for sleep_seconds.
+    instead of (2,). sleep_at: sleeps for sleep_seconds. reset_seconds: what the first reset takes.
     """
 
     def __init__(
@@ -250,18 +250,21 @@ class Fault(gymnasium.Env[Obs, np.int64]):
         shape_at: int = 0,
         sleep_at: int = 0,
         sleep_seconds: float = 0.0,
+        reset_seconds: float = 0.0,
         episode_length: int = 10,
     ) -> None:
         self.observation_space = Box(-np.inf, np.inf, (2,), np.float32)
         self.action_space = Discrete(2)
         self._raise_at, self._nan_at, self._shape_at = raise_at, nan_at, shape_at
         self._sleep_at, self._sleep_seconds = sleep_at, sleep_seconds
-        self._episode_length = episode_length
+        self._reset_seconds, self._episode_length = reset_seconds, episode_length
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
         """A new episode; the count of steps goes on."""
         super().reset(seed=seed)
+        if seed is not None:
+            time.sleep(self._reset_seconds)
         return np.zeros(2, dtype=np.float32), {}
 
     def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, Info]:

@@ -17,6 +17,8 @@ from unirl.core.errors import UniRLError
 from unirl.envs.spaces import action_writer, obs_reader
 
 Bools = NDArray[np.bool_]
+MAX_FILLERS = 1000
+"""Fillers in a row after which a same-step engine is given up."""
 EngineStep = tuple[Any, NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]
 
 
@@ -191,10 +193,12 @@ class SameStepEnv:
         self._read = obs_reader(self.observation_space, env_id)
         self._write = action_writer(self.action_space, num_envs, env_id)
         self._done: Bools = np.zeros(num_envs, dtype=np.bool_)
+        self._num_fillers = np.zeros(num_envs, np.int64)
 
     def reset(self, seed: int) -> Any:
         """First observations of new episodes; see VectorEnv."""
         self._done = np.zeros(self.num_envs, dtype=np.bool_)
+        self._num_fillers[:] = 0
         return self._read(self._engine.reset(seed), self.num_envs)
 
     def step(self, action: NDArray[Any]) -> EnvStep:
@@ -204,6 +208,7 @@ class SameStepEnv:
         )
         acting_obs = self._read(raw_obs, self.num_envs)
         mask = ~self._done
+        self._count_fillers(mask)
         self._done = np.logical_or(raw_terminated, raw_truncated)
         ended = np.flatnonzero(self._done & mask)
         return EnvStep(
@@ -218,6 +223,17 @@ class SameStepEnv:
     def close(self) -> None:
         """See VectorEnv."""
         self._engine.close()
+
+    def _count_fillers(self, mask: Bools) -> None:
+        # Where every episode is one step long, every step is hidden: nothing would ever be learned.
+        self._num_fillers = np.where(mask, 0, self._num_fillers + 1)
+        if self._num_fillers.max() > MAX_FILLERS:
+            raise UniRLError(
+                f'env "{self._env_id}" ends every episode at its first step',
+                "a same-step engine hides the first step of each episode, and no other came in"
+                f" {MAX_FILLERS} episodes",
+                'use engine="sync", or an autoreset mode of NextStep',
+            )
 
     def _with_final(self, acting_obs: Any, ended: NDArray[np.intp], info: Mapping[str, Any]) -> Any:
         if "final_obs" not in info:

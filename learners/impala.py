@@ -32,6 +32,7 @@ class ImpalaLearnerConfig(UnrollLearnerConfig):
     normalize_advantage: bool = False
     """Divide advantages by the root of a running mean of their squares: the step size then fits any
     scale of rewards. The scale changes slowly, so a batch that has little to tell moves little.
+    With policy_clip, each batch's are centred and scaled by themselves, as in PPO.
     """
     policy_clip: float | None = None
     """none: IMPALA's policy gradient. A number: PPO's clipped objective (see recipe ppo) on V-trace

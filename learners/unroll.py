@@ -5,7 +5,6 @@ optimiser, count, save. Rows are time-major as in docs/overview.md.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from unirl.core.device import check_device, usable_device
 from unirl.core.errors import ActorFailed, UniRLError
 from unirl.core.learner import LearnerContext, LearnerState
 from unirl.core.metrics import Metrics
@@ -26,6 +26,7 @@ from unirl.learners.parallel import Ranks
 from unirl.learners.update import OptimizerConfig, Update
 from unirl.policy import Policy, PolicyConfig
 from unirl.policy.normalize import ReturnNorm, RunningNorm
+from unirl.policy.precision import warn_if_emulated
 from unirl.vtrace import Loss
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,8 @@ class UnrollLearnerConfig:
     epochs: int = 1
     """Passes over each batch. More: fewer samples, more compute."""
     minibatches: int = 1
-    """Parts a batch is split into along its environments. More: more and noisier updates per batch.
+    """Parts a batch is split into: along its environments, with PPO's objective and no memory into
+    steps drawn from everywhere. More: more and noisier updates per batch.
     """
     shuffle: Literal["pass", "batch"] = "pass"
     """When minibatches are drawn anew: for each pass over a batch, or once per batch, which is
@@ -107,10 +109,7 @@ class UnrollLearnerConfig:
         check_positive("reward_clip", self.reward_clip, "1 is usual for Atari")
         check_positive("reward_scale", self.reward_scale, "1 leaves rewards as they are")
         check_positive("stop_kl", self.stop_kl, "0.02 is usual; leave it out for no limit")
-        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
-            raise UniRLError(
-                f"learner.device {self.device!r} is unknown", "known: cpu, cuda, cuda:N", "try cpu"
-            )
+        check_device("learner.device", self.device)
         for name in ("epochs", "minibatches"):
             if getattr(self, name) < 1:
                 raise UniRLError(
@@ -202,13 +201,7 @@ class UnrollLearner:
         ranks: Ranks | None = None,
     ) -> None:
         check_minibatches(spec.fields["logp"].shape[1] * batch_size, config.minibatches)
-        self._device = torch.device(config.device)
-        if self._device.type == "cuda" and not torch.cuda.is_available():
-            raise UniRLError(
-                f"learner.device is {config.device!r}",
-                "this machine has no usable CUDA device",
-                "set learner.device to cpu",
-            )
+        self._device = usable_device("learner.device", config.device)
         self.version, self.num_steps = 0, 0
         self._policy, self._objective = policy.to(self._device), objective
         self._spec, self._config = spec, config
@@ -453,6 +446,7 @@ def make_unroll_learner(
     if not ranks.alone:
         learner = replace(learner, device=ranks.place(learner.device))
         objective = partial(objective, reduce=ranks.reduce)
+    warn_if_emulated(policy, learner.device, "the learner")
     module = Policy(*spaces, policy, seed=context.seed % 2**31)
     return UnrollLearner(
         module,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,11 +165,12 @@ def test_a_dry_run_prints_config_and_plan_and_starts_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["train", "impala", *SMALL, "--queue.window", "none", "--target=42", "--dry-run"]
-    assert cli.main(words) == 0
+    assert cli.main([*words, "--policy.compute-dtype", "auto"]) == 0
     shown = capsys.readouterr().out
     assert "# runner    inline" in shown
     assert not list(Path().iterdir())
     Path("again.toml").write_text(shown)
+    assert 'compute_dtype = "auto"' not in shown
     # What was printed is a config file of the same run.
     assert cli.main(["train", "@again.toml", "--dry-run"]) == 0
     assert capsys.readouterr().out == shown
@@ -222,6 +224,25 @@ def test_after_a_failed_start_the_mended_command_runs(
     said = refused(capsys, *words, *broken)
     assert "actor 0 died" in said and Path("runs/x/log.txt").is_file()
     assert cli.main(words) == 0
+
+
+def test_a_failed_run_that_learned_something_is_not_deleted_without_being_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["train", "impala", *SMALL, *ONE_THREAD, "--name", "x", "--run.log-seconds", "0"]
+    broken = ["--env.id", "unirl/Fault-v0", "--env.kwargs", '{"raise_at": 90}']
+    refused(capsys, *words, *broken, "--runner.max-restarts", "0")
+    shutil.rmtree("runs/x/checkpoints", ignore_errors=True)  # as if the first had not been due
+    rows = Path("runs/x/metrics.jsonl").read_text()
+    assert rows
+    assert "exists" in refused(capsys, *words)
+    assert Path("runs/x/metrics.jsonl").read_text() == rows
+
+
+def test_a_place_where_no_run_folder_can_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("file").write_text("")
+    said = refused(capsys, "train", "impala", *SMALL, "--runs-dir", "file")
+    assert "cannot be written" in said and "--runs-dir" in said
 
 
 def test_an_unexpected_error_is_one_message_and_a_trace_in_the_log(
@@ -346,6 +367,9 @@ def test_flags_of_the_recipe_change_what_is_evaluated(
         (["--epsiodes", "3"], "--episodes"),
         (["--env.push-probability", "0.1"], "--env.push-probability has no effect"),
         (["--env.episodic-life"], "--env.episodic-life has no effect"),
+        (["--learner.gamma", "0.5"], "--learner.gamma has no effect"),
+        (["--run.seed", "7"], "use --seed"),
+        (["--run.eval-episodes", "7"], "use --episodes"),
     ],
 )
 def test_bad_flags_of_an_evaluation_are_refused(
@@ -404,6 +428,8 @@ def test_a_run_that_is_done_is_not_resumed_without_more_steps(
     before = {path: path.stat().st_mtime_ns for path in sorted(trained.iterdir())}
     said = refused(capsys, "resume", str(trained), "--no-console")
     assert "done already" in said and "of 2000 steps" in said and "--run.total-steps" in said
+    more = ["--run.total-steps", "9000", "--run.max-seconds", "0.01"]
+    assert "has used its time" in refused(capsys, "resume", str(trained), *more)
     assert before == {path: path.stat().st_mtime_ns for path in sorted(trained.iterdir())}
 
 

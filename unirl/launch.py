@@ -251,14 +251,15 @@ class _Desk:
         start_step = loop.learner.num_steps
         resume_step = start_step if resumed else None
         sinks = _open_sinks(plan, folder, resume_step, console, stack)
-        self.log = LogHook(sinks, plan.run.log_seconds)
         self.evaluate = _make_eval_hook(plan, folder, start_step)
+        self.log = LogHook(sinks, plan.run.log_seconds, self.evaluate)
         self.save = CheckpointHook(
             folder, plan.run.checkpoint_steps, runner.begin_anew, start_step=start_step
         )
         stop = StopHook(plan.run.target_return, plan.run.max_seconds, window=plan.run.target_window)
         samples = SamplesHook(folder, plan.run.log_seconds, resume_step)
-        hooks: list[Hook | None] = [stop, self.log, samples, self.evaluate, self.save]
+        # Evaluated before it is logged: a result is in the row of its step, the last one too.
+        hooks: list[Hook | None] = [stop, self.evaluate, self.log, samples, self.save]
         self.hooks = [hook for hook in hooks if hook is not None]
 
 

@@ -96,6 +96,14 @@ def test_recurrent_state_is_reset_between_episodes(chain: EnvConfig) -> None:
     assert len(set(returns.returns)) == 1
 
 
+def test_episodes_are_whole_where_an_engine_resets_within_the_step() -> None:
+    env = EnvConfig(COUNTING.id, kwargs={"autoreset_mode": "SameStep"})
+    evaluator, weights = evaluator_of(env, num_envs=2)
+    result = evaluator.evaluate(weights, 5)
+    # From every reset the first episode is the terminated one: 1 + 2 + 3.
+    assert (result.returns, result.lengths) == ([6.0] * 5, [3] * 5)
+
+
 def test_memory_is_refused_where_first_observations_are_hidden() -> None:
     env = EnvConfig(COUNTING.id, kwargs={"autoreset_mode": "SameStep"})
     evaluator, weights = evaluator_of(env, PolicyConfig(hidden=(8,), core="gru", core_size=8))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import unirl
 from unirl.actors.env_worker import serve_environments
 from unirl.actors.inference import (
     GroupsActor,
@@ -24,6 +25,7 @@ from unirl.actors.inference import (
 from unirl.actors.sampler import SamplerConfig
 from unirl.actors.vector import unroll_spec
 from unirl.core.actor import ActorContext
+from unirl.core.device import usable_device
 from unirl.core.env_workers import WorkerContext
 from unirl.core.errors import QueueClosed, UniRLError
 from unirl.core.queue import QueueConfig
@@ -234,8 +236,17 @@ def test_an_engine_that_hides_first_observations_is_refused() -> None:
         ({"num_workers": 2, "num_policy_workers": 3}, "policy workers"),
         ({"num_envs": 8, "batch_rows": 4}, "batch_rows"),
         ({"batch_wait_ms": -1.0}, "batch_wait_ms"),
+        ({"device": "gpu"}, "sampler.device 'gpu' is unknown"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], what: str) -> None:
     with pytest.raises(UniRLError, match=what):
         SamplerConfig(**settings)
+
+
+def test_a_device_that_policies_cannot_act_on_is_refused() -> None:
+    with pytest.raises(UniRLError, match="without processes there are no policy workers"):
+        unirl.make_plan("appo", **{"runner.kind": "inline", "sampler.device": "cuda"})
+    if not torch.cuda.is_available():
+        with pytest.raises(UniRLError, match="no usable CUDA device"):
+            usable_device("sampler.device", "cuda:1")

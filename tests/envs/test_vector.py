@@ -13,7 +13,7 @@ from unirl.core.errors import UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.toy import Counting, register_toys
-from unirl.envs.vector import VectorEnv, env_seeds
+from unirl.envs.vector import MAX_FILLERS, VectorEnv, env_seeds
 
 # Episodes of Counting by hand: number 0 terminates after 3 steps, number 1 is truncated after 2,
 # and so on in turn. One row per step: observation after it, reward, terminated, truncated, mask.
@@ -270,3 +270,15 @@ def test_registering_the_toys_twice_changes_nothing() -> None:
     before = gymnasium.registry["unirl/Counting-v0"]
     register_toys()
     assert gymnasium.registry["unirl/Counting-v0"] is before
+
+
+def test_a_same_step_engine_whose_episodes_all_last_one_step_is_given_up() -> None:
+    kwargs = {"autoreset_mode": "SameStep", "terminate_after": 1, "truncate_after": 1}
+    env = make_vec(EnvConfig("unirl/Counting-v0", "vector", kwargs=kwargs), 2)
+    env.reset(0)
+    with pytest.raises(UniRLError, match="ends every episode at its first step"):
+        rows(env, MAX_FILLERS + 2)
+    kwargs["terminate_after"] = 2
+    env = make_vec(EnvConfig("unirl/Counting-v0", "vector", kwargs=kwargs), 2)
+    env.reset(0)
+    assert sum(step.mask.sum() for step in rows(env, MAX_FILLERS + 2)) > MAX_FILLERS / 2

@@ -428,7 +428,8 @@ def test_a_bfloat16_policy_acts_and_learns_on_a_gpu() -> None:
 def test_what_an_image_says_depends_on_the_numbers_beside_it(core: Any) -> None:
     space = spaces.Dict({"image": PONG, "button": BUTTONS})
     policy = Policy(space, BUTTONS, PolicyConfig(core=core), seed=0)
-    images = torch.randint(0, 256, (1, 2, *PONG.shape), dtype=torch.uint8)
+    images = torch.zeros(1, 2, *PONG.shape, dtype=torch.uint8)  # one black, one white
+    images[:, 1] = 255
     values = []
     for button in (0, 1):
         obs = {"image": images, "button": torch.full((1, 2), button)}
@@ -436,3 +437,13 @@ def test_what_an_image_says_depends_on_the_numbers_beside_it(core: Any) -> None:
     effect = (values[1] - values[0]).flatten()
     # Were the two only added up, the button would do the same beside every image.
     assert (effect[0] - effect[1]).abs() > 0.01 * effect.abs().max() > 0
+
+
+@pytest.mark.parametrize("critic", [spaces.Box(-1, 1, (3,), np.float32), PONG])
+def test_a_critic_of_its_own_may_be_wider_or_narrower_than_the_actor(critic: Any) -> None:
+    space = spaces.Dict({"actor": OBSERVATIONS["dict"], "critic": critic})
+    config = PolicyConfig(critic_group="critic", shared_torso=False)
+    policy = Policy(space, BUTTONS, config, seed=0)
+    obs = observations(space, (3, 2))
+    assert policy.unroll(obs, {}).value.shape == (3, 2)
+    assert policy.value(obs).shape == (3, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,11 @@ import torch
 from gymnasium import spaces
 
 import unirl
+from unirl.actors.evaluate import PolicyEvaluator
+from unirl.envs.config import EnvConfig
+from unirl.envs.make import spaces as spaces_of
 from unirl.policy import Policy, PolicyConfig
-from unirl.policy.precision import has_bfloat16, settle_dtype
+from unirl.policy.precision import for_cpu, has_bfloat16, settle_dtype, warn_if_emulated
 
 HERE = "bfloat16" if has_bfloat16("cpu") else "float32"
 META = torch.device("meta")
@@ -50,12 +54,41 @@ def test_what_is_asked_for_by_name_stays_and_warns_where_it_is_emulated(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     low = PolicyConfig(compute_dtype="bfloat16")
+    assert settle_dtype(low, "cpu", META) == low
     with caplog.at_level(logging.WARNING):
-        assert settle_dtype(PolicyConfig(), META) == PolicyConfig()
+        warn_if_emulated(PolicyConfig(), META, "the learner")
         assert not caplog.records
-        assert settle_dtype(low, "cpu", META, META) == low
+        warn_if_emulated(low, META, "the learner")
     [record] = caplog.records
-    assert "only emulate" in record.getMessage() and record.getMessage().count("meta") == 1
+    assert "the learner computes in bfloat16, which meta can only emulate" in record.getMessage()
+
+
+def test_a_run_in_emulated_bfloat16_warns_for_learner_and_actor(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    low = {"policy.compute_dtype": "bfloat16", "run.total_steps": 100}
+    with caplog.at_level(logging.WARNING):
+        unirl.run(unirl.make_plan("impala", **low), tmp_path, console=False)
+    told = [text.split()[1] for text in caplog.messages if "can only emulate" in text]
+    assert told == ([] if has_bfloat16("cpu") else ["learner", "actor"])
+
+
+def test_without_a_query_of_capabilities_one_flag_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    native = torch.cpu.get_capabilities().get("avx512_bf16", False)
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
+    assert has_bfloat16("cpu") == native
+
+
+def test_evaluations_act_in_float32_where_the_cpu_emulates() -> None:
+    low = PolicyConfig(compute_dtype="bfloat16")
+    assert for_cpu(low).compute_dtype == HERE and for_cpu(PolicyConfig()) == PolicyConfig()
+    config = EnvConfig()
+    weights = Policy(*spaces_of(config), low, seed=0).weights()
+    result = PolicyEvaluator(config, low, 1).evaluate(weights, 2)
+    assert len(result.returns) == 2
 
 
 def test_a_policy_made_without_a_recipe_decides_for_the_cpu() -> None:

@@ -20,7 +20,9 @@ from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
 from unirl.core.tree import flatten
 from unirl.core.weights import Weights
+from unirl.runners.hooks import CheckpointHook
 from unirl.runners.inline import InlineRunner
+from unirl.runners.loop import TrainLoop
 from unirl.runners.state import restore
 
 SMALL: dict[str, Any] = {
@@ -127,8 +129,15 @@ def test_max_staleness_0_is_exactly_on_policy(tmp_path: Path, core: str) -> None
     assert max(row["losses/approx_kl"] for row in rows if "losses/approx_kl" in row) > 1e-5
 
 
-def test_a_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
-    settings = {**SMALL, "run.checkpoint_steps": 300, "run.total_steps": 100_000}
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"run.log_seconds": 1000.0, "run.eval_steps": 1, "run.eval_episodes": 1}],
+    ids=["by the log", "by the evaluation"],
+)
+def test_a_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    settings = {**SMALL, "run.checkpoint_steps": 300, "run.total_steps": 100_000, **more}
     plan = unirl.make_plan("impala", **settings)
 
     class Poisoned(type(plan.make_learner(LearnerContext(0)))):  # type: ignore[misc]
@@ -248,6 +257,23 @@ def test_an_actor_that_always_discards_meets_a_deadline(tmp_path: Path) -> None:
     )
     with pytest.raises(UniRLError, match="filtered"):
         unirl.run(plan, tmp_path / "run", console=False)
+
+
+def test_a_place_that_is_never_given_back_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    runner = InlineRunner(unirl.make_plan("impala", **{**SMALL, "queue.max_staleness": 0}))
+
+    class Hoarder:
+        def after_update(self, loop: TrainLoop) -> None:
+            if loop.learner.version == 3:
+                loop.queue.acquire(0.0)
+
+        def at_end(self, loop: TrainLoop) -> None:
+            pass
+
+    save = CheckpointHook(tmp_path, 1_000_000, runner.begin_anew)
+    with pytest.raises(ActorFailed, match="has held ticket 6"):
+        runner.run([Hoarder(), save])
+    assert load_checkpoint(tmp_path).state["version"] == 3
 
 
 def test_a_smaller_max_staleness_on_resume_discards_what_is_too_old_and_goes_on(

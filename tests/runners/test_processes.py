@@ -20,7 +20,7 @@ import pytest
 
 import unirl
 from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import UniRLError
+from unirl.core.errors import ActorFailed, UniRLError
 from unirl.runners.loop import TrainLoop
 from unirl.runners.processes import ProcessesRunner
 
@@ -159,6 +159,24 @@ def test_a_hung_environment_is_killed_once_and_restarted(
         runner.run([UntilRestart()])
     assert runner.loop.reason == "restarted"
     assert 1 <= sum("hangs, killed" in record.message for record in caplog.records) <= 2
+
+
+def test_an_actor_that_hangs_for_good_is_told_by_the_setting_that_killed_it(tmp_path: Path) -> None:
+    plan = unirl.make_plan(
+        "impala",
+        **{
+            **SMALL,
+            "env.id": "unirl/Fault-v0",
+            "env.kwargs": {"sleep_at": 20, "sleep_seconds": 600.0},
+            "runner.hang_seconds": 1.5,
+            "runner.max_restarts": 0,
+        },
+    )
+    with pytest.raises(ActorFailed, match=r"runner\.hang_seconds, 1\.5 s") as error:
+        ProcessesRunner(plan, log_dir=tmp_path).run([])
+    assert "was killed: it held a slot" in error.value.what
+    assert "raise runner.hang_seconds" in error.value.remedy
+    assert "signal" not in str(error.value)
 
 
 SCRIPT = """

@@ -57,9 +57,7 @@ class Scripts:
 
 SUITES: Mapping[str, Suite] = MappingProxyType(
     {
-        "atari": Suite(
-            "Pong: IMPALA (shallow CNN), asynchronous PPO (Nature CNN).", ("pong", "appo-pong")
-        ),
+        "atari": Suite("Pong: IMPALA and asynchronous PPO (shallow CNN).", ("pong", "appo-pong")),
         "mujoco": Suite(
             "HalfCheetah: IMPALA, asynchronous PPO, PPO.",
             ("halfcheetah", "appo-halfcheetah", "ppo-halfcheetah"),

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _ONLY_TRAINING = ("env.push_probability", "env.push_steps", "env.episodic_life")
 """Settings that evaluations leave out (actors/evaluate.py)."""
+_TRAINING_TABLES = ("queue", "runner", "run")
+_ENV_TRAINING_TABLES = ("actor", "sampler", "learner")
+"""With a recipe over environments; an engine of language models reads more."""
+_OWN_FLAGS = {"run.seed": "--seed", "run.eval_episodes": "--episodes"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     one_run(positional, "eval")
     own, changes = split(flags, EvalOptions)
     options = configs.from_mapping(EvalOptions, own)
-    _check_changes(changes)
+    _check_changes(changes, has_env=hasattr(module.Config(), "env"))
     plan, checkpoint = run_folder.load(where, changes)
     if plan.make_evaluator is None:
         raise _no_evaluation(plan, "evaluated")
@@ -200,14 +204,18 @@ def _check_episodes(episodes: int, contradiction: bool) -> None:
         )
 
 
-def _check_changes(changes: Mapping[str, Any]) -> None:
-    without_effect = [key for key in changes if key in _ONLY_TRAINING]
-    if without_effect:
-        raise UniRLError(
-            f"{configs.flag_of(without_effect[0])} has no effect on an evaluation",
-            "evaluations are of whole games without pushes, whatever the run trained on",
-            "leave it out",
-        )
+def _check_changes(changes: Mapping[str, Any], has_env: bool) -> None:
+    tables = (*_TRAINING_TABLES, *(_ENV_TRAINING_TABLES if has_env else ()))
+    for key in changes:
+        in_training = key in _ONLY_TRAINING or key.partition(".")[0] in tables
+        if in_training and key != "run.eval_deterministic":
+            own = _OWN_FLAGS.get(key)
+            raise UniRLError(
+                f"{configs.flag_of(key)} has no effect on an evaluation",
+                "unirl eval plays whole episodes without pushes; how many and from which seed is"
+                " its own to say",
+                f"use {own}" if own else "leave it out",
+            )
 
 
 def _deterministic(options: EvalOptions | PlayOptions, plan: Plan) -> bool:

@@ -61,3 +61,10 @@ def _check_checkpoint(plan: Plan, where: Path) -> None:
             "run.total_steps > the steps of the checkpoint must hold for training to go on",
             f"raise it: unirl resume {shlex.quote(str(where))} --run.total-steps {2 * num_steps}",
         )
+    seconds, max_seconds = float(checkpoint.state["seconds"]), plan.run.max_seconds
+    if max_seconds is not None and seconds >= max_seconds:
+        raise UniRLError(
+            f"{where} has used its time: {seconds:.0f} of {max_seconds:g} seconds",
+            "run.max_seconds > the seconds of the checkpoint must hold for training to go on",
+            f"raise it: unirl resume {shlex.quote(str(where))} --run.max-seconds {2 * seconds:.0f}",
+        )

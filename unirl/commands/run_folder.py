@@ -42,6 +42,10 @@ def claim(run_dir: Path, overwrite: bool) -> None:
 
 def mark_failed(run_dir: Path, error: Exception) -> None:
     """A run that failed before it learned anything holds nothing worth keeping but its log."""
+    # A row of metrics is written after an update, long before the first checkpoint.
+    metrics = run_dir / "metrics.jsonl"
+    if metrics.is_file() and metrics.stat().st_size:
+        return
     steps = (path.name.rpartition("_")[2] for path in (run_dir / "checkpoints").glob("*step_*"))
     if not any(step.isdecimal() and int(step) > 0 for step in steps):
         # On a full disk this fails too, and must not replace the error that is being reported.

@@ -44,9 +44,16 @@ def start(
         return 0
     record = run_dir / "command.txt"
     with disk.explained(record, "free some space, then start it again"):
-        run_dir.mkdir(parents=True, exist_ok=True)
-        with record.open("a") as file:
-            file.write(shlex.join(["unirl", *command]) + "\n")
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            with record.open("a") as file:
+                file.write(shlex.join(["unirl", *command]) + "\n")
+        except (NotADirectoryError, FileExistsError, PermissionError) as error:
+            raise UniRLError(
+                f'run folder "{run_dir}" cannot be written',
+                f"{error.filename}: {error.strerror}",
+                "choose another --runs-dir, or mend its permissions",
+            ) from error
     try:
         result = run(plan, run_dir, resume=resume_from, console=console)
     except UniRLError as error:

@@ -61,7 +61,7 @@ def train(arguments: Sequence[str]) -> int:
     leads = leads_run()
     if options.dry_run:
         if leads:
-            print(configs.to_toml(config, recipe=name))
+            print(configs.to_toml(config if plan.config is None else plan.config, recipe=name))
             print(textwrap.indent(plan.describe(), "# "))
         return 0
     folder = options.name or (run_names[-1] if run_names else _default_name(name, config))

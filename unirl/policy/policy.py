@@ -83,7 +83,9 @@ class Policy(nn.Module):
             self.value_inputs = ObservationInputs(critic_space, config, generator)
         if not config.shared_torso:
             self.value_torso = Torso(self.value_inputs or self.inputs, config, generator)
-        self.value_head = linear(num_features, 1, 1.0, generator)
+        # A critic's own observations may make for another width than the actor's.
+        num_value_features = self.value_torso.num_out if self.value_torso else num_features
+        self.value_head = linear(num_value_features, 1, 1.0, generator)
         for module in (self.torso, self.core, self.value_torso):
             if module is not None:
                 module.to(COMPUTE_DTYPE[config.compute_dtype])

@@ -11,42 +11,56 @@ from unirl.policy.config import PolicyConfig
 
 log = logging.getLogger(__name__)
 
+_CPU_FLAGS = ("avx512_bf16", "amx_bf16", "sve_bf16", "bf16")
+
 
 def has_bfloat16(device: torch.device | str) -> bool:
-    """Whether the device has instructions for bfloat16 products. Where it has none they are
-    emulated: on a CPU with AVX2 convolutions took ten times as long as in float32.
+    """Whether the device is there and has instructions for bfloat16 products. Where it has none
+    they are emulated: on a CPU with AVX2 convolutions took ten times as long as in float32.
     """
     try:
         kind = torch.device(device).type
-    except RuntimeError:  # no device at all; the learner says so in its own words
+    except RuntimeError:  # no device at all; whoever computes there says so in its own words
         return False
     if kind == "cuda":
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    if kind != "cpu":
+    if kind != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    # torch 2.11 may not have it; there AVX-512 has to do as a sign.
+    # Not in every torch that is supported; then there is a question for the one flag.
     capabilities = getattr(torch.cpu, "get_capabilities", None)
     if capabilities is None:
-        return torch.backends.cpu.get_cpu_capability() == "AVX512"
+        return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
     found = capabilities()
-    return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "sve_bf16", "bf16"))
+    return any(found.get(flag, False) for flag in _CPU_FLAGS)
 
 
 def settle_dtype(config: PolicyConfig, *devices: torch.device | str) -> PolicyConfig:
     """The config with compute_dtype "auto" decided for the devices that act and learn.
 
-    A recipe decides once, so that a run and its checkpoints keep one format wherever they are
-    resumed. bfloat16 that was asked for by name stays, with a warning where it is emulated.
+    A recipe decides once, when its plan is made: the run's folder and checkpoints say what it was,
+    so `unirl resume` keeps it wherever it runs.
     """
-    if config.compute_dtype == "float32":
+    if config.compute_dtype != "auto":
         return config
-    emulated = [str(device) for device in devices if not has_bfloat16(device)]
-    if config.compute_dtype == "auto":
-        return replace(config, compute_dtype="float32" if emulated else "bfloat16")
-    if emulated:
-        log.warning(
-            "policy.compute_dtype is bfloat16, which %s can only emulate, many times slower than"
-            " float32; auto decides by the device",
-            " and ".join(dict.fromkeys(emulated)),
-        )
+    native = all(has_bfloat16(device) for device in devices)
+    return replace(config, compute_dtype="bfloat16" if native else "float32")
+
+
+def for_cpu(config: PolicyConfig) -> PolicyConfig:
+    """The config for acting on the CPU alone: float32 where bfloat16 would be emulated. Weights of
+    either load.
+    """
+    if config.compute_dtype == "bfloat16" and not has_bfloat16("cpu"):
+        return replace(config, compute_dtype="float32")
     return config
+
+
+def warn_if_emulated(config: PolicyConfig, device: torch.device | str, who: str) -> None:
+    """Log a warning where bfloat16 that was asked for by name is emulated. who: what computes."""
+    if config.compute_dtype == "bfloat16" and not has_bfloat16(device):
+        log.warning(
+            "%s computes in bfloat16, which %s can only emulate, many times slower than float32:"
+            " in a new run, policy.compute_dtype auto decides by the device",
+            who,
+            device,
+        )

@@ -18,6 +18,7 @@ from unirl.actors.evaluate import PolicyEvaluator
 from unirl.actors.inference import make_policy_worker
 from unirl.actors.sampler import SamplerConfig, check_places
 from unirl.core.env_workers import EnvWorkers
+from unirl.core.errors import UniRLError
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
@@ -49,6 +50,12 @@ class Config:
 def plan(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
     sampler = config.sampler
+    if config.runner.kind == "inline" and sampler.device != "cpu":
+        raise UniRLError(
+            f"sampler.device is {sampler.device} in the inline runner",
+            "without processes there are no policy workers: policies act on the CPU",
+            "leave sampler.device out, or set runner.kind to processes",
+        )
     devices = sampler.device, config.learner.device
     config = replace(config, policy=settle_dtype(config.policy, *devices))
     check_places(sampler, config.queue)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -41,13 +42,20 @@ async def fill(actor: AsyncActor, queue: SlotQueue, slot: Slot) -> None:
 
 
 async def serve(actor: AsyncActor, index: int, queue: SlotQueue) -> None:
-    """Fill every place that comes free until the queue closes; what an actor process does."""
+    """Fill every place that comes free until the queue closes; what an actor process does.
+
+    It counts as many workers as places were ever filled at once: each waits from the end of its
+    sample to the place of its next one, so that waiting adds up as `work_seconds` does.
+    """
     tasks: set[asyncio.Task[None]] = set()
+    idle_since = deque([time.monotonic()])
     # A thread of its own: other work handed to threads must not keep the bell from being heard.
     listener = ThreadPoolExecutor(1, "bell")
     try:
         while True:
             while (slot := queue.try_acquire(index)) is not None:
+                if idle_since:
+                    slot.wait_seconds = time.monotonic() - idle_since.popleft()
                 tasks.add(asyncio.create_task(fill(actor, queue, slot)))
             bell = asyncio.get_running_loop().run_in_executor(
                 listener, queue.wait_as_actor, index, _LOOK_SECONDS
@@ -56,6 +64,7 @@ async def serve(actor: AsyncActor, index: int, queue: SlotQueue) -> None:
                 done, _ = await asyncio.wait({bell, *tasks}, return_when=asyncio.FIRST_COMPLETED)
                 for task in done & tasks:
                     tasks.discard(task)
+                    idle_since.append(time.monotonic())
                     task.result()
     except QueueClosed:
         pass

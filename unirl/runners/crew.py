@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,15 +13,24 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
 
 from unirl.core.errors import ActorFailed, UniRLError
-from unirl.runners.fork_server import interrupts_blocked, process_context
+from unirl.runners.fork_server import interrupts_blocked, parent_pid, process_context
 from unirl.runners.worker import EXIT_USER_ERROR, Job, Lifeline, process_main
 
 log = logging.getLogger(__name__)
 
 END_SECONDS = 5.0
 _WATCH_SECONDS = 0.2
+
+
+class Verdict(NamedTuple):
+    """Why we kill a process ourselves: its signal alone would tell nobody what to do."""
+
+    why: str
+    """The setting that it broke, with the value: "it held a slot for longer than ..."."""
+    remedy: str
 
 
 @dataclass
@@ -36,6 +46,8 @@ class Member:
     num_restarts: int = 0
     process: BaseProcess | None = field(default=None, repr=False)
     report: Connection | None = field(default=None, repr=False)
+    verdict: Verdict | None = None
+    """Why its process was killed, if we did it and said why."""
 
     @property
     def name(self) -> str:
@@ -52,9 +64,10 @@ class Member:
         """Whether its process runs."""
         return self.process is not None and self.process.is_alive()
 
-    def kill(self) -> None:
-        """Kill its process; whoever watches starts another."""
+    def kill(self, verdict: Verdict | None = None) -> None:
+        """Kill its process; whoever watches starts another. verdict: why, for the message."""
         if self.process is not None:
+            self.verdict = verdict or self.verdict  # first: the watcher reads it at once
             self.process.kill()
 
 
@@ -143,7 +156,7 @@ class Crew:
             log_path=path,
             lifeline=self._lifeline,
             report=sender,
-            parent_pid=os.getpid(),
+            parent_pid=parent_pid(self._context),
             environ=dict(os.environ),
         )
         process = self._context.Process(
@@ -154,7 +167,7 @@ class Crew:
         sender.close()
         if member.report is not None:
             member.report.close()
-        member.process, member.report = process, receiver
+        member.process, member.report, member.verdict = process, receiver, None
 
     def _watch(self) -> None:
         try:
@@ -217,7 +230,7 @@ class Crew:
                 what,
                 f"it was restarted {self._max_restarts} of {self._max_restarts} times "
                 "(runner.max_restarts)",
-                f"full trace: {self._trace(member)}; mend its cause, then `unirl resume`",
+                self._remedy(member),
             )
         member.num_restarts += 1
         for one in (member, *dependants):
@@ -234,6 +247,12 @@ class Crew:
         except (EOFError, OSError):
             return {}
 
+    def _remedy(self, member: Member) -> str:
+        verdict = _verdict_on(member)
+        if verdict is not None:
+            return f"{verdict.remedy}, then `unirl resume`; its log: {self._trace(member)}"
+        return f"full trace: {self._trace(member)}; mend its cause, then `unirl resume`"
+
     def _trace(self, member: Member) -> str:
         """Where the trace of a dead member is; one that could not even start wrote none."""
         path = self._log_dir / member.file_name if self._log_dir is not None else None
@@ -245,6 +264,14 @@ def _cause_of_death(member: Member, report: dict[str, list[str]]) -> str:
     exit_code = member.process.exitcode
     if "type" in report:
         return f"{member.name} died: {report['type']} in {report['where']}: {report['message']}"
+    if (verdict := _verdict_on(member)) is not None:
+        return f"{member.name} was killed: {verdict.why}"
     if exit_code is not None and exit_code < 0:
         return f"{member.name} died: killed by signal {-exit_code}"
     return f"{member.name} died: exit code {exit_code}"
+
+
+def _verdict_on(member: Member) -> Verdict | None:
+    """Why we killed it; None when it died of something else, if only a moment before."""
+    assert member.process is not None
+    return member.verdict if member.process.exitcode == -signal.SIGKILL else None

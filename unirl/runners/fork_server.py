@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -33,9 +35,50 @@ def process_context(
     context = multiprocessing.get_context("forkserver")
     own = [name for name in modules if name.startswith("unirl.")]
     context.set_forkserver_preload([*own, *preload, _PRELOAD])
-    with interrupts_blocked():
+    with interrupts_blocked(), _search_path_in_environment():
         forkserver.ensure_running()
     return context
+
+
+def parent_pid(context: ForkServerContext | SpawnContext) -> int:
+    """Who will be the parent of a process made with this context: the server, or this process.
+
+    A process cannot find out by itself: whoever adopts it looks like its parent.
+    """
+    if isinstance(context, SpawnContext):
+        return os.getpid()
+    with interrupts_blocked():
+        forkserver.ensure_running()  # or a dead server would be replaced when its pid is out
+    pid = _server_pid()
+    assert pid is not None
+    return pid
+
+
+def _server_pid() -> int | None:
+    # No public name says it.
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    return pid
+
+
+@contextlib.contextmanager
+def _search_path_in_environment() -> Iterator[None]:
+    """A server that is started meanwhile finds modules wherever this process does.
+
+    Not every Python tells it `sys.path`, and what it cannot preload it passes over in silence:
+    each actor would then import torch by itself.
+    """
+    if _server_pid() is not None:  # other threads may be reading the environment
+        yield
+        return
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if isinstance(path, str))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 @contextlib.contextmanager

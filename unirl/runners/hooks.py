@@ -33,37 +33,47 @@ class RowWriter(Protocol):
 
 
 class LogHook:
-    """Every `log_seconds`, and at the end: one row of all scalars to every sink."""
+    """Every `log_seconds`, after each evaluation, and at the end: one row of all scalars to every
+    sink.
 
-    def __init__(self, sinks: Sequence[RowWriter], log_seconds: float) -> None:
-        self._sinks, self._log_seconds = sinks, log_seconds
-        self._last_time: float | None = None
+    evaluate: the hook that evaluates. It stands before this one, so that a result is in the row of
+    its own step.
+    """
+
+    def __init__(
+        self, sinks: Sequence[RowWriter], log_seconds: float, evaluate: EvalHook | None = None
+    ) -> None:
+        self._sinks, self._log_seconds, self._evaluate = sinks, log_seconds, evaluate
+        self._last_time = math.nan
         self._last_steps = self._last_version = 0
         self._last_totals: dict[str, int] = {}
+        self._last_result: EvalResult | None = None
+        self._has_news = False
         self.scalars: dict[str, float] = {}
         """The newest row."""
 
     def after_update(self, loop: TrainLoop) -> None:
         """See Hook."""
         now = time.monotonic()
-        if self._last_time is None:
+        self._has_news = True
+        if math.isnan(self._last_time):
             # Rates begin with the first update: what came before it was start-up.
             self._mark(loop, now)
-            self._last_version -= 1
-        elif now - self._last_time >= self._log_seconds:
+        if now - self._last_time >= self._log_seconds or self._result is not self._last_result:
             self._write(loop, now)
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
-        if self._last_time is not None and loop.learner.version > self._last_version:
+        if self._has_news:
             self._write(loop, time.monotonic())
 
+    @property
+    def _result(self) -> EvalResult | None:
+        return self._evaluate.result if self._evaluate is not None else None
+
     def _write(self, loop: TrainLoop, now: float) -> None:
-        learner, queue, seconds = (
-            loop.learner,
-            loop.queue,
-            max(now - (self._last_time or now), 1e-9),
-        )
+        learner, queue = loop.learner, loop.queue
+        seconds = max(now - self._last_time, 1e-9)
         loop.count_discards(queue.discarded())
         scalars = loop.metrics.flush()
         # Here, where the numbers come to the host anyway, and not at every update.
@@ -72,7 +82,7 @@ class LogHook:
                 raise state.diverged(f"{name} is {value}", learner.version)
         scalars["charts/updates"] = learner.version
         scalars["time/seconds"] = loop.seconds
-        if learner.version > self._last_version:
+        if learner.version > self._last_version:  # else no time has passed that could be counted
             num_steps, totals = learner.num_steps - self._last_steps, queue.totals()
             scalars["perf/sps"] = num_steps / seconds
             scalars["perf/updates_per_second"] = (learner.version - self._last_version) / seconds
@@ -86,7 +96,7 @@ class LogHook:
                 scalars[f"staleness/{name}"] = sum(ages) / len(ages)
         for sink in self._sinks:
             sink.write(learner.num_steps, scalars)
-        self.scalars = scalars
+        self.scalars, self._has_news, self._last_result = scalars, False, self._result
         self._mark(loop, now)
 
     def _mark(self, loop: TrainLoop, now: float) -> None:
@@ -217,11 +227,14 @@ class EvalHook:
         """See Hook."""
 
     def _evaluate(self, loop: TrainLoop) -> None:
+        weights = loop.learner.weights()
+        # The log looks at losses only after this, and such weights would make environments fail.
+        state.require_finite(weights, loop.learner.version)
         evaluator = self._make_evaluator()
         try:
             started = time.monotonic()
             result = evaluator.evaluate(
-                loop.learner.weights(), self._num_episodes, deterministic=self._deterministic
+                weights, self._num_episodes, deterministic=self._deterministic
             )
         finally:
             evaluator.close()

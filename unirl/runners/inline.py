@@ -107,10 +107,10 @@ class InlineRunner:
                 self._fill_some()
             try:
                 return self._queue.take(self.loop.learner.version, 0.0)
-            except DeadlineExceeded:
+            except DeadlineExceeded as deadline:
                 # Restored samples may be too old for a smaller max_staleness: fill their places.
                 if not self._queue.num_free:
-                    raise
+                    raise ActorFailed(*deadline.parts) from deadline
 
     @property
     def _enough(self) -> int | None:

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from unirl.core.actor import ActorContext
 from unirl.core.env_workers import WorkerContext
-from unirl.core.errors import DeadlineExceeded, LockHeld, QueueClosed
+from unirl.core.errors import ActorFailed, DeadlineExceeded, LockHeld, QueueClosed
 from unirl.core.sample import Batch
 from unirl.core.seeding import derive_seed
-from unirl.runners.crew import END_SECONDS, Crew, Member
+from unirl.runners.crew import END_SECONDS, Crew, Member, Verdict
 from unirl.runners.loop import Hook, TrainLoop
 from unirl.runners.plan import Plan
 from unirl.runners.worker import run_actor
@@ -116,15 +116,19 @@ class ProcessesRunner:
         """The next batch, or None when the loop was stopped meanwhile.
 
         An actor that holds its slot for too long is killed. The queue's deadline counts from the
-        last commit or burial.
+        last commit or burial; it raises ActorFailed, as the learner is sound.
         """
-        queue, committed, progress = lane.queue, -1, time.monotonic()
+        queue, committed, started = lane.queue, -1, time.monotonic()
+        progress = started
         while True:
             try:
-                return queue.take(lane.loop.learner.version, _LOOK_SECONDS)
+                batch = queue.take(lane.loop.learner.version, _LOOK_SECONDS)
+                # The queue knows of the last look alone.
+                batch.wait_seconds = time.monotonic() - started
+                return batch
             except LockHeld as held:
                 log.warning("%s", held)
-                self.actors.kill_pid(held.pid)
+                self.actors.kill_pid(held.pid, Verdict(held.what, held.remedy))
             except DeadlineExceeded:
                 if lane.loop.reason is not None:
                     return None
@@ -132,7 +136,7 @@ class ProcessesRunner:
                 if total != committed or self._bury_hung(lane):
                     committed, progress = total, time.monotonic()
                 elif time.monotonic() - progress >= lane.plan.queue.timeout_seconds:
-                    raise DeadlineExceeded(
+                    raise ActorFailed(
                         f"the learner waited {time.monotonic() - progress:.0f} s for a slot",
                         queue.waited_for(),
                         "see the run's logs/, or raise queue.timeout_seconds",
@@ -149,7 +153,13 @@ class ProcessesRunner:
             return False
         ticket, actor, _ = oldest
         log.warning("actor %d hangs, killed: %s", actor, lane.queue.waited_for())
-        self.actors.kill(actor)
+        self.actors.kill(
+            actor,
+            Verdict(
+                f"it held a slot for longer than runner.hang_seconds, {hang_seconds:g} s",
+                "raise runner.hang_seconds, or make unrolls shorter",
+            ),
+        )
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline:  # the watcher buries it: nobody is killed twice
             oldest = lane.queue.oldest_running()
@@ -212,15 +222,15 @@ class ActorProcesses:
         """How many processes died and were replaced."""
         return self._crew.num_restarts
 
-    def kill(self, index: int) -> None:
-        """Kill one actor; its slots are discarded and it is restarted."""
-        self._actors[index].kill()
+    def kill(self, index: int, verdict: Verdict | None = None) -> None:
+        """Kill one actor; its slots are discarded and it is restarted. verdict: why."""
+        self._actors[index].kill(verdict)
 
-    def kill_pid(self, pid: int) -> None:
-        """Kill the process with this id, if it is one of ours."""
+    def kill_pid(self, pid: int, verdict: Verdict | None = None) -> None:
+        """Kill the process with this id, if it is one of ours. verdict: why."""
         for member in self._crew.members:
             if member.process is not None and member.process.pid == pid:
-                member.kill()
+                member.kill(verdict)
 
     def raise_error(self) -> None:
         """Raise what made a process stop for good, if anything did."""
@@ -318,9 +328,19 @@ class ActorProcesses:
             if index not in self._late and self._workers[index].alive:
                 log.warning("environment worker %d owes a step for %g s: killed", index, seconds)
                 self._late.add(index)
-                self._workers[index].kill()
+                self._workers[index].kill(
+                    Verdict(
+                        f"it owed a step for longer than env.step_timeout, {seconds:g} s",
+                        "raise env.step_timeout, or see why the environment hangs",
+                    )
+                )
         seconds = self._plan.runner.hang_seconds
         for index in self.exchange.late_actors(seconds):
             if self._actors[index].alive:
                 log.warning("actor %d has not moved for %g s: killed", index, seconds)
-                self._actors[index].kill()
+                self._actors[index].kill(
+                    Verdict(
+                        f"it did not move for longer than runner.hang_seconds, {seconds:g} s",
+                        "raise runner.hang_seconds",
+                    )
+                )

@@ -12,7 +12,7 @@ from unirl.core.checkpoint import JSON, Checkpoint, save_checkpoint
 from unirl.core.errors import UniRLError
 from unirl.core.learner import LearnerState
 from unirl.core.sample import Slot
-from unirl.core.tree import leaves, tree_map
+from unirl.core.tree import Tree, leaves, tree_map
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import Plan
 
@@ -25,13 +25,7 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
     state = learner.state_dict()
     for slot in ready:
         slot.wait_ready()
-    broken = [
-        "/".join(path)
-        for path, leaf in leaves(state.model)
-        if leaf.is_floating_point() and not leaf.isfinite().all()
-    ]
-    if broken:
-        raise diverged(f"{broken[0]} holds NaN or infinity", learner.version)
+    require_finite(state.model, learner.version)
     return save_checkpoint(
         run_dir,
         learner.num_steps,
@@ -64,6 +58,13 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
         },
         keep=loop.plan.run.keep_checkpoints,
     )
+
+
+def require_finite(model: Tree, version: int) -> None:
+    """Raise UniRLError when a weight of the model is not a number any more."""
+    for path, leaf in leaves(model):
+        if leaf.is_floating_point() and not leaf.isfinite().all():
+            raise diverged(f"{'/'.join(path)} holds NaN or infinity", version)
 
 
 def diverged(what: str, version: int) -> UniRLError:

@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 EXIT_USER_ERROR = 3
 """Exit code of an actor that met an error restarting cannot mend; its report says which."""
 _PATIENCE_SECONDS = 60.0
-_IMPORTED_BY = os.getpid()  # the fork server, in a process that it forked
 # A report must fit the pipe: it is read only when this process is gone.
 _REPORT_CHARACTERS = 4000
 
@@ -83,13 +82,14 @@ class Job:
     lifeline: Lifeline
     report: Connection
     parent_pid: int
+    """Of the process that makes it: the fork server's, or the learner's."""
     environ: Mapping[str, str]
     """A forked process has the fork server's variables, as old as the first process."""
 
 
 def process_main(job: Job) -> None:
     """Work until the queue closes; exits 0 then, else with a report for the supervisor."""
-    die_with_parent(job.parent_pid if os.getpid() == _IMPORTED_BY else _IMPORTED_BY)
+    die_with_parent(job.parent_pid)
     job.lifeline.watch()
     os.environ.clear()
     os.environ.update(job.environ)

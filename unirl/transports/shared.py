@@ -51,7 +51,8 @@ class SharedBlock:
             os.ftruncate(self.fd, num_bytes)
             # Reserved now: memory that does not exist must fail here, not as a bus error in the
             # middle of training.
-            os.posix_fallocate(self.fd, 0, num_bytes)
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(self.fd, 0, num_bytes)
         except OSError as error:
             os.close(self.fd)
             raise UniRLError(
