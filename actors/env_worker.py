@@ -133,7 +133,7 @@ class _Worker:
 
     def greet(self, seed: int) -> None:
         """Reset all groups, then say so: whoever is greeted asks for rows at once, and a group that
-        were still to be reset would count as late.
+        is yet to be reset would count as late.
         """
         words = self._exchange.words
         seeds = [group_seed(seed, i) for i in range(len(self._groups))]

@@ -39,7 +39,7 @@ def seconds(dtype: torch.dtype) -> float:
 
 def test_bfloat16_where_it_is_said_to_be_multiplied_is_no_slower() -> None:
     ratio = seconds(torch.bfloat16) / seconds(torch.float32)
-    # Emulated, 5 to 40 were measured; natively 0.4 to 0.7. Other work on the machine blurs both.
+    # Emulated on an AMD EPYC with AVX2 alone: 7.6 to 9.0. Other work on the machine blurs it.
     assert (ratio < 2) == has_bfloat16("cpu"), ratio
 
 
@@ -73,11 +73,11 @@ def test_a_run_in_emulated_bfloat16_warns_for_learner_and_actor(
     assert told == ([] if has_bfloat16("cpu") else ["learner", "actor"])
 
 
+@pytest.mark.parametrize("native", [True, False])
 def test_without_a_query_of_capabilities_one_flag_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
+    native: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    native = torch.cpu.get_capabilities().get("avx512_bf16", False)
-    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
     assert has_bfloat16("cpu") == native
 

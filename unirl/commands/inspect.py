@@ -82,7 +82,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     one_run(positional, "eval")
     own, changes = split(flags, EvalOptions)
     options = configs.from_mapping(EvalOptions, own)
-    _check_changes(changes, has_env=hasattr(module.Config(), "env"))
+    _check_changes(changes, has_env="env" in module.Config.__dataclass_fields__)
     plan, checkpoint = run_folder.load(where, changes)
     if plan.make_evaluator is None:
         raise _no_evaluation(plan, "evaluated")
