@@ -155,6 +155,28 @@ def test_settings_without_sense_are_refused(wrong: dict[str, object]) -> None:
     assert len(caught.value.parts) == 3
 
 
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({"lora_alpha": 64.0}, "set model.lora_rank"),
+        ({"lora_targets": ("q_proj",)}, "set model.lora_rank"),
+        ({"lora_dropout": 0.1}, "set model.lora_rank"),
+        ({"revision": "main"}, "leave it out"),
+        ({"path": "somewhere", "seed": 3}, "run.seed"),
+    ],
+)
+def test_settings_without_effect_are_refused(given: dict[str, object], remedy: str) -> None:
+    name = list(given)[-1]
+    with pytest.raises(UniRLError, match=rf"model\.{name} is .* has no effect") as caught:
+        ModelConfig(**given)  # type: ignore[arg-type]
+    assert remedy in caught.value.parts[2]
+
+
+def test_settings_that_go_together_are_taken() -> None:
+    ModelConfig(lora_rank=2, lora_alpha=64.0, lora_targets=("q_proj",), seed=3)
+    ModelConfig(path="somewhere", revision="main")
+
+
 def test_the_command_writes_a_model_and_never_over_another(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,17 +2,14 @@
 they may be.
 
 One table of slots obeys one law, whatever memory the table lies in and whatever lock guards it.
-`LocalQueue` is the table in
-plain memory for threads of one process; `unirl.transports.shared` puts the very same table between
-processes.
+`LocalQueue` is the table in plain memory for threads of one process; `unirl.transports.shared` puts
+the very same table between processes.
 
 The law: there are (max_staleness + 1) * batch_size places and no more. A place comes back only by
-`release`, which the
-training loop calls after it published the newer weights. So whoever starts a sample sees weights so
-new that, learned in order
-of start, the sample cannot be older than `max_staleness` updates. `window` lets finished samples
-overtake slow ones; what got
-too old by that is discarded by `take`, the only judge of age, and counted.
+`release`, which the training loop calls after it published the newer weights. So whoever starts a
+sample sees weights so new that, learned in order of start, the sample cannot be older than
+`max_staleness` updates. `window` lets finished samples overtake slow ones; what got too old by that
+is discarded by `take`, the only judge of age, and counted.
 """
 
 from __future__ import annotations
@@ -187,8 +184,7 @@ class LocalGuard(AbstractContextManager[object]):
 
 
 # Words of the table. A word is written whole or not at all, so a process killed between two stores
-# leaves a state that reads as
-# "before" or "after": the state word is always stored last.
+# leaves a state that reads as "before" or "after": the state word is always stored last.
 _CLOSED, _NEXT_TICKET, _VERSION, _COMMITTED, _LEARNED, _HEADER = range(6)
 _STATE, _TICKET, _ACTOR, _START_VERSION, _FIRST, _LAST, _WAIT_US, _WORK_US, _START_US, _ROW = range(
     10
@@ -234,7 +230,6 @@ class SlotQueue:
         self._ready: dict[int, Any] = {}
 
     # -- the actor's side
-    # ----------------------------------------------------------------------------------------------
 
     def acquire(self, timeout: float | None = None, *, actor: int = 0) -> Slot:
         """See SampleQueue. Raises DeadlineExceeded after `timeout` seconds, QueueClosed when the
@@ -242,9 +237,7 @@ class SlotQueue:
         """
         started, mark = time.monotonic(), self._first_mark
         while (slot := self._try_acquire(actor, mark)) is None:
-            mark = self._wait(
-                1 + actor, mark, started, timeout, f"actor {actor} waited", "for a free slot"
-            )
+            mark = self._wait(1 + actor, mark, started, timeout)
         slot.wait_seconds = time.monotonic() - started
         return slot
 
@@ -328,7 +321,6 @@ class SlotQueue:
             self._put_back(slot.index)
 
     # -- the learner's side
-    # --------------------------------------------------------------------------------------------
 
     def take(self, learner_version: int, timeout: float | None = None) -> Batch:
         """See SampleQueue. Slots are taken one by one: waiting for a whole batch inside the window
@@ -352,9 +344,7 @@ class SlotQueue:
                         deadline_from, mark = time.monotonic(), self._first_mark
                     continue
                 words[self._waiting + LEARNER] = mark
-            mark = self._wait(
-                LEARNER, mark, deadline_from, timeout, "the learner waited", "for a finished slot"
-            )
+            mark = self._wait(LEARNER, mark, deadline_from, timeout)
         self._partial = []
         return Batch(taken, learner_version, wait_seconds=time.monotonic() - started)
 
@@ -380,7 +370,6 @@ class SlotQueue:
             self._guard.ring(bell)
 
     # -- faults, checkpoints, the log
-    # ----------------------------------------------------------------------------------
 
     def reclaim(self, actor: int, reason: str = "actor_died", *, reissue: bool = False) -> int:
         """Discard what a dead actor left unfinished, so that its places are issued again; returns
@@ -535,8 +524,7 @@ class SlotQueue:
             started - words[_LEARNED] - told - out
         )
 
-    # -- inside ------------------------------------------------------------------------------------
-    # ----------------------
+    # -- inside
 
     def _next_ready(self) -> int | None:
         """The ready slot of the lowest ticket among the first `window` outstanding ones."""
@@ -620,9 +608,7 @@ class SlotQueue:
         for bell in range(1, self._num_actors + 1):
             self._ring_if_waiting(bell)
 
-    def _wait(
-        self, bell: int, mark: int, started: float, timeout: float | None, who: str, what: str
-    ) -> int:
+    def _wait(self, bell: int, mark: int, started: float, timeout: float | None) -> int:
         """Until there may be something for whoever left `mark`: returns its next mark.
 
         A mark is only ever left with the lock held, after looking, so no change goes unseen.
@@ -631,8 +617,11 @@ class SlotQueue:
         if timeout is not None:
             left = started + timeout - time.monotonic()
             if left <= 0:
+                who, what = f"actor {bell - 1}", "a free slot"
+                if bell == LEARNER:
+                    who, what = "the learner", "a finished slot"
                 raise DeadlineExceeded(
-                    f"{who} {timeout:g} s {what}",
+                    f"{who} waited {timeout:g} s for {what}",
                     self.waited_for(),
                     "look at the log of whoever holds them, or raise the deadline",
                 )

@@ -283,9 +283,8 @@ class SharedWeightStore:
     while it is written.
 
     A reader copies the active buffer and looks at its sequence number again: unchanged means whole,
-    else it copies anew. The writer
-    always writes the other buffer, so a reader is disturbed only if two versions are published
-    during its copy.
+    else it copies anew. The writer always writes the other buffer, so a reader is disturbed only if
+    two versions are published during its copy.
     """
 
     _VERSION, _ACTIVE, _SEQUENCE, _VERSIONS, _WORDS = 0, 1, 2, 4, 6
