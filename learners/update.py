@@ -310,9 +310,16 @@ class Update:
         for name, tensors in optimizer.items():
             device = self._masters[name].device
             self._state[name] = {
-                key: (self._part(name, value) if value.dim() else value).clone().to(device)
+                key: self._loaded(name, value) if value.dim() else value.clone().to(device)
                 for key, value in tensors.items()
             }
+
+    def _loaded(self, name: str, full: Tensor) -> Tensor:
+        """A saved moment, in the memory layout of its master: files know none, and fused kernels
+        walk through the memory of both side by side (convolutions are channels_last).
+        """
+        own = torch.empty_like(self._masters[name], requires_grad=False)
+        return own.copy_(self._part(name, full))
 
     def _part(self, name: str, full: Tensor) -> Tensor:
         return part_of(self._parameters[name], full) if name in self._parameters else full

@@ -79,7 +79,7 @@ class ForwardActor:
         else:
             self._policy.act(self._obs, self._state, generator=self._generators[0])
         if self._rows.device != "cpu":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._rows.device)
 
     def close(self) -> None:
         """See Actor."""
