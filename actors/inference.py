@@ -256,10 +256,15 @@ class PolicyWorker:
             obs = tree_map(lambda leaf: leaf.to(self._device, non_blocking=True), obs)
         state = _join([part.state for part in parts])
         results = self._policy.act_groups(obs, state, [part.generator for part in parts])
-        for part, result in zip(parts, results, strict=True):
+        actions, logps = [one.action for one in results], [one.logp for one in results]
+        if self._device.type != "cpu":
+            # device -> host, once for all parts: every copy waits for the device
+            actions = list(torch.cat(actions).cpu().split(self._num_rows))
+            logps = list(torch.cat(logps).cpu().split(self._num_rows))
+        for part, result, action, logp in zip(parts, results, actions, logps, strict=True):
             assert part.rows is not None
-            part.rows.action[part.t].copy_(result.action)
-            part.rows.logp[part.t].copy_(result.logp)
+            part.rows.action[part.t].copy_(action)
+            part.rows.logp[part.t].copy_(logp)
             part.state = result.state
 
 

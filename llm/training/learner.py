@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unirl.core.device import check_device
 from unirl.core.errors import UniRLError
 from unirl.core.learner import LearnerState
 from unirl.core.metrics import Metrics
@@ -81,6 +82,7 @@ class LlmLearnerConfig:
                     f"learner.{name} >= 1 must hold",
                     "leave it out for the default",
                 )
+        check_device("learner.device", self.device, may_be_auto=True)
         if self.optimizer.lr_schedule == "adaptive":
             self._check_adaptive()
 

@@ -137,7 +137,9 @@ class WeightSync:
         if kind == "file":
             return FileSender(self._folder)
         if kind == "collective":
-            meets = ours if device == "cuda" and ours.type == "cuda" else torch.device(device)
+            # NCCL between GPUs alone: weights that lie on the host would first need one here, which
+            # may be the very one the worker computes on, and NCCL refuses to meet itself.
+            meets = ours if device == "cuda" and ours.type == "cuda" else torch.device("cpu")
             return CollectiveSender(len(self._workers), meets, limit)
         if device == "cuda" and ours.type == "cuda" and len(self._workers) == 1:
             return CudaIpcSender(ours)

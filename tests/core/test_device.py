@@ -1,0 +1,34 @@
+"""Devices as settings name them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from unirl.core.device import check_device, usable_device
+from unirl.core.errors import UniRLError
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:3"])
+def test_names_of_devices_are_taken_whether_they_are_there_or_not(name: str) -> None:
+    check_device("learner.device", name)
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:-1", "auto", "", "cpu:0"])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(UniRLError, match=r"learner.device .* is unknown"):
+        check_device("learner.device", name)
+
+
+def test_auto_is_a_name_where_it_means_something() -> None:
+    check_device("engine.device", "auto", may_be_auto=True)
+    with pytest.raises(UniRLError, match="known: auto, cpu"):
+        check_device("engine.device", "automatic", may_be_auto=True)
+
+
+def test_a_device_beyond_those_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert usable_device("learner.device", "cuda:1") == torch.device("cuda:1")
+    with pytest.raises(UniRLError, match=r"there are 2.*set learner.device to cuda:1 or less"):
+        usable_device("learner.device", "cuda:2")
