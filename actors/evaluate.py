@@ -7,6 +7,7 @@ life ends no episode.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from unirl.actors.drawing import drawn, undrawable
 from unirl.actors.evaluate_device import DeviceEvaluator, check_episodes
 from unirl.actors.memory import check_memory
-from unirl.core.errors import EnvCrashed, UniRLError
+from unirl.core.errors import EnvCrashed, UniRLError, told
 from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
@@ -147,12 +148,15 @@ class PolicyEvaluator:
     ) -> None:
         """Episodes from a reset on, as many of each environment as `left` says, into result."""
         num_envs = env.num_envs
-        obs = env.reset(seed)
+        with _explained(self._config.id):
+            obs = env.reset(seed)
         player.begin(num_envs)
         returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         since_end = 0
         while left.any():
-            step = env.step(player.act(obs))
+            action = player.act(obs)
+            with _explained(self._config.id):
+                step = env.step(action)
             _check(step.obs, step.reward, self._config.id)
             obs = step.acting_obs
             returns += step.reward
@@ -190,7 +194,8 @@ class PolicyEvaluator:
             read = obs_reader(env.observation_space, self._config.id)
             write = action_writer(env.action_space, 1, self._config.id)
             for episode in range(num_episodes):
-                raw, _ = env.reset(seed=self._env_seed % 2**31 if episode == 0 else None)
+                with _explained(self._config.id):
+                    raw, _ = env.reset(seed=self._env_seed % 2**31 if episode == 0 else None)
                 player.begin(1)
                 executed = None if last is None else last.none(1)
                 episode_return, length, over = 0.0, 0, False
@@ -201,7 +206,8 @@ class PolicyEvaluator:
                     if last is not None and executed is not None:
                         obs = last.beside(obs, executed)
                     action = player.act(obs)
-                    raw, reward, terminated, truncated, _ = env.step(write(action)[0])
+                    with _explained(self._config.id):
+                        raw, reward, terminated, truncated, _ = env.step(write(action)[0])
                     executed = None if last is None else last.executed(action)
                     episode_return += float(reward)
                     length += 1
@@ -290,6 +296,21 @@ class PolicyEvaluator:
     @property
     def _env_seed(self) -> int:
         return derive_seed(self._seed, "eval", "environments") % 2**32
+
+
+@contextmanager
+def _explained(env_id: str) -> Iterator[None]:
+    """Around the environment's own code: what it raises is its author's to mend."""
+    try:
+        yield
+    except (UniRLError, EnvCrashed):
+        raise
+    except Exception as error:
+        raise UniRLError(
+            f'env "{env_id}" failed in an evaluation: {told(error)}',
+            "it plays whole episodes, and nobody starts it again",
+            "mend the environment",
+        ) from error
 
 
 class _Player:

@@ -259,8 +259,8 @@ class PolicyWorker:
         actions, logps = [one.action for one in results], [one.logp for one in results]
         if self._device.type != "cpu":
             # device -> host, once for all parts: every copy waits for the device
-            actions = list(torch.cat(actions).cpu().split(self._num_rows))
-            logps = list(torch.cat(logps).cpu().split(self._num_rows))
+            actions = list(torch.cat(actions).cpu().chunk(len(parts)))
+            logps = list(torch.cat(logps).cpu().chunk(len(parts)))
         for part, result, action, logp in zip(parts, results, actions, logps, strict=True):
             assert part.rows is not None
             part.rows.action[part.t].copy_(action)

@@ -130,6 +130,12 @@ def _make_engine(config: EnvConfig, num_envs: int) -> Engine:
                 "its registration must name a vector_entry_point",
                 f'use engine="{"ale" if config.is_atari else "sync"}"',
             )
+        if name in ("sync", "async") and spec.entry_point is None:
+            raise UniRLError(
+                f'env "{config.id}" has no class of one environment for engine {name}',
+                "its registration names a vector_entry_point alone",
+                'use engine="vector"',
+            )
         return GymEngine(config, spec, num_envs, name)
 
 
@@ -145,6 +151,13 @@ def _explained(config: EnvConfig) -> Iterator[None]:
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
+        limit = config.max_episode_steps
+        if limit is not None and "max_episode_steps" in str(error):
+            raise UniRLError(
+                f'env "{config.id}" does not take env.max_episode_steps, which is {limit}',
+                str(error),
+                "let its vector class take max_episode_steps, or leave the setting out",
+            ) from error
         raise UniRLError(
             f'env "{config.id}" does not take these arguments: {sorted(config.kwargs)}',
             str(error),

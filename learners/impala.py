@@ -55,6 +55,11 @@ class ImpalaObjective:
         self._policy, self._config = policy, config
         self._scale = RunningScale(torch.device(config.device), reduce)
 
+    @property
+    def parts_steps(self) -> bool:
+        """See Objective: targets follow from unroll to unroll."""
+        return False
+
     def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
         """See Objective: all but values after time limits depends on the policy of the moment."""
         if "truncated" not in rows:

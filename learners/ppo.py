@@ -104,6 +104,11 @@ class PpoObjective:
             self._value_norm = RunningNorm((), clip=math.inf).to(torch.device(config.device))
             self._value_norm.reduce = reduce
 
+    @property
+    def parts_steps(self) -> bool:
+        """See Objective: a policy without memory takes each step by itself."""
+        return self._policy.core is None
+
     def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
         """See Objective: targets and advantages by the policy that this update begins with."""
         config, mask = self._config, rows["mask"]
@@ -137,7 +142,7 @@ class PpoObjective:
             "target": target,
             "advantage": advantage,
         }
-        return prepared if self._policy.core is not None else _one_by_one(prepared)
+        return _one_by_one(prepared) if self.parts_steps else prepared
 
     def _reward(self, rows: Rows, value: Tensor) -> Tensor:
         """With the value of what follows a time limit, where the next row does not tell it."""

@@ -109,6 +109,12 @@ class UnrollLearnerConfig:
         check_positive("reward_clip", self.reward_clip, "1 is usual for Atari")
         check_positive("reward_scale", self.reward_scale, "1 leaves rewards as they are")
         check_positive("stop_kl", self.stop_kl, "0.02 is usual; leave it out for no limit")
+        if self.stop_kl is not None and self.epochs == 1:
+            raise UniRLError(
+                f"learner.stop_kl is {self.stop_kl} and has no effect",
+                "it leaves out further passes over a batch, and learner.epochs is 1",
+                "leave it out, or set learner.epochs to 2 or more",
+            )
         check_device("learner.device", self.device)
         for name in ("epochs", "minibatches"):
             if getattr(self, name) < 1:
@@ -133,19 +139,28 @@ def check_positive(name: str, setting: float | None, remedy: str) -> None:
 
 
 def check_minibatches(
-    num_envs: int, minibatches: int, what: str = "actor.num_envs * queue.batch_size"
+    minibatches: int,
+    num_envs: int,
+    num_steps: int | None = None,
+    *,
+    what: str = "actor.num_envs * queue.batch_size",
+    length: str = "actor.unroll_length",
 ) -> None:
-    """Raise UniRLError unless a batch of so many environments splits evenly. what: the settings
-    that their number comes from.
+    """Raise UniRLError unless a batch of so many environments splits evenly. num_steps: of each, if
+    minibatches may hold any of them and not only whole unrolls. what, length: the settings that
+    both numbers come from.
     """
-    if num_envs % minibatches:
+    pieces, kind = num_envs, "environments"
+    if num_steps is not None:
+        pieces, kind, what = num_envs * num_steps, "steps", f"{what} * {length}"
+    if pieces % minibatches:
         nearest = min(
-            (d for d in range(1, num_envs + 1) if num_envs % d == 0),
+            (d for d in range(1, pieces + 1) if pieces % d == 0),
             key=lambda divisor: abs(divisor - minibatches),
         )
         raise UniRLError(
-            f"batch of {num_envs} environments does not split into {minibatches} minibatches",
-            f"({what}) % learner.minibatches must be 0, it is {num_envs % minibatches}",
+            f"batch of {pieces} {kind} does not split into {minibatches} minibatches",
+            f"({what}) % learner.minibatches must be 0, it is {pieces % minibatches}",
             f"try learner.minibatches {nearest}",
         )
 
@@ -162,6 +177,12 @@ class Losses(NamedTuple):
 
 class Objective(Protocol):
     """What an algorithm wants of a batch."""
+
+    @property
+    def parts_steps(self) -> bool:
+        """Whether `prepare` puts the steps of all environments side by side, [1, T * B], so that
+        minibatches hold steps from anywhere. Else they hold whole unrolls.
+        """
 
     def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
         """Once per batch, before the first step on it: the rows that `losses` gets, divided."""
@@ -200,7 +221,12 @@ class UnrollLearner:
         num_recent: int = 100,
         ranks: Ranks | None = None,
     ) -> None:
-        check_minibatches(spec.fields["logp"].shape[1] * batch_size, config.minibatches)
+        num_steps, num_envs = spec.fields["logp"].shape[:2]
+        check_minibatches(
+            config.minibatches,
+            num_envs * batch_size,
+            num_steps if objective.parts_steps else None,
+        )
         self._device = usable_device("learner.device", config.device)
         self.version, self.num_steps = 0, 0
         self._policy, self._objective = policy.to(self._device), objective

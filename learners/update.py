@@ -82,6 +82,12 @@ class OptimizerConfig:
                 "both must be >= 0",
                 "0 is usual",
             )
+        if self.warmup_steps and self.lr_schedule == "adaptive":
+            raise UniRLError(
+                f"learner.optimizer.warmup_steps is {self.warmup_steps} and has no effect",
+                "an adaptive step size rises and falls with the KL alone",
+                "leave it out, or set learner.optimizer.lr_schedule to constant or linear",
+            )
 
 
 class Update:

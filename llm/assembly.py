@@ -20,6 +20,7 @@ from unirl.core.tree import flatten
 from unirl.core.weights import Weights
 from unirl.learners.parallel import Ranks
 from unirl.llm.algorithms.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
+from unirl.llm.algorithms.resolve import check_num_steps
 from unirl.llm.device import device_of
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.engines.make import make_engine, require_engine, takes_adapters
@@ -145,6 +146,7 @@ def _require_trainable(config: LanguageConfig, algorithm: Algorithm) -> None:
             "with teacher.alone a group whose rewards are equal teaches as much as any other",
             "leave rollout.zero_variance out",
         )
+    check_num_steps(algorithm, config.learner.epochs * config.learner.minibatches)
     if config.learner.minibatches > config.queue.batch_size:
         raise UniRLError(
             f"learner.minibatches is {config.learner.minibatches}",

@@ -570,6 +570,10 @@ def test_plot_and_card_write_their_files(trained: Path) -> None:
             ['"no/such.toml"', "a folder that exists"],
         ),
         (["tune", "@cartpole", "--out", "tuned"], ['"tuned"', "--out tuned.toml"]),
+        (
+            ["train", "grpo", "--algorithm.objective", "reinforce", "--learner.epochs", "2"],
+            ["objective is reinforce", "it is 2"],
+        ),
         (["tune", "@cartpole", "--learner.minibatches", "7"], ["7 minibatches"]),
     ],
 )
@@ -632,6 +636,18 @@ def test_a_changed_environment_is_refused_on_resume(
     assert "CartPole-v1" in said and "Acrobot-v1" in said
     assert (trained / "command.txt").read_text() == commands, "it records what started"
     assert load_toml(trained / "config.toml")["env"]["id"] == "CartPole-v1"
+
+
+def test_a_changed_policy_is_refused_on_resume_by_what_differs(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, "resume", str(trained), "--policy.hidden", "32", "--no-console")
+    assert "it has policy.hidden = [" in said and "this run has [32]" in said
+
+
+def test_a_plot_is_a_png(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, "plot", str(trained), "-o", "curve.pdf")
+    assert '"curve.pdf" is no PNG' in said and "try --out curve.png" in said
 
 
 def test_a_folder_that_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,6 +166,32 @@ def test_changes_may_be_nested_or_dotted() -> None:
     assert dotted.optimizer.lr == 1e-3 and dotted.steps == 5
 
 
+@dataclass(frozen=True)
+class Tables:
+    """Dictionaries of anything, and of numbers."""
+
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+
+
+def test_a_string_within_a_table_of_anything_stays_one() -> None:
+    changed = configs.override(Tables(), {"kwargs": {"level": "1", "on": "true"}})
+    assert changed.kwargs == {"level": "1", "on": "true"}
+
+
+def test_a_string_among_numbers_is_parsed() -> None:
+    assert configs.override(Tables(), {"weights": {"math": "1e-1"}}).weights == {"math": 0.1}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"weights.math": "abc"}, {"weights": {"code": 1, "math": "abc"}}]
+)
+def test_of_a_table_the_wrong_value_is_named(changes: dict[str, Any]) -> None:
+    with pytest.raises(UniRLError, match=r'weights\.math is "abc"\. expected a number') as caught:
+        configs.override(Tables(), changes)
+    assert len(caught.value.parts) == 3
+
+
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [

@@ -121,6 +121,14 @@ def test_a_crash_of_an_environment_ends_the_evaluation_with_its_sentence() -> No
     assert len(error.value.parts) == 3
 
 
+def test_what_an_environment_raises_is_told_with_its_place() -> None:
+    evaluator, weights = evaluator_of(EnvConfig("unirl/Fault-v0", kwargs={"raise_at": 3}))
+    said = r'env "unirl/Fault-v0" failed .* RuntimeError in .*toy.*\.py:\d+: fault at step 3'
+    with pytest.raises(UniRLError, match=said) as error:
+        evaluator.evaluate(weights, 1)
+    assert len(error.value.parts) == 3
+
+
 def test_weights_and_statistics_stay_as_they_were() -> None:
     env, policy = EnvConfig("CartPole-v1"), PolicyConfig(hidden=(8,), normalize_obs=True)
     weights = weights_for(env, policy)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -42,6 +43,7 @@ def steps(env: Any, count: int) -> None:
         (EnvConfig("Acrobot-v1", "vector"), "has no vector class"),
         (EnvConfig("CartPole-v1", kwargs={"gravitas": 1}), "does not take .*gravitas"),
         (EnvConfig("Acrobot-v1", kwargs={"gravitas": 1}), "does not take .*gravitas"),
+        (EnvConfig("unirl/Counting-v0", max_episode_steps=5), "env.max_episode_steps, which is 5"),
         (EnvConfig("CartPole-v1", import_module="no_such_envs"), '"no_such_envs" that should'),
         (EnvConfig("CartPole-v1", import_module="no_such.envs"), '"no_such.envs" that should'),
         (EnvConfig("CartPole-v1", import_module="gymnasium.no_such"), "that should register"),
@@ -52,6 +54,17 @@ def test_bad_input_is_explained_in_three_parts(config: EnvConfig, message: str) 
     with pytest.raises(UniRLError, match=message) as caught:
         make_vec(config, 2)
     assert len(caught.value.parts) == 3
+
+
+@pytest.mark.parametrize("engine", ["sync", "async"])
+def test_an_id_with_a_vector_class_alone_has_no_single_environments(engine: Any) -> None:
+    gymnasium.register("unirl-test/Vector-v0", vector_entry_point="unirl.envs.toy:CountingVector")
+    try:
+        assert make_vec(EnvConfig("unirl-test/Vector-v0"), 2).num_envs == 2
+        with pytest.raises(UniRLError, match=r'vector_entry_point alone.* use engine="vector"'):
+            make_vec(EnvConfig("unirl-test/Vector-v0", engine), 2)
+    finally:
+        del gymnasium.registry["unirl-test/Vector-v0"]
 
 
 def test_an_id_unknown_to_envpool_is_explained_from_its_own_list() -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import unirl
+from unirl.core.checkpoint import load_checkpoint
+from unirl.core.errors import ActorFailed, UniRLError
+from unirl.core.evaluator import EvalResult
 from unirl.runners.hooks import LogHook
 from unirl.runners.inline import InlineRunner
 from unirl.runners.loop import TrainLoop
@@ -86,3 +92,37 @@ def test_an_evaluation_is_in_the_row_of_its_step_however_rare_rows_are(tmp_path:
         found, logged = evaluated(tmp_path / name, log_seconds)
         assert len(found) >= 2 and max(found) == max(logged)  # the last update is evaluated too
         assert {step: logged[step] for step in found} == found
+
+
+class BrokenEvaluator:
+    """Fails as environments do: with an error that is explained already, or with any other."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def evaluate(
+        self, weights: Any, num_episodes: int, *, deterministic: bool = False
+    ) -> EvalResult:
+        raise self._error
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("boom"), r"evaluation after \d+ steps failed: ValueError in .*: boom"),
+        (UniRLError("no boom", "none was heard", "listen"), r"no boom\. none was heard\. listen"),
+    ],
+)
+def test_an_evaluation_that_fails_ends_the_run_with_a_checkpoint(
+    tmp_path: Path, error: Exception, said: str
+) -> None:
+    settings = {**SMALL, "run.eval_steps": 128, "run.total_steps": 384}
+    plan = unirl.make_plan("impala", **settings)
+    plan = replace(plan, make_evaluator=lambda seed: BrokenEvaluator(error))
+    with pytest.raises(ActorFailed, match=said) as caught:
+        unirl.run(plan, tmp_path / "run", console=False)
+    assert len(caught.value.parts) == 3
+    assert 128 <= load_checkpoint(tmp_path / "run").step < 384, "what it learned is kept"

@@ -160,7 +160,27 @@ def test_runs_repeat_and_resume_bit_for_bit(tmp_path: Path, variant: str) -> Non
     [
         ("ppo", {"learner.policy_clip": 0.0}, "policy_clip"),
         ("appo", {"learner.value_clip": -1.0}, "value_clip"),
-        ("ppo", {"learner.minibatches": 3}, "does not split into 3 minibatches"),
+        (
+            "ppo",
+            {"learner.minibatches": 3},
+            "batch of 1024 steps does not split into 3 minibatches",
+        ),
+        (
+            "ppo",
+            {"learner.minibatches": 3, "policy.core": "gru"},
+            "batch of 8 environments does not split into 3 minibatches",
+        ),
+        (
+            "appo",
+            {"learner.minibatches": 7, "sampler.num_envs": 4},
+            r"sampler.num_envs \* queue.batch_size \* sampler.unroll_length",
+        ),
+        (
+            "ppo",
+            {"learner.optimizer.lr_schedule": "adaptive", "learner.optimizer.warmup_steps": 9},
+            "warmup_steps is 9 and has no effect",
+        ),
+        ("ppo", {"learner.stop_kl": 0.1, "learner.epochs": 1}, "stop_kl is 0.1 and has no effect"),
         ("ppo", {"learner.optimizer.target_kl": 0.0}, "target_kl"),
         (
             "appo",
@@ -181,6 +201,16 @@ def test_a_wrong_setting_is_refused_in_three_parts(
     with pytest.raises(UniRLError, match=said) as error:
         unirl.make_plan(recipe, **wrong)
     assert len(error.value.parts) == 3
+
+
+@pytest.mark.parametrize("recipe", ["ppo", "impala"])
+def test_one_environment_is_enough_for_many_minibatches(tmp_path: Path, recipe: str) -> None:
+    # Steps are drawn from anywhere: the settings of PPO's paper for one environment.
+    settings = {"env.id": "CartPole-v1", "actor.num_envs": 1, "actor.unroll_length": 256}
+    settings |= {"learner.minibatches": 32, "learner.epochs": 2, "run.total_steps": 512}
+    settings |= {"queue.batch_size": 1, "learner.policy_clip": 0.2, "runner.kind": "inline"}
+    result = unirl.run(unirl.make_plan(recipe, **settings), tmp_path / "run", console=False)
+    assert result.reason == "total_steps" and result.version >= 2
 
 
 @pytest.mark.parametrize("recipe", ["ppo", "appo"])

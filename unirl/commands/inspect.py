@@ -96,14 +96,6 @@ def evaluate(arguments: Sequence[str]) -> int:
         )
     finally:
         evaluator.close()
-    path = write_evaluation(
-        run_folder.folder_of(where),
-        checkpoint.step,
-        result,
-        deterministic,
-        seed=options.seed,
-        changes=changes,
-    )
     numbers: dict[str, Any] = {
         "step": checkpoint.step,
         "num_episodes": len(result.returns),
@@ -115,17 +107,28 @@ def evaluate(arguments: Sequence[str]) -> int:
         "return_max": max(result.returns),
         "length_mean": sum(result.lengths) / len(result.lengths),
     }
-    if options.json:
-        print(json.dumps({**numbers, "file": str(path)}))
-        return 0
-    print(
-        f"return {result.mean:.2f} +- {result.std:.2f} (min {numbers['return_min']:.2f},"
-        f" max {numbers['return_max']:.2f}) over {len(result.returns)} episodes of"
-        f" {numbers['length_mean']:.0f} steps, actions {'greedy' if deterministic else 'sampled'},"
-        f" checkpoint of step {checkpoint.step:,}"
+    if not options.json:  # at once: the file may not be possible
+        _print_result(numbers)
+    path = write_evaluation(
+        run_folder.folder_of(where),
+        checkpoint.step,
+        result,
+        deterministic,
+        seed=options.seed,
+        changes=changes,
     )
-    print(f"wrote {path}")
+    print(json.dumps({**numbers, "file": str(path)}) if options.json else f"wrote {path}")
     return 0
+
+
+def _print_result(numbers: Mapping[str, Any]) -> None:
+    print(
+        f"return {numbers['return_mean']:.2f} +- {numbers['return_std']:.2f}"
+        f" (min {numbers['return_min']:.2f}, max {numbers['return_max']:.2f})"
+        f" over {numbers['num_episodes']} episodes of {numbers['length_mean']:.0f} steps,"
+        f" actions {'greedy' if numbers['deterministic'] else 'sampled'},"
+        f" checkpoint of step {numbers['step']:,}"
+    )
 
 
 def play(arguments: Sequence[str]) -> int:
@@ -176,6 +179,10 @@ def plot(arguments: Sequence[str]) -> int:
     from unirl.report.plots import plot_runs
 
     out = options.out or (runs[0] / "plot.png" if len(runs) == 1 else Path("plot.png"))
+    if out.suffix.lower() != ".png":
+        raise UniRLError(
+            f'"{out}" is no PNG file', "--out ends in .png", f"try --out {out.with_suffix('.png')}"
+        )
     plot_runs(runs, out)
     print(f"wrote {out}")
     return 0

@@ -48,7 +48,7 @@ def start(
             run_dir.mkdir(parents=True, exist_ok=True)
             with record.open("a") as file:
                 file.write(shlex.join(["unirl", *command]) + "\n")
-        except (NotADirectoryError, FileExistsError, PermissionError) as error:
+        except (NotADirectoryError, FileExistsError, FileNotFoundError, PermissionError) as error:
             raise UniRLError(
                 f'run folder "{run_dir}" cannot be written',
                 f"{error.filename}: {error.strerror}",

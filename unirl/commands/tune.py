@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,6 +158,12 @@ def _check_out(out: Path | None) -> None:
             f'"{out}" cannot be written',
             "--out is a file in a folder that exists",
             f"try --out {out / 'tuned.toml' if out.is_dir() else out.name}",
+        )
+    if not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise UniRLError(
+            f'"{out}" cannot be written',
+            "the system does not allow it",
+            "choose another place, or mend its permissions",
         )
     if out.suffix != ".toml":
         raise UniRLError(

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from unirl.config.field_help import flag_of
-from unirl.config.fields import dataclass_in, default, fields, hints
+from unirl.config.fields import dataclass_in, default, fields, hints, kind_at
 from unirl.config.spelling import suggestion, unknown_key
-from unirl.config.tables import merge, nest
-from unirl.config.values import as_text, checked
+from unirl.config.tables import canonical, merge, nest
+from unirl.config.values import Text, as_text, checked
 from unirl.config.wording import describe
 from unirl.config.writing import to_mapping
 from unirl.core.errors import UniRLError
@@ -59,11 +59,17 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any]) -> T:
 def override(config: T, changes: Mapping[str, Any]) -> T:
     """A copy with some keys changed: {"run.total_steps": 1e6} or {"run": {"total_steps": 1e6}}.
 
-    Hyphens in keys count as underscores. A string is parsed by its field's type: "1e6", "none".
+    Hyphens in keys count as underscores. A string is parsed by its field's type: "1e6", "none";
+    not so within a table that may hold anything, such as env.kwargs.
     """
     cls = type(config)
-    changes = {key: as_text(value) for key, value in changes.items()}
-    return from_mapping(cls, merge(to_mapping(config), nest(cls, changes)))
+    marked = {
+        key: Text(value)
+        if isinstance(value, str)
+        else as_text(value, kind_at(cls, canonical(cls, key)))
+        for key, value in changes.items()
+    }
+    return from_mapping(cls, merge(to_mapping(config), nest(cls, marked)))
 
 
 def check_keys(cls: type, mapping: Mapping[str, Any], source: str = "") -> None:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin
 
 from unirl.config.field_help import flag_of
-from unirl.config.fields import dataclass_in, fields, is_mapping, members
+from unirl.config.fields import dataclass_in, fields, hints, is_mapping, members
 from unirl.config.spelling import suggestion
 from unirl.config.wording import describe, kind_of, shown
 from unirl.config.writing import value_to_toml
@@ -41,6 +41,10 @@ def checked(value: Any, hint: Any, path: str, default: Any) -> Any:
         return _fit(value, hint)
     except _Misfit:
         pass
+    table = _literal(value) if isinstance(value, Text) else value
+    if isinstance(table, Mapping) and any(map(is_mapping, members(hint))):
+        for key, child in table.items():  # one of them it is, and it says more than the whole
+            checked(child, _child_kind(hint), f"{path}.{key}", MISSING)
     flag = isinstance(value, Text)
     raise UniRLError(
         f"flag {flag_of(path)} is {shown(value)}" if flag else f"{path} is {shown(value)}",
@@ -171,8 +175,19 @@ def _literal(text: Text) -> Any:
         return {"True": True, "False": False}.get(text, str(text))
 
 
-def as_text(value: Any) -> Any:
-    """Every string in a value marked as typed, so that its field's type parses it."""
+def as_text(value: Any, hint: Any) -> Any:
+    """Every string in a value of this type marked as typed, so that its field's type parses it.
+    Where any type will do, such as in env.kwargs, a string is what was meant.
+    """
     if isinstance(value, Mapping):
-        return {key: as_text(child) for key, child in value.items()}
-    return Text(value) if isinstance(value, str) else value
+        inner = dataclass_in(hint)
+        hint_of = hints(inner) if inner is not None else {}
+        rest = _child_kind(hint)
+        return {key: as_text(child, hint_of.get(key, rest)) for key, child in value.items()}
+    return Text(value) if isinstance(value, str) and hint is not Any else value
+
+
+def _child_kind(hint: Any) -> Any:
+    """The type of a dictionary's values."""
+    kinds = [get_args(member)[1] for member in members(hint) if len(get_args(member)) == 2]
+    return kinds[0] if kinds and any(map(is_mapping, members(hint))) else Any

@@ -44,18 +44,33 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
+_CLOSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG})
+
+
 @contextmanager
 def explained(path: Path, remedy: str, what: str = "") -> Iterator[None]:
-    """In this block, an OSError of a full disk becomes a UniRLError. Most errors do not know their
-    file: it is at or under `path`, or `what`.
+    """In this block, an OSError of a full disk, or of a file that may not be touched, becomes a
+    UniRLError. Most errors do not know their file: it is at or under `path`, or `what`. remedy: of
+    a full disk.
     """
     try:
         yield
     except OSError as error:
-        if not is_full(error):
-            raise
-        raise UniRLError(
-            f"disk full: {error.filename or what or path} could not be written",
-            f"{free_bytes(path):,} bytes are free; {who_refused(error)}",
-            remedy,
-        ) from error
+        name = error.filename or what or path
+        if is_full(error):
+            raise UniRLError(
+                f"disk full: {name} could not be written",
+                f"{free_bytes(path):,} bytes are free; {who_refused(error)}",
+                remedy,
+            ) from error
+        if error.errno in _CLOSED:
+            raise UniRLError(
+                f"{_shortened(str(name))} cannot be read or written",
+                f"the system says: {error.strerror}",
+                "choose another place or name, or mend its permissions",
+            ) from error
+        raise
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 120 else f"{name[:60]}...{name[-57:]}"

@@ -26,6 +26,15 @@ class UniRLError(Exception):
         return tuple(part for part in (self.what, self.rule, self.remedy) if part)
 
 
+def told(error: BaseException) -> str:
+    """An error of foreign code in one line: type, deepest frame and message."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = "" if frame is None else f" in {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}"
+    return f"{type(error).__name__}{where}: {error}"
+
+
 class QueueClosed(Exception):
     """The queue was closed: whoever waits on it should end quietly."""
 

@@ -68,7 +68,14 @@ def _plan_policy(config: Config, policy: int) -> Plan:
     """What one policy needs; that of the first also has what all share."""
     sampler, gamma = config.sampler, config.learner.gamma
     shape = sampler.shape(policy)
-    check_minibatches(shape.num_envs * config.queue.batch_size, config.learner.minibatches)
+    rows = "sampler.num_envs" if not sampler.agent_policies else f"rows of policy {policy}"
+    check_minibatches(
+        config.learner.minibatches,
+        shape.num_envs * config.queue.batch_size,
+        shape.unroll_length if config.policy.core == "none" else None,
+        what=f"{rows} * queue.batch_size",
+        length="sampler.unroll_length",
+    )
     found = probe(config.env, config.policy, shape)
     several = sampler.num_policies > 1
     return Plan(

@@ -73,9 +73,11 @@ def plan(config: Config) -> Plan:
             "leave runner.kind out, or use recipe ppo or appo",
         )
     check_minibatches(
-        config.sim.num_envs * config.queue.batch_size,
         config.learner.minibatches,
-        "sim.num_envs * queue.batch_size",
+        config.sim.num_envs * config.queue.batch_size,
+        config.sim.unroll_length if config.policy.core == "none" else None,
+        what="sim.num_envs * queue.batch_size",
+        length="sim.unroll_length",
     )
     placed = _placed(config.sim, Ranks.from_environment())
     device = placed.torch_device()

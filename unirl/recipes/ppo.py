@@ -41,7 +41,11 @@ class Config:
 def plan(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
     config = replace(config, policy=settle_dtype(config.policy, "cpu", config.learner.device))
-    check_minibatches(config.actor.num_envs * config.queue.batch_size, config.learner.minibatches)
+    check_minibatches(
+        config.learner.minibatches,
+        config.actor.num_envs * config.queue.batch_size,
+        config.actor.unroll_length if config.policy.core == "none" else None,
+    )
     check_agents(config.env, config.actor.num_envs)
     found = probe(config.env, config.policy, config.actor)
     return Plan(

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from unirl.core import disk
 from unirl.core.checkpoint import JSON
-from unirl.core.errors import UniRLError
+from unirl.core.errors import ActorFailed, UniRLError, told
 from unirl.core.evaluator import EvalResult, Evaluator
 from unirl.core.learner import EpisodicLearner
 from unirl.runners import state
@@ -236,6 +236,14 @@ class EvalHook:
             result = evaluator.evaluate(
                 weights, self._num_episodes, deterministic=self._deterministic
             )
+        except UniRLError as error:
+            raise ActorFailed(*error.parts) from error  # the learner is sound, and is saved
+        except Exception as error:
+            raise ActorFailed(
+                f"the evaluation after {loop.learner.num_steps} steps failed: {told(error)}",
+                "it plays whole episodes, and nobody starts it again",
+                "mend the environment or the evaluator, then `unirl resume`",
+            ) from error
         finally:
             evaluator.close()
         self.result = result

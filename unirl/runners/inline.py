@@ -21,6 +21,7 @@ from unirl.core.errors import (
     DiscardSlot,
     QueueClosed,
     UniRLError,
+    told,
 )
 from unirl.core.queue import LocalQueue
 from unirl.core.sample import Batch, Slot
@@ -218,17 +219,9 @@ class InlineRunner:
 
 
 def actor_died(index: int, error: BaseException, max_restarts: int) -> ActorFailed:
-    """The error that ends a run whose actor cannot be kept alive; names the deepest frame of the
-    failure.
-    """
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    where = (
-        f" in {frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else ""
-    )
+    """The error that ends a run whose actor cannot be kept alive."""
     return ActorFailed(
-        f"actor {index} died: {type(error).__name__}{where}: {error}",
+        f"actor {index} died: {told(error)}",
         f"it was restarted {max_restarts} of {max_restarts} times (runner.max_restarts)",
         "full trace: the run's log.txt; mend the environment or actor, then `unirl resume`",
     )

@@ -163,8 +163,19 @@ def check_fingerprint(plan: Plan, checkpoint: Checkpoint) -> None:
         **saved,
     }:  # in the recipe's order: the environment before what follows from it
         if saved.get(key) != wanted.get(key):
+            name, has, wants = _difference(key, saved.get(key), wanted.get(key))
             raise UniRLError(
                 f"the checkpoint {checkpoint.path} is of another {key.replace('_', ' ')}",
-                f"it has {key} = {saved.get(key)!r}, this run has {wanted.get(key)!r}",
+                f"it has {name} = {has!r}, this run has {wants!r}",
                 "resume without changing it, or start a new run with `unirl train`",
             )
+
+
+def _difference(name: str, saved: JSON, wanted: JSON) -> tuple[str, JSON, JSON]:
+    """What differs, by its whole name: of tables their first value that does."""
+    if not isinstance(saved, dict) or not isinstance(wanted, dict):
+        return name, saved, wanted
+    for key in {**wanted, **saved}:
+        if saved.get(key) != wanted.get(key):
+            return _difference(f"{name}.{key}", saved.get(key), wanted.get(key))
+    return name, saved, wanted
