@@ -638,6 +638,20 @@ def test_a_changed_environment_is_refused_on_resume(
     assert load_toml(trained / "config.toml")["env"]["id"] == "CartPole-v1"
 
 
+def test_an_evaluation_that_cannot_be_written_has_been_printed(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, "runs/no-eval", symlinks=True)
+    shutil.rmtree("runs/no-eval/eval")
+    Path("runs/no-eval/eval").write_text("in the way")
+    assert cli.main(["eval", "no-eval", "--episodes", "2"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.startswith("return ") and "over 2 episodes" in captured.out
+    assert (
+        "eval/by_hand cannot be read or written" in captured.err and "Traceback" not in captured.err
+    )
+
+
 def test_a_changed_policy_is_refused_on_resume_by_what_differs(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,7 +44,11 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-_CLOSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG})
+_CLOSED = frozenset(
+    {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+    | {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
+)
+"""Files that are not to be had as they are, whoever asks."""
 
 
 @contextmanager
