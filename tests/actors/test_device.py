@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.actors.clock_sim import ClockSim
 from unirl.actors import device as device_module
@@ -16,6 +17,7 @@ from unirl.core.errors import UniRLError
 from unirl.core.sample import Slot
 from unirl.core.weights import LocalWeightStore
 from unirl.envs.config import EnvConfig
+from unirl.envs.device import SimStep
 from unirl.policy import Policy, PolicyConfig
 
 HIDDEN = (8,)
@@ -74,6 +76,22 @@ def test_final_observations_are_those_that_episodes_were_cut_off_with() -> None:
     for env in (0, 2):
         assert final[0, env].tolist() == [env, 0, 3]
         assert final[1, env].tolist() == [env, 1, 3]
+
+
+class Falls(ClockSim):
+    """The first episode of every environment ends by the rules."""
+
+    def step(self, action: Tensor) -> SimStep:
+        step = super().step(action)
+        fell = step.truncated & (self._episode == 1)
+        return step._replace(terminated=step.terminated | fell, truncated=step.truncated & ~fell)
+
+
+def test_final_observations_of_terminated_episodes_take_no_place() -> None:
+    actor, slot, _ = make(Falls(num_envs=4, length=3), 8)
+    actor.produce(slot)
+    assert slot.data["terminated"][2, 0] and slot.data["truncated"][5, 0]
+    assert slot.data["final_obs"][0, 0].tolist() == [0, 1, 3]  # of the first cut, not of the fall
 
 
 def test_a_critic_group_reaches_the_slot_and_not_the_actor() -> None:

@@ -28,6 +28,7 @@ from unirl.core.actor import ActorContext
 from unirl.core.device import usable_device
 from unirl.core.env_workers import WorkerContext
 from unirl.core.errors import QueueClosed, UniRLError
+from unirl.core.exchange import HELLO, OBS
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import SampleSpec, Slot
 from unirl.core.seeding import derive_seed
@@ -198,6 +199,31 @@ def test_batches_of_all_that_is_ready_give_the_same_actions_up_to_rounding() -> 
     own = min(expected, key=lambda data: float((data["obs"] - first["obs"]).abs().sum()))
     assert torch.equal(own["action"], first["action"])
     torch.testing.assert_close(own["logp"], first["logp"])
+
+
+def test_a_sample_is_as_old_as_its_first_row_and_as_new_as_its_last() -> None:
+    env, policy, sampler = CASES["box"]
+    made = setting(env, policy, replace(sampler, num_workers=1, num_groups=1, unroll_length=3))
+    queue = SharedQueue(made.spec, QueueConfig(max_staleness=3))
+    weights = SharedWeightStore(made.module.weights())
+    exchange = SharedExchange(made.sampler.layout())
+    worker: Any = made.make(ActorContext(0, 1, SEED, weights, exchange))
+    (part,) = worker._parts
+
+    def environments_answer(turn: int) -> None:
+        exchange.give_turn(0, turn)
+        worker._look_at(part, queue)
+
+    weights.publish(made.module.weights(), 4)
+    environments_answer(HELLO)
+    part.slot.data["mask"].fill_(True)
+    for version in (4, 5, 6):  # each row is acted with other weights
+        weights.publish(made.module.weights(), version)
+        environments_answer(OBS)
+        worker._decide([part])
+    environments_answer(OBS)
+    (slot,) = queue.take(6, 1.0).slots
+    assert (slot.first_version, slot.last_version) == (4, 6)
 
 
 def test_a_group_without_a_place_waits_and_loses_nothing() -> None:

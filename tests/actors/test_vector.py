@@ -12,6 +12,7 @@ from unirl.actors.vector import ActorConfig, VectorActor, make_vector_actor, unr
 from unirl.core.actor import ActorContext
 from unirl.core.errors import UniRLError
 from unirl.core.sample import Slot
+from unirl.core.tree import flatten
 from unirl.core.weights import LocalWeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec, spaces
@@ -146,18 +147,38 @@ def test_memory_is_refused_where_first_observations_are_hidden() -> None:
     assert not slot.data["mask"].all()
 
 
-def test_a_seed_decides_everything_and_restart_returns_to_it() -> None:
+def test_in_a_same_step_engine_the_policy_acts_on_first_observations_not_on_final_ones() -> None:
+    env = EnvConfig(id="unirl/Counting-v0", kwargs={"autoreset_mode": "SameStep"})
+    actor, slot, policy = make(env, length=3, num_envs=1)
+    # [episode, step]: 3 steps and 2 in turn. [0, 3], [1, 2] and [2, 3] are final, and the first of
+    # them ends an unroll.
+    seen = torch.tensor(
+        [
+            [[0, 0], [0, 1], [0, 2]],
+            [[1, 0], [1, 1], [2, 0]],
+            [[2, 1], [2, 2], [3, 0]],
+        ]
+    ).float()  # fmt: skip
+    for obs in seen.unsqueeze(2):
+        actor.produce(slot)
+        logp = policy.unroll(obs, {}).distribution.log_prob(slot.data["action"])
+        torch.testing.assert_close(slot.data["logp"], logp, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mlp", "lstm"])
+def test_a_seed_decides_everything_and_restart_returns_to_it(name: str) -> None:
     env = EnvConfig(id="CartPole-v1")
     unrolls = []
     for seed in (5, 5, 6):
-        actor, slot, _ = make(env, seed=seed)
+        actor, slot, _ = make(env, policy=POLICIES[name], seed=seed)
         actor.produce(slot)
-        unrolls.append({k: v.clone() for k, v in slot.data.items()})
+        unrolls.append({k: v.clone() for k, v in flatten(slot.data).items()})
     actor.produce(slot)
     actor.restart(5)
     actor.produce(slot)
+    again = flatten(slot.data)
     assert all(torch.equal(unrolls[0][k], unrolls[1][k]) for k in unrolls[0])
-    assert all(torch.equal(unrolls[0][k], slot.data[k]) for k in unrolls[0])
+    assert all(torch.equal(unrolls[0][k], again[k]) for k in unrolls[0])
     assert not torch.equal(unrolls[0]["obs"], unrolls[2]["obs"])
 
 

@@ -130,6 +130,27 @@ def test_take_discards_what_is_too_old_and_counts_it(make_queue: MakeQueue) -> N
     assert queue.discarded()["stale"] == 1
 
 
+def test_a_sample_is_as_old_as_the_oldest_weights_that_acted_in_it(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=1, batch_size=1, window=None)
+    for first, last in ((0, 2), (1, 2)):
+        slot = queue.acquire(0.0)
+        slot.first_version, slot.last_version = first, last
+        queue.commit(slot)
+    batch = queue.take(2)
+    assert (batch.slots[0].ticket, batch.staleness) == (1, [1])
+    assert queue.discarded()["stale"] == 1
+
+
+def test_ages_count_from_the_version_that_a_slot_began_with(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=2, batch_size=1)
+    produce(queue, 0)
+    queue.release(queue.take(0))  # the learner goes on to version 1
+    queue.acquire(0.0)
+    assert queue.ages(1) == ([0], [])
+    produce(queue, 1)
+    assert queue.ages(3) == ([2], [2])
+
+
 def test_a_take_that_met_its_deadline_loses_nothing(make_queue: MakeQueue) -> None:
     queue = make_queue(max_staleness=0, batch_size=2)
     produce(queue, 0)
@@ -271,6 +292,20 @@ def test_a_ticket_that_is_reissued_is_handed_out_again_before_new_ones(
         fill(queue, slot, 0)
     assert [queue.take(0).slots[0].ticket for _ in range(3)] == [0, 1, 2]
     assert sum(queue.discarded().values()) == 0
+
+
+def test_of_tickets_that_are_due_the_lowest_comes_first_wherever_its_place_lies(
+    make_queue: MakeQueue,
+) -> None:
+    queue = make_queue(max_staleness=1, batch_size=1)
+    first, second = queue.acquire(0.0), queue.acquire(0.0)
+    fill(queue, first, 0)
+    queue.release(queue.take(0))
+    third = queue.acquire(0.0)
+    assert (third.ticket, third.index) == (2, first.index)  # a place before the second's
+    queue.reissue(third)
+    queue.reissue(second)
+    assert [queue.acquire(0.0).ticket for _ in range(2)] == [1, 2]
 
 
 def test_tickets_of_a_dead_actor_can_be_issued_again(make_queue: MakeQueue) -> None:

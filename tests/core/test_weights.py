@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -99,3 +100,69 @@ def test_a_reader_beside_a_busy_writer_never_sees_half_of_a_version(make_store: 
         done.set()
         writer.join()
     assert seen > 10  # the writer really was busy
+
+
+class Overtaken(Loaded):
+    """Other versions are published during its first copy, between one tensor and the next."""
+
+    def __init__(self, store: WeightStore, *versions: int) -> None:
+        super().__init__()
+        self._store, self._versions = store, versions
+
+    def load_weights(self, weights: Weights) -> None:
+        begun = {"bf16": weights["bf16"].clone()}
+        if self.num_loads == 0:
+            for version in self._versions:
+                self._store.publish(example(version), version)
+        super().load_weights({**weights, **begun})
+
+
+@pytest.mark.parametrize(
+    ("versions", "found", "num_loads"),
+    [((2,), 1, 1), ((2, 3), 3, 2)],
+    ids=["one does not disturb it", "after two it reads anew"],
+)
+def test_a_reader_that_is_overtaken_gets_one_whole_version(
+    versions: tuple[int, ...], found: int, num_loads: int
+) -> None:
+    store = SharedWeightStore(example(0))
+    store.publish(example(1), 1)
+    into = Overtaken(store, *versions)
+    assert (store.pull(into, -1), into.num_loads) == (found, num_loads)
+    for name, value in example(found).items():
+        assert torch.equal(into.weights[name], value)
+    assert store.pull(into, found) == versions[-1] == into.weights["scalar"]
+
+
+class Interrupted:
+    """A table of words; after so many reads someone else is at work."""
+
+    def __init__(self, words: Any, num_reads: int, other: Callable[[], None]) -> None:
+        self._words, self._left, self._other = words, num_reads, other
+
+    def __getitem__(self, word: int) -> int:
+        value: int = self._words[word]
+        self._left -= 1
+        if self._left == 0:
+            self._other()
+        return value
+
+    def __setitem__(self, word: int, value: int) -> None:
+        self._words[word] = value
+
+
+@pytest.mark.parametrize("num_reads", range(1, 6))
+def test_a_version_published_at_any_moment_of_a_pull_is_not_mistaken_for_the_one_read(
+    num_reads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, into, published = SharedWeightStore(example(0)), Loaded(), []
+    store.publish(example(1), 1)
+
+    def publish() -> None:
+        store.publish(example(2), 2)
+        published.append(2)
+
+    monkeypatch.setattr(store, "_words", Interrupted(store._words, num_reads, publish))
+    newest = store.pull(into, -1)
+    assert published == [2] and newest in (1, 2)
+    assert into.weights["scalar"] == newest

@@ -82,6 +82,17 @@ def test_in_a_same_step_engine_the_policy_acts_on_no_action_yet() -> None:
     assert [float(step.acting_obs["last_action"].max()) for step in steps] == [0.5, 0.5, 0.0, 0.5]
 
 
+def test_after_a_limit_in_a_same_step_engine_the_policy_acts_on_no_action_yet_either() -> None:
+    kwargs = {"autoreset_mode": "SameStep"}
+    env = make_vec(EnvConfig("unirl/Counting-v0", last_action=True, kwargs=kwargs), 1)
+    env.reset(0)
+    steps = [env.step(np.ones(1, np.int64)) for _ in range(5)]
+    ends = [(bool(step.terminated[0]), bool(step.truncated[0])) for step in steps]
+    assert ends[2] == (True, False) and ends[4] == (False, True)
+    assert [int(step.acting_obs["last_action"][0]) for step in steps] == [1, 1, 0, 1, 0]
+    assert [int(step.obs["last_action"][0]) for step in steps] == [1] * 5
+
+
 def test_actions_of_a_box_are_shown_as_executed() -> None:
     env = make_vec(EnvConfig(id="test/Named-v0", last_action=True), 1)
     assert set(env.reset(0)) == {"image", "last_action"}

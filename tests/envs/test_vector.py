@@ -7,13 +7,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from unirl.core.errors import UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.toy import Counting, register_toys
-from unirl.envs.vector import MAX_FILLERS, VectorEnv, env_seeds
+from unirl.envs.vector import MAX_FILLERS, VectorEnv, adapt, env_seeds
 
 # Episodes of Counting by hand: number 0 terminates after 3 steps, number 1 is truncated after 2,
 # and so on in turn. One row per step: observation after it, reward, terminated, truncated, mask.
@@ -167,6 +168,38 @@ def test_a_hidden_step_that_ends_its_episode_is_followed_by_another_filler() -> 
     assert [s.acting_obs[0].tolist() for s in steps[1:4]] == [[1, 0], [2, 0], [2, 1]]
 
 
+class Scripted:
+    """A next-step engine of one environment that tells a script's ends: t, c(ut off) or none."""
+
+    autoreset_mode = AutoresetMode.NEXT_STEP
+    observation_space = spaces.Box(0, 99, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, script: str) -> None:
+        self._script = iter(script)
+
+    def reset(self, seed: int) -> Any:
+        return np.zeros((1, 1), np.float32)
+
+    def step(self, action: Any) -> Any:
+        end = next(self._script)
+        obs, reward = np.zeros((1, 1), np.float32), np.ones(1)
+        return obs, reward, np.array([end == "t"]), np.array([end == "c"]), {}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("end", ["t", "c"])
+def test_an_end_within_a_filler_is_no_end_and_brings_another_filler(end: str) -> None:
+    env: Any = adapt(Scripted(f".{end}{end}..."), 1, "Scripted")
+    env.reset(0)
+    steps = rows(env, 6)
+    assert [bool(s.mask[0]) for s in steps] == [True, True, False, False, True, True]
+    assert [bool(s.terminated[0] | s.truncated[0]) for s in steps] == [False, True] + [False] * 4
+    assert [float(s.reward[0]) for s in steps] == [1, 1, 0, 0, 1, 1]
+
+
 def test_an_engine_without_autoreset_is_refused() -> None:
     config = EnvConfig("unirl/Counting-v0", kwargs={"autoreset_mode": "Disabled"})
     with pytest.raises(UniRLError, match="NextStep or SameStep, found Disabled") as caught:
@@ -241,6 +274,15 @@ def test_a_second_reset_starts_the_seed_over(engine: Any) -> None:
         assert env.step(np.ones(2, dtype=np.int64)).mask.all()
     finally:
         env.close()
+
+
+def test_a_reset_of_a_same_step_engine_leaves_no_filler_behind() -> None:
+    kwargs = {"autoreset_mode": "SameStep", "terminate_after": 1}
+    env = make_vec(EnvConfig("unirl/Counting-v0", "vector", kwargs=kwargs), 1)
+    for _ in range(2):
+        env.reset(0)
+        step = env.step(np.zeros(1, np.int64))
+        assert step.mask.all() and step.terminated.all()
 
 
 def test_sync_and_async_step_the_same_environments() -> None:

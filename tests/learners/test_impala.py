@@ -1,4 +1,6 @@
-"""The IMPALA objective against a loss written out by hand, and the scale of its advantages."""
+"""The IMPALA objective against a loss written out by hand, the scale of its advantages, and the
+clipped objective that its recipe can have instead.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+import unirl
+from unirl.core.actor import ActorContext
 from unirl.core.errors import UniRLError
 from unirl.core.sample import Batch, Slot
+from unirl.core.weights import LocalWeightStore
 from unirl.learners.impala import RunningScale
 from unirl.vtrace.reference import slow_vtrace_targets
 
@@ -99,3 +104,41 @@ def test_a_resume_that_lacks_the_scale_is_refused(make: Callable[..., Any]) -> N
     with pytest.raises(UniRLError, match=r"learner\.normalize_advantage = False") as error:
         make("impala", normalize_advantage=True).learner.load_state_dict(saved)
     assert len(error.value.parts) == 3
+
+
+def losses_on_policy(recipe: str, **settings: Any) -> dict[str, float]:
+    """What the recipe's learner says of one batch that its own policy has acted."""
+    small = {"actor.num_envs": 4, "actor.num_actors": 1, "actor.unroll_length": 8}
+    small |= {"queue.batch_size": 1, "policy.hidden": (8,)}
+    plan = unirl.make_plan(recipe, **small, **settings)
+    learner, weights = plan.make_learner_seeded(), LocalWeightStore()
+    weights.publish(learner.weights(), 0)
+    actor: Any = plan.make_actor(ActorContext(0, 1, 7, weights))
+    slot = Slot(0, 0, plan.spec.allocate())
+    actor.produce(slot)
+    actor.close()
+    found = learner.step(Batch([slot], 0)).flush()
+    return {name: value for name, value in found.items() if name.startswith("losses/")}
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_with_a_clip_the_recipe_has_ppos_objective_and_its_own_settings(epochs: int) -> None:
+    settings: dict[str, Any] = {
+        "learner.policy_clip": 0.03,
+        "learner.gamma": 0.8,
+        "learner.lambda_": 0.7,
+        "learner.epochs": epochs,
+        "learner.optimizer.lr": 1e-2,
+        "learner.optimizer.lr_schedule": "constant",
+    }
+    impalas = {
+        "learner.minibatches": 1,
+        "learner.normalize_reward": False,
+        "learner.normalize_advantage": False,
+    }
+    found = losses_on_policy("impala", **settings)
+    assert (found["losses/clip_fraction"] > 0) == (epochs > 1)
+    want = losses_on_policy("ppo", **settings, **impalas)
+    assert found == pytest.approx(want, rel=1e-3, abs=1e-5)
+    del settings["learner.policy_clip"]
+    assert "losses/clip_fraction" not in losses_on_policy("impala", **settings)

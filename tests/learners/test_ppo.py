@@ -125,6 +125,16 @@ def test_the_proximal_policy_in_parts_is_that_of_the_whole_batch(
         torch.testing.assert_close(found[0][name], found[1][name], rtol=1e-4, atol=1e-5)
 
 
+def test_a_pass_that_has_not_moved_the_policy_does_not_raise_the_step_size(
+    make: Callable[..., Any], random_slot: Callable[..., Slot]
+) -> None:
+    optimizer = {"lr": 1e-3, "lr_schedule": "adaptive", "target_kl": 1e12}
+    learner, _, spec = make("ppo", **{**PLAIN, "epochs": 2}, optimizer=optimizer)
+    metrics = learner.step(Batch([random_slot(spec, 1)], 0)).flush()
+    # The first of two passes begins where the policy stands: only the second tells something.
+    assert metrics["losses/learning_rate"] == pytest.approx(1.5e-3)
+
+
 def test_clipped_passes_stay_near_the_policy_they_began_with(
     make: Callable[..., Any], random_slot: Callable[..., Slot]
 ) -> None:

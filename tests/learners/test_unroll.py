@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
+from tests.learners.test_ppo import act_on_policy
 from unirl.core.errors import UniRLError
+from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
 from unirl.core.tree import flatten, tree_map
 from unirl.learners.impala import ImpalaLearnerConfig
 from unirl.learners.ppo import PpoLearnerConfig
-from unirl.learners.unroll import UnrollLearner, select
+from unirl.learners.unroll import Losses, Rows, UnrollLearner, select
 from unirl.learners.update import OptimizerConfig
 
 every_objective = pytest.mark.parametrize("objective", ["impala", "ppo"])
@@ -78,6 +81,89 @@ def test_what_a_filler_row_holds_changes_nothing(
 
 
 @every_objective
+def test_observations_of_fillers_are_no_part_of_the_statistics(
+    make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
+) -> None:
+    learner, _, spec = make(objective, normalize_obs=True)
+    slot = random_slot(spec, 1)
+    kept = slot.data["obs"][:-1][slot.data["mask"]].double()
+    assert len(kept) < slot.data["mask"].numel()
+    learner.step(Batch([slot], 0))
+    assert learner.weights()["inputs.norm.count"] == len(kept)
+    torch.testing.assert_close(learner.weights()["inputs.norm.mean"], kept.mean(0))
+
+
+@every_objective
+def test_an_update_is_made_with_the_statistics_that_acted(
+    make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
+) -> None:
+    learner, policy, spec = make(objective, normalize_obs=True, **ONE_STEP)
+    divergence = {"impala": "losses/approx_kl", "ppo": "losses/behaviour_kl"}[objective]
+    for seed in (1, 2):
+        slot = random_slot(spec, seed)
+        slot.data["obs"].add_(seed)
+        act_on_policy(policy, slot)
+        metrics = learner.step(Batch([slot], 0)).flush()
+        assert metrics[divergence] == pytest.approx(0.0, abs=1e-9)
+
+
+@every_objective
+def test_rewards_are_clipped_on_both_sides_after_scaling(
+    make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
+) -> None:
+    settings = {"reward_scale": 0.5, "reward_clip": 1.0}
+    results = []
+    for by_hand in (False, True):
+        learner, _, spec = make(objective, normalize_reward=False, **({} if by_hand else settings))
+        slot = random_slot(spec, 1)
+        raw = slot.data["reward"].mul_(4).clone()
+        assert raw.min() < -2 and raw.max() > 2
+        if by_hand:
+            slot.data["reward"].mul_(0.5).clamp_(-1, 1)
+        learner.step(Batch([slot], 0))
+        assert by_hand or torch.equal(slot.data["reward"], raw)
+        results.append(everything(learner))
+    assert_equal(*results)
+
+
+@every_objective
+def test_an_episode_that_a_limit_cut_off_goes_on_in_its_final_observation(
+    make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
+) -> None:
+    results = {}
+    for end in ("none", "truncated", "terminated"):
+        learner, _, spec = make(objective, normalize_reward=False)
+        slot = random_slot(spec, 1)
+        slot.data["terminated"].fill_(False)
+        slot.data["mask"].fill_(True)
+        slot.data["mask"][2, 1] = False  # the filler after the end
+        if end != "none":
+            slot.data[end][1, 1] = True
+        learner.step(Batch([slot], 0))
+        results[end] = everything(learner)
+    assert_equal(results["none"], results["truncated"])
+    other = results["terminated"]
+    assert any(not torch.equal(value, other[name]) for name, value in results["none"].items())
+
+
+def test_a_linear_entropy_bonus_falls_to_zero(
+    make: Callable[..., Any], random_slot: Callable[..., Slot]
+) -> None:
+    norms = []
+    for num_steps in (0, 500, 1000, 1500):  # of 1000
+        learner, policy, spec = make(
+            "impala", entropy_coef=0.2, entropy_schedule="linear", value_coef=0.0
+        )
+        slot = random_slot(spec, 1)
+        slot.data["reward"].zero_()
+        for parameter in policy.value_head.parameters():
+            parameter.data.zero_()  # no advantage: the bonus alone has a gradient
+        learner.num_steps = num_steps
+        norms.append(learner.step(Batch([slot], 0)).flush()["losses/grad_norm"])
+    assert norms[0] > 0 and norms[1:] == pytest.approx([norms[0] / 2, 0.0, 0.0])
+
+
+@every_objective
 def test_epochs_and_minibatches_learn_more_from_a_batch(
     make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
 ) -> None:
@@ -88,6 +174,30 @@ def test_epochs_and_minibatches_learn_more_from_a_batch(
     assert any(not torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
     optimizer: Any = learner.state_dict().optimizer
     assert {int(item["step"]) for item in optimizer["update"].values()} == {3 * 4}
+
+
+@pytest.mark.parametrize("shuffle", ["pass", "batch"])
+def test_every_pass_takes_each_environment_once(
+    make: Callable[..., Any],
+    random_slot: Callable[..., Slot],
+    monkeypatch: pytest.MonkeyPatch,
+    shuffle: str,
+) -> None:
+    learner, _, spec = make("impala", epochs=3, minibatches=2, shuffle=shuffle)
+    slot = random_slot(spec, 1)
+    slot.data["obs"][0, :, 0] = torch.arange(4.0)
+    losses, seen = learner._objective.losses, []
+
+    def watched(rows: Rows, metrics: Metrics) -> Losses:
+        seen.append({int(env) for env in rows["obs"][0, :, 0]})
+        return losses(rows, metrics)
+
+    monkeypatch.setattr(learner._objective, "losses", watched)
+    learner.step(Batch([slot], 0))
+    assert [len(part) for part in seen] == [2] * 6
+    passes = zip(seen[::2], seen[1::2], strict=True)
+    assert all(one | other == {0, 1, 2, 3} for one, other in passes)
+    assert (seen[0] == seen[2] == seen[4]) == (shuffle == "batch")
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -107,11 +217,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "entropy_schedule": "linear",
         "optimizer": {"name": "rmsprop", "momentum": 0.5, "lr_schedule": "linear"},
     },
+    "normalised values": {"normalize_value": True},
 }
 
 
-@every_objective
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("objective", "variant"),
+    [
+        (objective, variant)
+        for objective, variant in product(("impala", "ppo"), VARIANTS)
+        if objective == "ppo" or variant != "normalised values"
+    ],
+)
 def test_a_saved_learner_continues_bit_for_bit(
     make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str, variant: str
 ) -> None:
@@ -159,6 +276,23 @@ def test_an_adaptive_step_size_follows_the_divergence_within_its_bounds(
 
 
 @every_objective
+def test_a_step_size_adapts_to_how_far_the_policy_was_in_all_minibatches(
+    make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
+) -> None:
+    def told(target_kl: float) -> tuple[float, float]:
+        optimizer = {"lr": 1e-3, "lr_schedule": "adaptive", "target_kl": target_kl}
+        learner, _, spec = make(objective, epochs=1, minibatches=4, optimizer=optimizer)
+        metrics = learner.step(Batch([random_slot(spec, 1)], 0)).flush()
+        return metrics["losses/approx_kl"], metrics["losses/learning_rate"]
+
+    far, _ = told(1.0)
+    assert far > 0
+    # It falls where the policy was more than two of the target away, and not before.
+    assert told(far / 2.02)[1] == pytest.approx(1e-3 / 1.5)
+    assert told(far / 1.98)[1] == pytest.approx(1e-3)
+
+
+@every_objective
 def test_passes_over_a_batch_end_when_the_policy_went_far(
     make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
 ) -> None:
@@ -167,8 +301,7 @@ def test_passes_over_a_batch_end_when_the_policy_went_far(
             objective, minibatches=1, epochs=5, stop_kl=limit, optimizer={"lr": 1e-2}
         )
         slot = random_slot(spec, 1)
-        unroll = learner._policy.unroll(slot.data["obs"], {}, None)
-        slot.data["logp"].copy_(unroll.distribution[:-1].log_prob(slot.data["action"]).detach())
+        act_on_policy(learner._policy, slot)
         # The first pass begins where the policy is: nothing is seen before the second.
         assert learner.step(Batch([slot], 0)).flush()["losses/epochs"] == num_epochs
 

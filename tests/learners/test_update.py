@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +17,10 @@ from unirl.core.errors import UniRLError
 from unirl.learners.update import OptimizerConfig, Update
 
 
-def make(
-    dtype: torch.dtype, name: str = "adam", lr: float = 1e-4, schedule: str = "constant"
-) -> tuple[nn.Linear, Update]:
+def make(dtype: torch.dtype, **settings: Any) -> tuple[nn.Linear, Update]:
     torch.manual_seed(0)
     module = nn.Linear(4, 3).to(dtype)
-    config = OptimizerConfig(name=name, lr=lr, lr_schedule=schedule, max_grad_norm=1e9)  # type: ignore[arg-type]
+    config = OptimizerConfig(**{"lr": 1e-4, "max_grad_norm": 1e9, **settings})
     return module, Update(module, config, total_steps=100)
 
 
@@ -90,29 +89,66 @@ def test_a_saved_state_continues_exactly(
         assert torch.equal(a, b)
 
 
+def test_a_loaded_state_is_in_low_precision_weights_before_the_first_step() -> None:
+    module, update = make(torch.bfloat16, lr=0.1)
+    put_gradient(module)
+    update.apply(0)
+    resumed, other = make(torch.bfloat16)
+    assert not torch.equal(resumed.weight, module.weight)
+    other.load(update.model_state(), update.optimizer_state())
+    assert torch.equal(resumed.weight, module.weight)  # actors act on them at once
+
+
 def test_the_linear_schedule_ends_at_zero() -> None:
-    _, update = make(torch.float32, lr=1.0, schedule="linear")
+    _, update = make(torch.float32, lr=1.0, lr_schedule="linear")
     assert [update.lr(steps) for steps in (0, 50, 100, 200)] == [1.0, 0.5, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "want"),
+    [("constant", [0.1, 0.5, 1.0, 1.0]), ("linear", [0.1, 0.5 * 0.96, 0.91, 0.5])],
+)
+def test_the_step_size_rises_over_the_warm_up(schedule: str, want: list[float]) -> None:
+    _, update = make(torch.float32, lr=1.0, lr_schedule=schedule, warmup_steps=9)
+    assert [update.lr(steps) for steps in (0, 4, 9, 50)] == pytest.approx(want)
+
+
+@pytest.mark.parametrize(("num_steps", "share"), [(0, 1.0), (50, 0.5), (100, 0.0)])
+def test_a_step_is_as_long_as_the_schedule_says(num_steps: int, share: float) -> None:
+    module, update = make(torch.float32, lr=1e-2, lr_schedule="linear")
+    before = module.weight.detach().clone()
+    put_gradient(module)
+    update.apply(num_steps)  # Adam's first step is lr long
+    moved = (before - module.weight).detach()
+    torch.testing.assert_close(moved, torch.full_like(moved, 1e-2 * share), rtol=1e-3, atol=1e-7)
+
+
 def test_the_adaptive_schedule_moves_by_steps_of_a_half_and_keeps_still_near_its_target() -> None:
-    _, update = make(torch.float32, lr=1e-3, schedule="adaptive")  # target_kl 0.01
+    _, update = make(torch.float32, lr=1e-3, lr_schedule="adaptive")  # target_kl 0.01
     for kl, want in ((0.019, 1e-3), (0.006, 1e-3), (0.021, 1e-3 / 1.5), (0.004, 1e-3)):
         update.adapt(torch.tensor(kl))
         assert update.lr(50) == pytest.approx(want)
     update.adapt(torch.tensor(float("nan")))
     assert update.lr(50) == pytest.approx(1e-3)
-    for kl, bound in ((1.0, 1e-5), (1e-4, 1e-2), (0.0, 1e-2)):
+    # A policy that has not moved at all tells nothing.
+    for kl, bound in ((1.0, 1e-5), (0.0, 1e-5), (1e-4, 1e-2), (0.0, 1e-2)):
         for _ in range(30):
             update.adapt(torch.tensor(kl))
         assert update.lr(50) == bound
 
 
-def test_gradients_are_clipped_to_their_norm() -> None:
+@pytest.mark.parametrize(
+    ("gradient", "moved"), [(1.0, 0.5), (0.1, 0.1 * 12**0.5)], ids=["beyond", "within"]
+)
+def test_gradients_are_clipped_to_their_norm(gradient: float, moved: float) -> None:
     module = nn.Linear(4, 3, bias=False)
-    update = Update(module, OptimizerConfig(name="rmsprop", max_grad_norm=0.5), total_steps=1)
-    module.weight.grad = torch.ones(3, 4)
-    assert float(update.apply(0)) == pytest.approx(12**0.5)
+    # The root of epsilon is lr: weights move by minus the gradient.
+    config = OptimizerConfig(name="rmsprop", lr=1e6, epsilon=1e12, max_grad_norm=0.5)
+    update = Update(module, config, total_steps=1)
+    before = module.weight.detach().clone()
+    module.weight.grad = torch.full((3, 4), gradient)
+    assert float(update.apply(0)) == pytest.approx(gradient * 12**0.5)  # before clipping
+    assert (module.weight - before).norm().item() == pytest.approx(moved, rel=1e-3)
 
 
 def test_weights_of_another_model_are_refused() -> None:
@@ -121,11 +157,13 @@ def test_weights_of_another_model_are_refused() -> None:
         update.load({"weight": torch.zeros(3, 5), "bias": torch.zeros(3)}, {})
 
 
-def test_adam_is_torchs_adam() -> None:
-    module, update = make(torch.float32, lr=1e-2)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
+def test_adam_is_torchs_adam_and_with_decay_its_adamw(weight_decay: float) -> None:
+    module, update = make(torch.float32, lr=1e-2, weight_decay=weight_decay)
     twin = nn.Linear(4, 3)
     twin.load_state_dict(module.state_dict())
-    theirs = torch.optim.Adam(twin.parameters(), lr=1e-2, eps=1e-5)
+    # Without decay AdamW is Adam.
+    theirs = torch.optim.AdamW(twin.parameters(), lr=1e-2, eps=1e-5, weight_decay=weight_decay)
     for step in range(5):
         for own, other in zip(module.parameters(), twin.parameters(), strict=True):
             own.grad = torch.randn_like(own)

@@ -225,6 +225,33 @@ def test_micro_batches_of_whole_completions_give_the_gradient_of_the_batch(name:
 
 
 @every_preset
+def test_completions_without_a_reward_have_no_advantage_and_no_part_in_statistics(
+    name: str,
+) -> None:
+    batch = example_batch()
+    lost = ~batch.valid[batch.sequence]
+
+    def found(mask: torch.Tensor) -> torch.Tensor:
+        return advantages(
+            full(name, batch),
+            batch.reward,
+            batch.group,
+            batch.valid,
+            mask,
+            batch.sequence,
+            old_logp=batch.old_logp,
+            logp=batch.logp,
+            reference=batch.reference,
+            value=batch.value,
+            bootstrap=torch.zeros_like(batch.reward),
+        ).token
+
+    assert (batch.mask & lost).any()
+    assert (found(batch.mask)[lost] == 0).all()
+    torch.testing.assert_close(found(batch.mask), found(batch.mask & ~lost))
+
+
+@every_preset
 def test_completions_without_advantage_can_be_skipped(name: str) -> None:
     """Left out of the forward pass but not of the denominator, they change no gradient."""
     batch = example_batch()

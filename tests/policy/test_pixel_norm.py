@@ -99,6 +99,18 @@ def test_a_policy_whitens_every_layout(layout: str) -> None:
     torch.testing.assert_close(image.double(), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_images_of_fillers_are_no_part_of_the_statistics() -> None:
+    space = spaces.Box(0, 255, (4, 40, 44), np.uint8)
+    config = PolicyConfig(normalize_images=True, pixel_min_std=MIN_STD, torso="impala")
+    policy = Policy(space, ACTIONS, config, seed=0)
+    seen, x = pixels(12, 4, 40, 44), pixels(3, 4, 40, 44, seed=1)
+    mask = torch.arange(12).reshape(3, 4) % 3 != 1
+    policy.update_normalizer(seen.reshape(3, 4, 4, 40, 44), mask)
+    (image,) = policy.inputs(x).images
+    expected = formula(x, seen[mask.flatten()])
+    torch.testing.assert_close(image.double(), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_blocks_of_pixels_are_whitened_as_pixels_are() -> None:
     """What the Nature CNN reads is in another order, and the same."""
     space = spaces.Box(0, 255, (2, 40, 44), np.uint8)

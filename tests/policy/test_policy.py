@@ -148,6 +148,12 @@ def test_the_same_picture_in_another_layout_is_the_same_picture() -> None:
         torch.testing.assert_close(value, values[0])
 
 
+def test_bytes_that_are_no_image_are_scaled() -> None:
+    x = torch.tensor([[0, 51, 102, 153, 204, 255]], dtype=torch.uint8)
+    policy = make(spaces.Box(0, 255, (6,), np.uint8))
+    torch.testing.assert_close(policy.inputs(x).vector, x / 255)
+
+
 def test_discrete_observations_are_told_apart() -> None:
     for space in (spaces.Discrete(7), spaces.Discrete(600)):
         value = make(space).unroll(torch.arange(7).view(1, 7), {}).value
@@ -337,6 +343,29 @@ def test_statistics_count_the_masked_rows_of_an_unroll_and_travel_as_weights() -
     assert learner.weights()["inputs.norm.count"] == mask.sum()
     actor.load_weights(learner.weights())
     assert torch.equal(actor.unroll(obs, {}).value, learner.unroll(obs, {}).value)
+
+
+CRITIC_SPACE = spaces.Dict({"policy": VECTOR, "critic": VECTOR})
+
+
+def test_a_critics_own_observations_are_normalised_too() -> None:
+    policy = make(CRITIC_SPACE, shared_torso=False, critic_group="critic", normalize_obs=True)
+    obs = observations(CRITIC_SPACE, (5, 3))
+    obs["critic"] = obs["policy"] * 2 + 1
+    policy.update_normalizer(obs, torch.ones(4, 3, dtype=torch.bool))
+    for reader, group in (("inputs", "policy"), ("value_inputs", "critic")):
+        mean = obs[group][:4].double().mean((0, 1))
+        torch.testing.assert_close(policy.weights()[f"{reader}.norm.mean"], mean)
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"shared_torso": False}, {"shared_torso": False, "critic_group": "critic"}]
+)
+def test_the_value_of_lone_observations_is_that_of_an_unroll(config: dict[str, Any]) -> None:
+    policy = make(CRITIC_SPACE, **config)
+    obs = observations(CRITIC_SPACE, (4, 2))
+    obs["critic"] = obs["policy"] * 2 + 1
+    torch.testing.assert_close(policy.value(obs), policy.unroll(obs, {}).value)
 
 
 def test_normalised_observations_do_not_depend_on_units() -> None:

@@ -42,6 +42,15 @@ def test_gradients_are_those_of_torch_nn(kind: str) -> None:
     torch.testing.assert_close(core.state_bias.grad, reference.bias_hh_l0.grad)
 
 
+def test_an_lstm_remembers_at_first() -> None:
+    core = Core("lstm", 5, 4, torch.Generator().manual_seed(0))
+    state = {"h": torch.zeros(2, 4), "c": torch.full((2, 4), 0.5)}
+    _, after = core.step(torch.zeros(2, 5), state)
+    # The forget gate's bias is 1, all others are 0.
+    kept = torch.full((2, 4), 0.5) * torch.tensor(1.0).sigmoid()
+    torch.testing.assert_close(after["c"].detach(), kept)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reset_row_starts_as_if_it_were_the_first(kind: str) -> None:
     core, _ = core_and_reference(kind)

@@ -98,6 +98,17 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
     )
 
 
+def test_every_actor_has_a_seed_of_its_own() -> None:
+    plan, seeds = unirl.make_plan("impala", **{**SMALL, "run.total_steps": 50}), []
+
+    def make_actor(context: ActorContext) -> Any:
+        seeds.append(context.seed)
+        return plan.make_actor(context)
+
+    InlineRunner(replace(plan, make_actor=make_actor)).run([])
+    assert len(seeds) == len(set(seeds)) == SMALL["actor.num_actors"]
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     tmp_path: Path, variant: str

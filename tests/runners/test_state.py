@@ -1,0 +1,27 @@
+"""What a loop goes on with after a resume, beside its learner and its samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+import unirl
+from unirl.core.checkpoint import load_checkpoint
+from unirl.runners.inline import InlineRunner
+from unirl.runners.state import restore, save
+
+
+def test_a_resume_goes_on_with_torchs_random_numbers_and_the_training_time(tmp_path: Path) -> None:
+    plan = unirl.make_plan("impala", **{"policy.hidden": (8,), "run.total_steps": 100})
+    one, two = InlineRunner(plan), InlineRunner(plan)
+    one.loop.seconds_before = 1000.0
+    torch.manual_seed(5)
+    path = save(one.loop, tmp_path)
+    wanted = torch.rand(3)
+    torch.manual_seed(6)
+    restore(two.loop, load_checkpoint(path))
+    assert torch.equal(torch.rand(3), wanted)
+    assert two.loop.seconds >= 1000.0
+    for runner in (one, two):
+        runner.close()
