@@ -197,7 +197,7 @@ class LlmLearner:
         if self._tokenizer is not None and self._ranks.leads:
             # Copied: slots are written anew before anyone asks. Text is made when somebody does.
             copies = [one.copy() for one in tokens.groups]
-            self._newest = replace(tokens, groups=tuple(copies)), known.advantage
+            self._newest = replace(tokens, groups=tuple(copies)), known.advantage.cpu()
         metrics = self._count(tokens, metrics)
         self.version += 1
         metrics.last("losses/learning_rate", self._update.lr(self.num_steps))
@@ -267,7 +267,17 @@ class LlmLearner:
         advantage = told.token
         if self._teacher is not None and self._teacher.alone:
             advantage = torch.zeros_like(advantage)
-        return Known(advantage, train, told.target, old_logp, value, reference, teacher)
+        device, target = self._device, told.target
+        return Known(
+            advantage.to(device),
+            train,
+            tokens.logp.to(device),
+            None if target is None else target.to(device),
+            old_logp,
+            value,
+            reference,
+            teacher,
+        )
 
     def _look_at_reference(self, tokens: TokenBatch, train: Tensor) -> Tensor:
         packs, num = self._packs(tokens, train), tokens.mask.numel()
@@ -320,24 +330,24 @@ class LlmLearner:
             return None
         divisor = max(float(below), 1.0)
         teacher_coef = self._teacher.coef if self._teacher is not None else 0.0
-        sums, told = torch.zeros(len(SUMS), dtype=torch.float64), []
+        sums, told = torch.zeros(len(SUMS), dtype=torch.float64, device=self._device), []
         for pack in packs:
             terms = self._policy(pack, want_entropy=wants_entropy)
             if not pack.num_targets:
                 torch.autograd.backward(_nothing(terms))
                 self._update.gather()
                 continue
-            found = pack_loss(
-                algorithm, terms, pack, known, tokens.logp, size, teacher_coef=teacher_coef
-            )
+            found = pack_loss(algorithm, terms, pack, known, size, teacher_coef=teacher_coef)
             torch.autograd.backward(found.loss / divisor)
             self._update.gather()
             sums += found.sums
-            told.append(TokenMetrics(*(part.cpu() for part in found.metrics)))
+            told.append(found.metrics)
         if not packs:
             self._update.gather_nothing()
         norm = self._update.apply(self.num_steps).cpu()
-        shared = self._ranks.share((sums, told))
+        # device -> host, once per step
+        own = [TokenMetrics(*(part.cpu() for part in reduce(add, told)))] if told else []
+        shared = self._ranks.share((sums.cpu(), own))
         total = dict(zip(SUMS, sum(each for each, _ in shared).tolist(), strict=True))  # type: ignore[union-attr]
         metrics.ratio("losses/policy", total["policy"], divisor)
         if algorithm.kl_coef and algorithm.kl_in == "loss":

@@ -19,12 +19,15 @@ from unirl.vtrace.token_corrections import MAX_LOG_WEIGHT
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a batch before its first step: [N] each but train; None: not needed."""
+    """What is known of a batch before its first step: [N] each but train, on the policy's device;
+    None: not needed.
+    """
 
     advantage: Tensor
-    """On the host, as is `target`; the others lie on the policy's device."""
     train: Tensor
-    """[S]: which completions have a gradient."""
+    """[S]: which completions have a gradient; on the host."""
+    drawn: Tensor
+    """The engine's log-probabilities."""
     target: Tensor | None = None
     """What the critic's values are to become."""
     old_logp: Tensor | None = None
@@ -40,7 +43,9 @@ class PackLoss(NamedTuple):
 
     loss: Tensor
     sums: Tensor
-    """What is reported of it, by SUMS: float64 on the host."""
+    """What is reported of it, by SUMS: float64. On the device still, as are the metrics: whoever
+    reads them here would wait before the backward pass is even begun.
+    """
     metrics: TokenMetrics
 
 
@@ -53,23 +58,18 @@ def pack_loss(
     terms: TokenTerms,
     pack: Pack,
     known: Known,
-    drawn: Tensor,
     size: int,
     *,
     teacher_coef: float = 0.0,
 ) -> PackLoss:
-    """drawn: the engine's log-probabilities of the batch, [N] on the host. size: completions in the
-    batch.
-    """
-    device, flat = terms.logp.device, pack.flat.cpu()
+    """size: completions in the batch."""
     mask, sequence = torch.ones_like(pack.target, dtype=torch.bool), pack.sequence
-    sums = dict.fromkeys(SUMS, 0.0)
+    sums = dict.fromkeys(SUMS, terms.logp.new_zeros((), dtype=torch.float64))
 
     def of(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor[pack.flat]
 
-    old, logp = of(known.old_logp), drawn[flat].to(device)
-    gain = known.advantage[flat].to(device)
+    old, logp, gain = of(known.old_logp), known.drawn[pack.flat], known.advantage[pack.flat]
     if known.teacher is not None:
         before = terms.logp.detach() if old is None else old
         apart = before - known.teacher[pack.flat]
@@ -79,26 +79,27 @@ def pack_loss(
             ratio = (before - logp).clamp(max=MAX_LOG_WEIGHT).exp()
             pull = pull * ratio.clamp(max=algorithm.rho_clip)
         gain = gain - pull
-        sums["apart"] = float(apart.sum())
+        sums["apart"] = apart.sum()
     policy = policy_terms(algorithm, terms.logp, old, logp, gain, mask, sequence, size)
     loss = policy.loss.numerator
-    sums["policy"] = float(loss.detach())
+    sums["policy"] = loss
     if algorithm.kl_coef and algorithm.kl_in == "loss":
         other = of(known.reference)
         kl = kl_loss(algorithm, terms.logp, logp, other, mask, sequence, size).numerator
         loss = loss + algorithm.kl_coef * kl
-        sums["kl"] = float(kl.detach())
+        sums["kl"] = kl
     if terms.entropy is not None:
         entropy = aggregated(algorithm, terms.entropy, mask, sequence, size).numerator
         if algorithm.entropy_coef:
             loss = loss - algorithm.entropy_coef * entropy
-        sums["entropy"] = float(entropy.detach())
+        sums["entropy"] = entropy
     old_value = of(known.old_value)
     if terms.value is not None and known.target is not None and old_value is not None:
-        target = known.target[flat].to(device)
+        target = known.target[pack.flat]
         value = critic_loss(
             algorithm, terms.value, old_value, target, mask, sequence, size
         ).numerator
         loss = loss + algorithm.value_coef * value
-        sums["value"] = float(value.detach())
-    return PackLoss(loss, torch.tensor(list(sums.values()), dtype=torch.float64), policy.metrics)
+        sums["value"] = value
+    told = torch.stack([each.detach().double() for each in sums.values()])
+    return PackLoss(loss, told, policy.metrics)
