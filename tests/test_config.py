@@ -179,6 +179,11 @@ def test_a_string_within_a_table_of_anything_stays_one() -> None:
     assert changed.kwargs == {"level": "1", "on": "true"}
 
 
+def test_a_program_is_told_of_its_key_and_not_of_a_flag() -> None:
+    with pytest.raises(UniRLError, match=r'^weights\.math is "abc"'):
+        configs.override(Tables(), {"weights.math": "abc"})
+
+
 def test_a_string_among_numbers_is_parsed() -> None:
     assert configs.override(Tables(), {"weights": {"math": "1e-1"}}).weights == {"math": 0.1}
 

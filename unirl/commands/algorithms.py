@@ -40,11 +40,11 @@ def algorithms(arguments: Sequence[str]) -> int:
         _describe(_preset(positional[0]), positional[0])
         return 0
     if positional[0] != "diff" or len(positional) != 3:
+        near = "" if positional[0] == "diff" else configs.suggestion(positional[0], ["diff"])
         raise UniRLError(
             f'"{" ".join(positional)}" is not understood',
             f"there is {_USAGE}",
-            configs.suggestion(positional[0], ["diff"])
-            or "try unirl algorithms diff verl:grpo trl:grpo",
+            near or "try unirl algorithms diff verl:grpo trl:grpo",
         )
     return _diff(positional[1], positional[2], options.batch)
 

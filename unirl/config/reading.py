@@ -12,7 +12,7 @@ from unirl.config.field_help import flag_of
 from unirl.config.fields import dataclass_in, default, fields, hints, kind_at
 from unirl.config.spelling import suggestion, unknown_key
 from unirl.config.tables import canonical, merge, nest
-from unirl.config.values import Text, as_text, checked
+from unirl.config.values import Spelled, as_text, checked
 from unirl.config.wording import describe
 from unirl.config.writing import to_mapping
 from unirl.core.errors import UniRLError
@@ -64,7 +64,7 @@ def override(config: T, changes: Mapping[str, Any]) -> T:
     """
     cls = type(config)
     marked = {
-        key: Text(value)
+        key: Spelled(value)
         if isinstance(value, str)
         else as_text(value, kind_at(cls, canonical(cls, key)))
         for key, value in changes.items()

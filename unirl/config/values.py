@@ -31,6 +31,12 @@ class Text(str):
     __slots__ = ()
 
 
+class Spelled(Text):
+    """A string that a program gave: parsed alike, but nobody typed a flag."""
+
+    __slots__ = ()
+
+
 class _Misfit(Exception):
     """A value does not fit a type."""
 
@@ -45,7 +51,7 @@ def checked(value: Any, hint: Any, path: str, default: Any) -> Any:
     if isinstance(table, Mapping) and any(map(is_mapping, members(hint))):
         for key, child in table.items():  # one of them it is, and it says more than the whole
             checked(child, _child_kind(hint), f"{path}.{key}", MISSING)
-    flag = isinstance(value, Text)
+    flag = isinstance(value, Text) and not isinstance(value, Spelled)
     raise UniRLError(
         f"flag {flag_of(path)} is {shown(value)}" if flag else f"{path} is {shown(value)}",
         f"expected {describe(hint)}, found {'other text' if flag else kind_of(value)}",
@@ -176,15 +182,15 @@ def _literal(text: Text) -> Any:
 
 
 def as_text(value: Any, hint: Any) -> Any:
-    """Every string in a value of this type marked as typed, so that its field's type parses it.
-    Where any type will do, such as in env.kwargs, a string is what was meant.
+    """Every string in a value of this type marked, so that its field's type parses it. Where any
+    type will do, such as in env.kwargs, a string is what was meant.
     """
     if isinstance(value, Mapping):
         inner = dataclass_in(hint)
         hint_of = hints(inner) if inner is not None else {}
         rest = _child_kind(hint)
         return {key: as_text(child, hint_of.get(key, rest)) for key, child in value.items()}
-    return Text(value) if isinstance(value, str) and hint is not Any else value
+    return Spelled(value) if isinstance(value, str) and hint is not Any else value
 
 
 def _child_kind(hint: Any) -> Any:
