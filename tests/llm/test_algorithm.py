@@ -14,6 +14,7 @@ import torch
 
 from unirl.commands.algorithms import algorithms
 from unirl.core.errors import UniRLError
+from unirl.llm.algorithms.advantages import Advantages
 from unirl.llm.algorithms.algorithm import (
     Algorithm,
     AlgorithmConfig,
@@ -182,14 +183,8 @@ def full(name: str, batch: SavedBatch) -> Algorithm:
     return resolve(AlgorithmConfig(preset=name), max_tokens=batch.max_tokens)
 
 
-@every_preset
-def test_micro_batches_of_whole_completions_give_the_gradient_of_the_batch(name: str) -> None:
-    batch = example_batch()
-    algorithm = full(name, batch)
-    shaped = resolve(AlgorithmConfig(preset=name, overlong_share=0.0), max_tokens=batch.max_tokens)
-    want = outcome(shaped, batch)
-    mask = batch.mask & batch.valid[batch.sequence]
-    advantage = advantages(
+def advantages_of(algorithm: Algorithm, batch: SavedBatch, mask: torch.Tensor) -> Advantages:
+    return advantages(
         algorithm,
         batch.reward,
         batch.group,
@@ -201,7 +196,17 @@ def test_micro_batches_of_whole_completions_give_the_gradient_of_the_batch(name:
         reference=batch.reference,
         value=batch.value,
         bootstrap=torch.zeros_like(batch.reward),
-    ).token
+    )
+
+
+@every_preset
+def test_micro_batches_of_whole_completions_give_the_gradient_of_the_batch(name: str) -> None:
+    batch = example_batch()
+    algorithm = full(name, batch)
+    shaped = resolve(AlgorithmConfig(preset=name, overlong_share=0.0), max_tokens=batch.max_tokens)
+    want = outcome(shaped, batch)
+    mask = batch.mask & batch.valid[batch.sequence]
+    advantage = advantages_of(algorithm, batch, mask).token
     order = torch.randperm(batch.num_sequences, generator=torch.Generator().manual_seed(1))
     parts = []
     for completions in order.split([5, 1, 20, 22]):
@@ -229,26 +234,12 @@ def test_completions_without_a_reward_have_no_advantage_and_no_part_in_statistic
     name: str,
 ) -> None:
     batch = example_batch()
-    lost = ~batch.valid[batch.sequence]
-
-    def found(mask: torch.Tensor) -> torch.Tensor:
-        return advantages(
-            full(name, batch),
-            batch.reward,
-            batch.group,
-            batch.valid,
-            mask,
-            batch.sequence,
-            old_logp=batch.old_logp,
-            logp=batch.logp,
-            reference=batch.reference,
-            value=batch.value,
-            bootstrap=torch.zeros_like(batch.reward),
-        ).token
-
+    algorithm, lost = full(name, batch), ~batch.valid[batch.sequence]
     assert (batch.mask & lost).any()
-    assert (found(batch.mask)[lost] == 0).all()
-    torch.testing.assert_close(found(batch.mask), found(batch.mask & ~lost))
+    found = advantages_of(algorithm, batch, batch.mask).token
+    assert (found[lost] == 0).all()
+    without = advantages_of(algorithm, batch, batch.mask & ~lost).token
+    torch.testing.assert_close(found, without)
 
 
 @every_preset
@@ -259,17 +250,7 @@ def test_completions_without_advantage_can_be_skipped(name: str) -> None:
     if not algorithm.skips_zero_advantage:
         return
     mask = batch.mask & batch.valid[batch.sequence]
-    found = advantages(
-        algorithm,
-        batch.reward,
-        batch.group,
-        batch.valid,
-        mask,
-        batch.sequence,
-        old_logp=batch.old_logp,
-        logp=batch.logp,
-        reference=batch.reference,
-    )
+    found = advantages_of(algorithm, batch, mask)
     assert not found.active.all()  # the one without a reward, and groups of equal rewards
     total = denominator(algorithm, mask, batch.sequence, batch.num_sequences)
     gradients = []
