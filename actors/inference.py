@@ -36,9 +36,10 @@ from unirl.core.exchange import (
     Exchange,
     micros,
 )
-from unirl.core.queue import LOOK_AGAIN_SECONDS, REASONS, SlotQueue
+from unirl.core.queue import LOOK_AGAIN_SECONDS, SlotQueue
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
+from unirl.core.slot_table import REASONS
 from unirl.core.tree import tree_map
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec, spaces

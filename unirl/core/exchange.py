@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from unirl.core.queue import REASONS
+from unirl.core.slot_table import REASONS
 
 EMPTY, HELLO, BEGIN, OBS, ACT = range(5)
 # Of a part. A word is written whole, and the turn always last. LOST: 0, or 1 + the reason's index.

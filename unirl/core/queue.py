@@ -14,32 +14,42 @@ is discarded by `take`, the only judge of age, and counted.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from unirl.core.errors import DeadlineExceeded, QueueClosed, UniRLError
+from unirl.core.guard import Guard, LocalGuard
 from unirl.core.sample import Batch, SampleSpec, Slot
+from unirl.core.slot_table import (
+    ACTOR,
+    CLOSED,
+    COMMITTED,
+    DUE,
+    FIRST,
+    FREE,
+    LAST,
+    LEARNED,
+    NEXT_TICKET,
+    READY,
+    REASONS,
+    RUNNING,
+    START_US,
+    START_VERSION,
+    STATE,
+    STATE_NAMES,
+    TAKEN,
+    TICKET,
+    VERSION,
+    WAIT_US,
+    WORK_US,
+    SlotTable,
+    table_words,
+)
 
-FREE, RUNNING, READY, TAKEN, DUE = range(5)
-STATE_NAMES = ("free", "running", "ready", "taken", "due")
-"""due: nobody holds the place, but its ticket is still to be done: see `reissue`."""
 LEARNER = 0
 """The learner's bell; actor i listens to bell i + 1."""
-REASONS = (
-    "stale",
-    "actor_died",
-    "actor_failed",
-    "timeout",
-    "filtered",
-    "zero_variance",
-    "aborted",
-    "shutdown",
-)
-"""Why a slot was discarded. A recipe may declare more."""
 # A lost wake-up must never become a hang: every sleeper looks again after this long, whatever
 # happened to its bell.
 LOOK_AGAIN_SECONDS = 0.1
@@ -143,60 +153,7 @@ class Snapshot(NamedTuple):
         return Cursor(self.next_ticket, sorted([*self.unfinished, *waiting]))
 
 
-class Guard(Protocol):
-    """Mutual exclusion over the table (`with guard:`), and a bell for each who may wait."""
-
-    watches: bool
-    """Whether to watch the table before sleeping. Not among threads: a watcher holds up the one it
-    waits for."""
-
-    def __enter__(self) -> object: ...
-    def __exit__(self, *error: object) -> None: ...
-    def ring(self, bell: int) -> None:
-        """Wake whoever waits at this bell, now or next."""
-
-    def wait(self, bell: int, seconds: float) -> None:
-        """Sleep until the bell rings, at most `seconds`; without the lock; may return early."""
-
-
-class LocalGuard(AbstractContextManager[object]):
-    """The guard for threads of one process."""
-
-    watches = False
-
-    def __init__(self, num_bells: int) -> None:
-        self._lock = threading.Lock()
-        self._bells = [threading.Event() for _ in range(num_bells)]
-
-    def __enter__(self) -> object:
-        self._lock.acquire()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def ring(self, bell: int) -> None:
-        self._bells[bell].set()
-
-    def wait(self, bell: int, seconds: float) -> None:
-        self._bells[bell].wait(seconds)
-        self._bells[bell].clear()
-
-
-# Words of the table. A word is written whole or not at all, so a process killed between two stores
-# leaves a state that reads as "before" or "after": the state word is always stored last.
-_CLOSED, _NEXT_TICKET, _VERSION, _COMMITTED, _LEARNED, _HEADER = range(6)
-_STATE, _TICKET, _ACTOR, _START_VERSION, _FIRST, _LAST, _WAIT_US, _WORK_US, _START_US, _ROW = range(
-    10
-)
-
-
-def table_words(num_slots: int, num_actors: int, num_reasons: int) -> int:
-    """How many int64 words the table of such a queue has."""
-    return _HEADER + (num_actors + 1) + num_reasons + num_slots * _ROW
-
-
-class SlotQueue:
+class SlotQueue(SlotTable):
     """The law over a table of int64 words. Use LocalQueue or SharedQueue, which bring the memory.
 
     words: `table_words(...)` int64 words, zeroed by the creator. slots: the data tree of each
@@ -213,14 +170,10 @@ class SlotQueue:
         num_actors: int,
         reasons: tuple[str, ...] = REASONS,
     ) -> None:
+        super().__init__(words, config.num_slots, num_actors, reasons)
         self.config = config
-        self._words, self._data, self._guard = words, slots, guard
-        self._num_actors, self._reasons = num_actors, reasons
-        self._waiting = _HEADER
+        self._data, self._guard = slots, guard
         self._first_mark = _WATCHES if guard.watches else _SLEEPS
-        self._discarded = self._waiting + num_actors + 1
-        first_row = self._discarded + len(reasons)
-        self._rows = [first_row + i * _ROW for i in range(config.num_slots)]
         self._first_ticket = 0
         # Taken by an unfinished `take`: a deadline must not lose them.
         self._partial: list[Slot] = []
@@ -256,21 +209,21 @@ class SlotQueue:
                 words[self._waiting + 1 + actor] = mark
                 return None
             row = self._rows[index]
-            if words[row + _STATE] == FREE:
-                words[row + _TICKET] = words[_NEXT_TICKET]
-                words[_NEXT_TICKET] += 1
-            words[row + _ACTOR] = actor
-            words[row + _START_VERSION] = words[_VERSION]
-            words[row + _START_US] = int(time.monotonic() * 1e6)
-            words[row + _STATE] = RUNNING
-            return Slot(index, words[row + _TICKET], self._data[index], actor)
+            if words[row + STATE] == FREE:
+                words[row + TICKET] = words[NEXT_TICKET]
+                words[NEXT_TICKET] += 1
+            words[row + ACTOR] = actor
+            words[row + START_VERSION] = words[VERSION]
+            words[row + START_US] = int(time.monotonic() * 1e6)
+            words[row + STATE] = RUNNING
+            return Slot(index, words[row + TICKET], self._data[index], actor)
 
     def _acquirable(self) -> int | None:
         """The place of the lowest ticket that is due, else a free one."""
-        words, states = self._words, [self._words[row + _STATE] for row in self._rows]
+        words, states = self._words, [self._words[row + STATE] for row in self._rows]
         due = [i for i, state in enumerate(states) if state == DUE]
         if due:
-            return min(due, key=lambda index: int(words[self._rows[index] + _TICKET]))
+            return min(due, key=lambda index: int(words[self._rows[index] + TICKET]))
         return states.index(FREE) if FREE in states else None
 
     def slot_data(self, index: int) -> Mapping[str, Any]:
@@ -298,12 +251,12 @@ class SlotQueue:
         with self._guard:
             self._require(slot, RUNNING)
             self._ready[slot.index] = slot.ready
-            words[row + _FIRST] = slot.first_version
-            words[row + _LAST] = slot.last_version
-            words[row + _WAIT_US] = int(slot.wait_seconds * 1e6)
-            words[row + _WORK_US] = int(slot.work_seconds * 1e6)
-            words[row + _STATE] = READY
-            words[_COMMITTED] += 1
+            words[row + FIRST] = slot.first_version
+            words[row + LAST] = slot.last_version
+            words[row + WAIT_US] = int(slot.wait_seconds * 1e6)
+            words[row + WORK_US] = int(slot.work_seconds * 1e6)
+            words[row + STATE] = READY
+            words[COMMITTED] += 1
             self._ring_if_waiting(LEARNER)
 
     def discard(self, slot: Slot, reason: str) -> None:
@@ -332,14 +285,14 @@ class SlotQueue:
         while len(taken) < self.config.batch_size:
             with self._guard:
                 self._raise_if_closed()
-                words[_VERSION] = learner_version
+                words[VERSION] = learner_version
                 index = self._next_ready()
                 if index is not None:
                     slot = self._slot(index)
                     if learner_version - slot.first_version > self.config.max_staleness:
                         self._free(index, "stale")
                     else:
-                        words[self._rows[index] + _STATE] = TAKEN
+                        words[self._rows[index] + STATE] = TAKEN
                         taken.append(slot)
                         deadline_from, mark = time.monotonic(), self._first_mark
                     continue
@@ -356,16 +309,16 @@ class SlotQueue:
                 self._require(slot, TAKEN)
             for slot in batch.slots:
                 self._vacate(slot.index)
-            words[_LEARNED] += len(batch.slots)
+            words[LEARNED] += len(batch.slots)
             # The loop published before it released: samples started from now on see weights one
             # update newer.
-            words[_VERSION] = batch.version + 1
+            words[VERSION] = batch.version + 1
             self._ring_waiting_actors()
 
     def close(self) -> None:
         """See SampleQueue."""
         # One whole word, stored without the lock: closing must work whoever holds it.
-        self._words[_CLOSED] = 1
+        self._words[CLOSED] = 1
         for bell in range(self._num_actors + 1):
             self._guard.ring(bell)
 
@@ -379,7 +332,7 @@ class SlotQueue:
             lost = [
                 i
                 for i, row in enumerate(self._rows)
-                if self._held(row, RUNNING) and self._words[row + _ACTOR] == actor
+                if self._held(row, RUNNING) and self._words[row + ACTOR] == actor
             ]
             for index in lost:
                 if reissue:
@@ -396,13 +349,13 @@ class SlotQueue:
         words = self._words
         with self._guard:
             # Taken and not released: a learner that failed on them has not learned them.
-            held = [i for i, row in enumerate(self._rows) if words[row + _STATE] in (READY, TAKEN)]
+            held = [i for i, row in enumerate(self._rows) if words[row + STATE] in (READY, TAKEN)]
             waiting = [self._slot(i) for i in held]
-            unfinished = [row for row in self._rows if words[row + _STATE] in (RUNNING, DUE)]
+            unfinished = [row for row in self._rows if words[row + STATE] in (RUNNING, DUE)]
             return Snapshot(
                 sorted(waiting, key=lambda slot: slot.ticket),
-                sorted([*(int(words[row + _TICKET]) for row in unfinished), *self._backlog]),
-                int(words[_NEXT_TICKET]),
+                sorted([*(int(words[row + TICKET]) for row in unfinished), *self._backlog]),
+                int(words[NEXT_TICKET]),
                 self.discarded(),
             )
 
@@ -422,106 +375,31 @@ class SlotQueue:
         with self._guard:
             for slot in ready:
                 row = self._rows[slot.index]
-                words[row + _TICKET], words[row + _ACTOR] = slot.ticket, slot.actor
-                words[row + _FIRST], words[row + _LAST] = slot.first_version, slot.last_version
-                words[row + _STATE] = READY
-            empty = [row for row in self._rows if words[row + _STATE] == FREE]
+                words[row + TICKET], words[row + ACTOR] = slot.ticket, slot.actor
+                words[row + FIRST], words[row + LAST] = slot.first_version, slot.last_version
+                words[row + STATE] = READY
+            empty = [row for row in self._rows if words[row + STATE] == FREE]
             tickets = sorted(due)
             for row, ticket in zip(empty, tickets, strict=False):
-                words[row + _TICKET], words[row + _STATE] = ticket, DUE
+                words[row + TICKET], words[row + STATE] = ticket, DUE
             self._backlog = tickets[len(empty) :]
-            words[_NEXT_TICKET], words[_VERSION] = next_ticket, version
+            words[NEXT_TICKET], words[VERSION] = next_ticket, version
             self._first_ticket = next_ticket - len(ready) - len(due)
 
     def place(self, index: int) -> Mapping[str, Any]:
         """The memory of one place, for `restore`."""
         return self._data[index]
 
-    @property
-    def closed(self) -> bool:
-        """Whether the queue was closed."""
-        return bool(self._words[_CLOSED])
-
-    @property
-    def next_ticket(self) -> int:
-        """The ticket that the next acquired slot gets."""
-        return int(self._words[_NEXT_TICKET])
-
-    @property
-    def num_free(self) -> int:
-        """Places that can be acquired right now."""
-        counts = self.counts()
-        return counts["free"] + counts["due"]
-
-    def counts(self) -> dict[str, int]:
-        """How many places are in each state of STATE_NAMES."""
-        states = [self._words[row + _STATE] for row in self._rows]
-        return {name: states.count(state) for state, name in enumerate(STATE_NAMES)}
-
-    def discarded(self) -> dict[str, int]:
-        """How many slots were discarded since the queue was made, by reason."""
-        return {
-            reason: int(self._words[self._discarded + i]) for i, reason in enumerate(self._reasons)
-        }
-
-    def totals(self) -> dict[str, int]:
-        """Slots started, committed and learned since the queue was made."""
-        return {
-            "started": int(self._words[_NEXT_TICKET]),
-            "committed": int(self._words[_COMMITTED]),
-            "learned": int(self._words[_LEARNED]),
-        }
-
-    def ages(self, learner_version: int) -> tuple[list[int], list[int]]:
-        """Ages in updates of the running slots (since their start) and of the ready ones."""
-        words = self._words
-        running = [
-            learner_version - words[row + _START_VERSION]
-            for row in self._rows
-            if self._held(row, RUNNING)
-        ]
-        ready = [
-            learner_version - words[row + _FIRST] for row in self._rows if self._held(row, READY)
-        ]
-        return running, ready
-
-    def waited_for(self) -> str:
-        """One sentence on who holds the places: the end of every deadline's message."""
-        words, now = self._words, int(time.monotonic() * 1e6)
-        counts = ", ".join(f"{number} {name}" for name, number in self.counts().items() if number)
-        running = [
-            f"actor {words[row + _ACTOR]} has held ticket {words[row + _TICKET]} "
-            f"for {(now - words[row + _START_US]) / 1e6:.0f} s"
-            for row in self._rows
-            if self._held(row, RUNNING)
-        ]
-        return f"of {len(self._rows)} places: {counts}" + (
-            "; " + ", ".join(running) if running else ""
-        )
-
-    def oldest_running(self) -> tuple[int, int, float] | None:
-        """The oldest running ticket, the actor that holds it, and for how many seconds."""
-        words, now = self._words, int(time.monotonic() * 1e6)
-        running = [
-            (words[row + _TICKET], words[row + _ACTOR], now - words[row + _START_US])
-            for row in self._rows
-            if self._held(row, RUNNING)
-        ]
-        if not running:
-            return None
-        ticket, actor, held_us = min(running)
-        return int(ticket), int(actor), held_us / 1e6
-
     def _balance(self, reason: str) -> None:
         """Correct the count by what a kill between two stores tore: a ticket drawn but not used, or
         a discard counted but not done.
         """
         words = self._words
-        started = words[_NEXT_TICKET] - self._first_ticket
-        out = sum(words[row + _STATE] != FREE for row in self._rows) + len(self._backlog)
+        started = words[NEXT_TICKET] - self._first_ticket
+        out = sum(words[row + STATE] != FREE for row in self._rows) + len(self._backlog)
         told = sum(words[self._discarded + i] for i in range(len(self._reasons)))
         words[self._discarded + self._reasons.index(reason)] += (
-            started - words[_LEARNED] - told - out
+            started - words[LEARNED] - told - out
         )
 
     # -- inside
@@ -531,9 +409,9 @@ class SlotQueue:
         words, window = self._words, self.config.window
         outstanding = []
         for index, row in enumerate(self._rows):
-            state = words[row + _STATE]
+            state = words[row + STATE]
             if state in (RUNNING, READY, DUE):
-                outstanding.append((words[row + _TICKET], index, state))
+                outstanding.append((words[row + TICKET], index, state))
         outstanding.sort()
         for _, index, state in outstanding[:window]:
             if state == READY:
@@ -544,18 +422,15 @@ class SlotQueue:
         words, row = self._words, self._rows[index]
         return Slot(
             index,
-            words[row + _TICKET],
+            words[row + TICKET],
             self._data[index],
-            words[row + _ACTOR],
-            words[row + _FIRST],
-            words[row + _LAST],
-            words[row + _WAIT_US] / 1e6,
-            words[row + _WORK_US] / 1e6,
+            words[row + ACTOR],
+            words[row + FIRST],
+            words[row + LAST],
+            words[row + WAIT_US] / 1e6,
+            words[row + WORK_US] / 1e6,
             self._ready.get(index),
         )
-
-    def _held(self, row: int, state: int) -> bool:
-        return bool(self._words[row + _STATE] == state)
 
     def _free(self, index: int, reason: str) -> None:
         if reason not in self._reasons:
@@ -574,27 +449,27 @@ class SlotQueue:
         """Nobody's place from now on, or that of a ticket which waits for one."""
         row = self._rows[index]
         if self._backlog:
-            self._words[row + _TICKET] = self._backlog.pop(0)
-            self._words[row + _STATE] = DUE
+            self._words[row + TICKET] = self._backlog.pop(0)
+            self._words[row + STATE] = DUE
         else:
-            self._words[row + _STATE] = FREE
+            self._words[row + STATE] = FREE
 
     def _put_back(self, index: int) -> None:
-        self._words[self._rows[index] + _STATE] = DUE
+        self._words[self._rows[index] + STATE] = DUE
         self._ring_waiting_actors()
 
     def _require(self, slot: Slot, state: int) -> None:
         row = self._rows[slot.index]
-        found = self._words[row + _STATE]
-        if found != state or self._words[row + _TICKET] != slot.ticket:
+        found = self._words[row + STATE]
+        if found != state or self._words[row + TICKET] != slot.ticket:
             raise UniRLError(
                 f"slot {slot.index} of ticket {slot.ticket} is not {STATE_NAMES[state]}",
-                f"it is {STATE_NAMES[found]} with ticket {self._words[row + _TICKET]}",
+                f"it is {STATE_NAMES[found]} with ticket {self._words[row + TICKET]}",
                 "a slot is committed or discarded exactly once, and released exactly once",
             )
 
     def _raise_if_closed(self) -> None:
-        if self._words[_CLOSED]:
+        if self._words[CLOSED]:
             raise QueueClosed
 
     def _ring_if_waiting(self, bell: int) -> None:

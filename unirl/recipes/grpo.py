@@ -16,7 +16,7 @@ from unirl.core.actor import AnyActor
 from unirl.core.errors import UniRLError
 from unirl.core.evaluator import Evaluator
 from unirl.core.learner import Learner
-from unirl.core.queue import REASONS
+from unirl.core.slot_table import REASONS
 from unirl.learners.parallel import Ranks
 from unirl.llm import assembly, saved_samples
 from unirl.llm.algorithms.algorithm import AlgorithmConfig

@@ -13,9 +13,10 @@ from unirl.core.env_workers import EnvWorkers
 from unirl.core.errors import UniRLError
 from unirl.core.evaluator import Evaluator
 from unirl.core.learner import Learner, LearnerContext
-from unirl.core.queue import REASONS, QueueConfig
+from unirl.core.queue import QueueConfig
 from unirl.core.sample import SampleSpec
 from unirl.core.seeding import derive_seed
+from unirl.core.slot_table import REASONS
 from unirl.core.tree import flatten
 from unirl.core.weights import Weights
 

@@ -28,8 +28,9 @@ import torch
 
 from unirl.core.errors import DeadlineExceeded, LockHeld, UniRLError
 from unirl.core.exchange import Exchange, Layout, exchange_words
-from unirl.core.queue import REASONS, QueueConfig, SlotQueue, table_words
+from unirl.core.queue import QueueConfig, SlotQueue
 from unirl.core.sample import SampleSpec
+from unirl.core.slot_table import REASONS, table_words
 from unirl.core.tree import unflatten
 from unirl.core.weights import Loadable, Weights
 
