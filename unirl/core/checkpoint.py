@@ -3,10 +3,6 @@
 A run's `checkpoints/` holds `step_00012000/{model,optimizer,samples}.safetensors` with
 `state.json` beside them, and `latest`, a link to the newest. Digests are checked on load.
 One process at a time writes to it; readers may come at any moment.
-
-The files are safetensors that any reader of the format opens, but they are written here: the
-library's writer refuses tensors that share storage, copies all of them to the host at once, and
-neither syncs nor hashes what it writes.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -27,6 +23,15 @@ import torch
 
 from unirl.core import disk
 from unirl.core.errors import UniRLError
+from unirl.core.tensor_file import (
+    Damage,
+    note_tree,
+    parse_tensors,
+    read_verified,
+    restore_tree,
+    write_synced,
+    write_tensors,
+)
 from unirl.core.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -38,25 +43,6 @@ FORMAT = 1
 
 _STEP = re.compile(r"step_(\d{8,})")
 _TREES = ("model", "optimizer", "samples")
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.complex64: "C64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_NAMES = {name: dtype for dtype, name in _DTYPES.items()}
 
 
 @dataclass
@@ -107,7 +93,7 @@ def save_checkpoint(
     )
     # Everything that can be wrong with the values is found here, before the disk is touched.
     tensors: dict[str, dict[str, torch.Tensor]] = {name: {} for name in trees}
-    notes = {name: _note(tree, (name,), tensors[name]) for name, tree in trees.items()}
+    notes = {name: note_tree(tree, (name,), tensors[name]) for name, tree in trees.items()}
 
     folder = checkpoints_folder(root)
     final = folder / f"step_{step:08d}"
@@ -117,7 +103,7 @@ def save_checkpoint(
         _sweep(folder)
         aside.mkdir()
         files = {
-            f"{n}.safetensors": _write_tensors(aside / f"{n}.safetensors", t)
+            f"{n}.safetensors": write_tensors(aside / f"{n}.safetensors", t)
             for n, t in tensors.items()
         }
         document: dict[str, Any] = {
@@ -159,7 +145,7 @@ def load_checkpoint(where: Path) -> Checkpoint:
             # A trainer that saves meanwhile may have replaced it under our hands: read the newer.
             if one or is_last_try:
                 raise _explain_damage(damage) from None
-        except _Damage as damage:
+        except Damage as damage:
             raise _explain_damage(damage) from None
     raise UniRLError(
         f"no checkpoint in {where}",
@@ -196,49 +182,6 @@ def checkpoints_folder(root: Path) -> Path:
     return root if root.name == "checkpoints" else root / "checkpoints"
 
 
-def _note(tree: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
-    """A tree as JSON: an object for a dictionary, [name] for a tensor, a plain value for itself.
-
-    Its tensors are collected under unique names: a key may hold the separator itself, and a tree
-    may be a single tensor.
-    """
-    if isinstance(tree, torch.Tensor):
-        if (
-            tree.dtype not in _DTYPES
-            or tree.layout != torch.strided
-            or tree.is_meta
-            or tree.is_quantized
-        ):
-            raise _unstorable(path, f"a {tree.layout} tensor of {tree.dtype} on {tree.device}")
-        name = "/".join(path[1:]) or path[0]
-        while name in tensors or name == "__metadata__":
-            name += "~"
-        tensors[name] = tree.detach()
-        return [name]
-    if isinstance(tree, Mapping):
-        for key in tree:
-            if not isinstance(key, str):
-                raise _unstorable((*path, repr(key)), f"a key of type {type(key).__name__}")
-        return {key: _note(child, (*path, key), tensors) for key, child in tree.items()}
-    if tree is None or isinstance(tree, bool | int | float | str):
-        return tree
-    raise _unstorable(path, f"a {type(tree).__name__}")
-
-
-def _restore(note: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(note, dict):
-        return {key: _restore(child, tensors) for key, child in note.items()}
-    return tensors[note[0]] if isinstance(note, list) else note
-
-
-def _unstorable(path: tuple[str, ...], found: str) -> UniRLError:
-    return UniRLError(
-        f"checkpoint cannot hold {'/'.join(path)}: it is {found}",
-        "trees are dictionaries with string keys of dense tensors, numbers and strings",
-        "convert it to a tensor, or store it in `state` as JSON",
-    )
-
-
 def _check_json(value: Any, path: str) -> None:
     """Refuse what json.dumps would alter silently: integer keys become strings, tuples lists."""
     if isinstance(value, Mapping):
@@ -261,55 +204,15 @@ def _not_json(path: str, found: str) -> UniRLError:
     )
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, JSON]:
-    """Stream the tensors to a safetensors file and sync it; returns its size and sha256."""
-    # Wide types first: each tensor then starts at a multiple of its item size.
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
-    header, offset = {}, 0
-    for name, tensor in ordered:
-        end = offset + tensor.numel() * tensor.dtype.itemsize
-        header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    return _write_synced(path, _chunks(head, [tensor for _, tensor in ordered]))
-
-
-def _chunks(head: bytes, tensors: list[torch.Tensor]) -> Iterator[bytes | memoryview]:
-    yield len(head).to_bytes(8, "little") + head
-    for tensor in tensors:
-        if tensor.numel():
-            dense = (
-                tensor.cpu().resolve_conj().resolve_neg().contiguous()
-            )  # device -> host, one tensor at a time
-            yield dense.reshape(-1).view(torch.uint8).numpy().data
-
-
 def _write_document(path: Path, document: Mapping[str, Any]) -> None:
     """state.json: one line per section, and a digest of its own content."""
     lines = [f'"{key}": {json.dumps(value, default=dict)}' for key, value in document.items()]
     lines.append(f'"sha256": "{_digest(document)}"')
-    _write_synced(path, iter([("{\n" + ",\n".join(lines) + "\n}\n").encode()]))
+    write_synced(path, iter([("{\n" + ",\n".join(lines) + "\n}\n").encode()]))
 
 
 def _digest(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=dict).encode()).hexdigest()
-
-
-def _write_synced(path: Path, chunks: Iterator[bytes | memoryview]) -> dict[str, JSON]:
-    digest, num_bytes = hashlib.sha256(), 0
-    with open(path, "xb", buffering=1 << 20) as file:
-        for chunk in chunks:
-            digest.update(chunk)
-            file.write(chunk)
-            num_bytes += len(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"bytes": num_bytes, "sha256": digest.hexdigest()}
 
 
 def _sync_folder(folder: Path) -> None:
@@ -397,19 +300,11 @@ def _explain_write_error(
     )
 
 
-class _Damage(Exception):
-    """A file of a checkpoint is not what was written: the file, and what was expected and found."""
-
-    def __init__(self, file: Path, rule: str) -> None:
-        super().__init__(file, rule)
-        self.file, self.rule = file, rule
-
-
-class _Vanished(_Damage):
+class _Vanished(Damage):
     """The file is not there."""
 
 
-def _explain_damage(damage: _Damage) -> UniRLError:
+def _explain_damage(damage: Damage) -> UniRLError:
     what = f"checkpoint file {damage.file} is damaged"
     return UniRLError(what, damage.rule, _other(damage.file.parent))
 
@@ -424,8 +319,8 @@ def _read(path: Path) -> Checkpoint:
         files = {name: _open_file(stack, folder, path / name) for name in document["files"]}
         for name, note in document["trees"].items():
             file = f"{name}.safetensors"
-            content = _read_verified(path / file, files[file], document["files"][file])
-            trees[name] = _restore(note, _parse_tensors(content))
+            content = read_verified(path / file, files[file], document["files"][file])
+            trees[name] = restore_tree(note, parse_tensors(content))
     return Checkpoint(path=path, step=document["step"], state=document["state"], **trees)
 
 
@@ -453,7 +348,7 @@ def _parse_document(path: Path, content: bytes) -> dict[str, Any]:
     try:
         document = json.loads(content)
     except ValueError as error:
-        raise _Damage(file, f"expected JSON, found {len(content):,} bytes ({error})") from None
+        raise Damage(file, f"expected JSON, found {len(content):,} bytes ({error})") from None
     version = document.get("format") if isinstance(document, dict) else None
     if version != FORMAT:
         raise UniRLError(
@@ -464,35 +359,8 @@ def _parse_document(path: Path, content: bytes) -> dict[str, Any]:
     expected = document.pop("sha256", None)
     found = _digest(document)
     if found != expected:
-        raise _Damage(file, f"expected sha256 {expected}, found {found}")
+        raise Damage(file, f"expected sha256 {expected}, found {found}")
     return dict(document)
-
-
-def _read_verified(path: Path, file: BinaryIO, expected: Mapping[str, Any]) -> bytearray:
-    num_bytes = os.fstat(file.fileno()).st_size
-    if num_bytes != expected["bytes"]:
-        raise _Damage(path, f"expected {expected['bytes']:,} bytes, found {num_bytes:,}")
-    content = bytearray(num_bytes)
-    file.readinto(content)  # type: ignore[attr-defined]
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != expected["sha256"]:
-        raise _Damage(path, f"expected sha256 {expected['sha256']}, found {digest}")
-    return content
-
-
-def _parse_tensors(content: bytearray) -> dict[str, torch.Tensor]:
-    """The tensors of a verified safetensors file, in place: views of its bytes, not copies."""
-    start = 8 + int.from_bytes(content[:8], "little")
-    tensors = {}
-    for name, entry in json.loads(content[8:start]).items():
-        dtype, shape, (begin, end) = _NAMES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        if begin == end:
-            tensors[name] = torch.empty(shape, dtype=dtype)
-            continue
-        count = (end - begin) // dtype.itemsize
-        flat = torch.frombuffer(content, dtype=dtype, count=count, offset=start + begin)
-        tensors[name] = flat.reshape(shape)
-    return tensors
 
 
 def _other(path: Path) -> str:
@@ -521,7 +389,7 @@ def _is_complete(path: Path) -> bool:
 def _is_intact(path: Path) -> bool:
     try:
         _read(path)
-    except (_Damage, UniRLError, OSError):
+    except (Damage, UniRLError, OSError):
         return False
     return True
 
