@@ -35,6 +35,7 @@ from unirl.llm.models.lora import (
 from unirl.llm.models.model import (
     TINY,
     ModelConfig,
+    check_effect,
     context_length,
     import_transformers,
     load_model,
@@ -105,6 +106,7 @@ def probe(
     shape, task: of the groups that are learned from where none are generated.
     """
     algorithm, generates = algorithm_of(config), shape is None
+    check_effect(config.model)
     if config.only != "rollout":
         _require_trainable(config, algorithm)
     if generates:

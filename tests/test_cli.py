@@ -563,6 +563,7 @@ def test_plot_and_card_write_their_files(trained: Path) -> None:
         (["bench", "@cartpole", "--second", "3"], ["--second", "--seconds"]),
         (["bench", "@cartpole", "appo"], ["another recipe", 'recipe = "impala"', "leave appo out"]),
         (["bench", "--json"], ["no recipe was given", "unirl bench @pong"]),
+        (["train", "grpo", "--model.lora-alpha", "64"], ["lora_alpha is 64.0 and has no effect"]),
         (["algorithms", "diff", "verl:grpo"], ["try unirl algorithms diff verl:grpo trl:grpo"]),
         (["algorithms", "dif", "a", "b"], ['did you mean "diff"?']),
         (["bench", "classic", "--env.id", "CratPole-v1"], ["CratPole-v1", "CartPole-v1"]),

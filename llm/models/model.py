@@ -81,23 +81,28 @@ class ModelConfig:
                 "it must lie in [0, 1)",
                 "0 is right for reinforcement learning",
             )
-        if self.lora_rank == 0:
-            remedy = "set model.lora_rank, 16 is usual; or leave it out: all weights learn"
-            for name in ("lora_alpha", "lora_targets", "lora_dropout"):
-                self._refuse_without_effect(name, "model.lora_rank is 0: no adapters", remedy)
-        if self.path == TINY:
-            self._refuse_without_effect("revision", "tiny is on no hub", "leave it out")
-        else:
-            rule = f"only the weights of tiny are drawn, model.path is {self.path}"
-            self._refuse_without_effect("seed", rule, "leave it out; run.seed seeds the run")
 
-    def _refuse_without_effect(self, name: str, rule: str, remedy: str) -> None:
-        """Raise UniRLError where a setting that changes nothing was set: something was meant by
-        it.
-        """
-        value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
-        if value != default:
-            raise UniRLError(f"model.{name} is {value!r} and has no effect", rule, remedy)
+
+def check_effect(config: ModelConfig) -> None:
+    """Raise UniRLError where a setting that changes nothing was set: something was meant by it. For
+    what a user set; parts of the program that need the model without its adapters say so by the
+    rank alone.
+    """
+    if config.lora_rank == 0:
+        remedy = "set model.lora_rank, 16 is usual; or leave it out: all weights learn"
+        for name in ("lora_alpha", "lora_targets", "lora_dropout"):
+            _refuse_unless_default(config, name, "model.lora_rank is 0: no adapters", remedy)
+    if config.path == TINY:
+        _refuse_unless_default(config, "revision", "tiny is on no hub", "leave it out")
+    else:
+        rule = f"only the weights of tiny are drawn, model.path is {config.path}"
+        _refuse_unless_default(config, "seed", rule, "leave it out; run.seed seeds the run")
+
+
+def _refuse_unless_default(config: ModelConfig, name: str, rule: str, remedy: str) -> None:
+    value = getattr(config, name)
+    if value != getattr(ModelConfig(), name):
+        raise UniRLError(f"model.{name} is {value!r} and has no effect", rule, remedy)
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

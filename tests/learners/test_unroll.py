@@ -306,11 +306,13 @@ def test_passes_over_a_batch_end_when_the_policy_went_far(
         assert learner.step(Batch([slot], 0)).flush()["losses/epochs"] == num_epochs
 
 
-@every_objective
+@pytest.mark.parametrize(
+    ("objective", "batch"), [("impala", "8 environments"), ("ppo", "40 steps")]
+)
 def test_a_batch_that_does_not_split_is_refused_with_the_nearest_that_does(
-    make: Callable[..., Any], objective: str
+    make: Callable[..., Any], objective: str, batch: str
 ) -> None:
-    with pytest.raises(UniRLError, match="8 environments does not split into 3") as error:
+    with pytest.raises(UniRLError, match=f"batch of {batch} does not split into 3") as error:
         make(objective, batch_size=2, minibatches=3)
     assert "minibatches 4" in error.value.remedy or "minibatches 2" in error.value.remedy
 

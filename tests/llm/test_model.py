@@ -10,6 +10,7 @@ from unirl.core.errors import UniRLError
 from unirl.llm.models.checksum import checksum
 from unirl.llm.models.model import (
     ModelConfig,
+    check_effect,
     context_length,
     end_token_ids,
     flat_weights,
@@ -168,13 +169,13 @@ def test_settings_without_sense_are_refused(wrong: dict[str, object]) -> None:
 def test_settings_without_effect_are_refused(given: dict[str, object], remedy: str) -> None:
     name = list(given)[-1]
     with pytest.raises(UniRLError, match=rf"model\.{name} is .* has no effect") as caught:
-        ModelConfig(**given)  # type: ignore[arg-type]
+        check_effect(ModelConfig(**given))  # type: ignore[arg-type]
     assert remedy in caught.value.parts[2]
 
 
 def test_settings_that_go_together_are_taken() -> None:
-    ModelConfig(lora_rank=2, lora_alpha=64.0, lora_targets=("q_proj",), seed=3)
-    ModelConfig(path="somewhere", revision="main")
+    check_effect(ModelConfig(lora_rank=2, lora_alpha=64.0, lora_targets=("q_proj",), seed=3))
+    check_effect(ModelConfig(path="somewhere", revision="main"))
 
 
 def test_the_command_writes_a_model_and_never_over_another(
