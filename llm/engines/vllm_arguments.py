@@ -162,6 +162,8 @@ def own_devices(config: EngineConfig) -> dict[str, str]:
     num = math.prod(int(size) for size in sizes)
     first = int(place) if place else int(rank) * num
     seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    if len(seen) == num and not place:
+        return {}  # whoever started the process has given it its own already
     seen = seen or [str(i) for i in range(first + num)]
     if first + num > len(seen):
         raise UniRLError(

@@ -48,7 +48,9 @@ def start(
             run_dir.mkdir(parents=True, exist_ok=True)
             with record.open("a") as file:
                 file.write(shlex.join(["unirl", *command]) + "\n")
-        except (NotADirectoryError, FileExistsError, FileNotFoundError, PermissionError) as error:
+        except OSError as error:
+            if disk.is_full(error):
+                raise
             raise UniRLError(
                 f'run folder "{run_dir}" cannot be written',
                 f"{error.filename}: {error.strerror}",
