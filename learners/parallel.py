@@ -178,6 +178,13 @@ class Ranks:
         (totals,) = self.sum([torch.tensor(numbers, dtype=torch.int64)])
         return [int(total) for total in totals]
 
+    def mean(self, number: float) -> float:
+        """A number of the host, averaged over all ranks."""
+        if self.alone:
+            return number
+        (total,) = self.sum([torch.tensor(number, dtype=torch.float64)])
+        return float(total) / self.size
+
     def share(self, own: T) -> list[T]:
         """What every rank gave, in their order. It is pickled: small things, without tensors of a
         device.

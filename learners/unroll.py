@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unirl.core.device import check_device, usable_device
 from unirl.core.errors import ActorFailed, UniRLError
+from unirl.core.horizon import Countdown, Horizon
 from unirl.core.learner import LearnerContext, LearnerState
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, SampleSpec, collate
@@ -55,7 +56,7 @@ class UnrollLearnerConfig:
     entropy_coef: float = 0.01
     """Weight of the entropy bonus. More: explores longer."""
     entropy_schedule: Literal["constant", "linear"] = "constant"
-    """linear: falls to zero at run.total_steps."""
+    """linear: falls to zero at the end of the run (run.anneal_over)."""
     reward_clip: float | None = None
     """Rewards are clamped to +- this before learning (1 for Atari, as in Nature DQN); logged
     returns stay raw.
@@ -201,7 +202,7 @@ class Objective(Protocol):
 
 
 class UnrollLearner:
-    """See Learner. total_steps: what schedules end at. num_recent: episodes that the training
+    """See Learner. horizon: what schedules end at. num_recent: episodes that the training
     return is the mean of. policy: on config.device.
 
     ranks: processes whose batches are parts of one; the objective sums over them too. Losses, steps
@@ -216,7 +217,7 @@ class UnrollLearner:
         config: UnrollLearnerConfig,
         *,
         batch_size: int,
-        total_steps: int,
+        horizon: Horizon,
         seed: int,
         num_recent: int = 100,
         ranks: Ranks | None = None,
@@ -232,10 +233,10 @@ class UnrollLearner:
         self._policy, self._objective = policy.to(self._device), objective
         self._spec, self._config = spec, config
         self._ranks = ranks or Ranks()
+        self._countdown = Countdown(horizon, self._ranks.mean)
         self._update = Update(
-            self._policy, config.optimizer, total_steps=total_steps, reduce=self._ranks.reduce
+            self._policy, config.optimizer, countdown=self._countdown, reduce=self._ranks.reduce
         )
-        self._total_steps = total_steps
         self._staging = spec.allocate(batch_size) if batch_size > 1 else None
         self._return_norm = ReturnNorm().to(self._device) if config.normalize_reward else None
         self._episodes = EpisodeWindow(num_recent)
@@ -256,6 +257,7 @@ class UnrollLearner:
     def step(self, batch: Batch) -> Metrics:
         """One update from one batch: up to epochs * minibatches optimiser steps."""
         metrics = Metrics()
+        self._countdown.tick()
         for slot in batch.slots:
             slot.wait_ready()
         data = collate(batch, self._spec, self._staging)
@@ -381,7 +383,7 @@ class UnrollLearner:
     def _entropy_coef(self) -> float:
         if self._config.entropy_schedule == "constant":
             return self._config.entropy_coef
-        return self._config.entropy_coef * max(0.0, 1 - self.num_steps / self._total_steps)
+        return self._config.entropy_coef * self._countdown.left(self.num_steps)
 
     def weights(self) -> Weights:
         """See Learner: the policy in its compute dtype, with its statistics."""
@@ -403,6 +405,7 @@ class UnrollLearner:
             "settings": self._settings(),
             "adaptive_lr": float(self._update.adaptive_lr),
             "nan_states": self._num_nan_states,
+            "seconds": self._countdown.seconds,
         }
         return LearnerState(self._update.model_state(), optimizer, counters)
 
@@ -429,6 +432,7 @@ class UnrollLearner:
         self._update.load(model, optimizer["update"])
         self._update.adaptive_lr.fill_(state.counters["adaptive_lr"])
         self._num_nan_states = int(state.counters.get("nan_states", 0))
+        self._countdown.seconds = float(state.counters.get("seconds", 0.0))
         self._restore_generator(optimizer["generator"])
         if self._return_norm is not None:
             self._return_norm.load_state_dict(optimizer["return_norm"])
@@ -461,7 +465,7 @@ def make_unroll_learner(
     spec: SampleSpec,
     learner: UnrollLearnerConfig,
     batch_size: int,
-    total_steps: int,
+    horizon: Horizon,
     num_recent: int,
     ranks: Ranks | None = None,
 ) -> UnrollLearner:
@@ -480,7 +484,7 @@ def make_unroll_learner(
         spec,
         learner,
         batch_size=batch_size,
-        total_steps=total_steps,
+        horizon=horizon,
         seed=context.seed,
         num_recent=num_recent,
         ranks=ranks,

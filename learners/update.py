@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from unirl.core.errors import UniRLError
+from unirl.core.horizon import Countdown
 from unirl.core.tree import Tree
 from unirl.learners.sharded import is_part, own_part, part_of, whole
 from unirl.vtrace.advantages import Reduce
@@ -33,9 +34,9 @@ class OptimizerConfig:
     lr: float = 6e-4
     """Step size. More: faster, until it diverges."""
     lr_schedule: Literal["constant", "linear", "adaptive"] = "constant"
-    """linear: falls to zero at run.total_steps. adaptive: after each pass over a batch, divided by
-    1.5 where the policy moved more than 2 target_kl, times 1.5 where less than half of it; 1e-5 to
-    1e-2.
+    """linear: falls to zero at the end of the run (run.anneal_over). adaptive: after each pass over
+    a batch, divided by 1.5 where the policy moved more than 2 target_kl, times 1.5 where less than
+    half of it; 1e-5 to 1e-2.
     """
     target_kl: float = 0.01
     """adaptive: how far one batch should move the policy, in nats. More: larger steps."""
@@ -93,9 +94,8 @@ class OptimizerConfig:
 class Update:
     """Owns the optimiser and the float32 master copy of every parameter that computes in less.
 
-    The module's own parameters of float32 and above are their own masters. `total_steps` is what a
-    linear schedule ends at. reduce: sums gradients over the processes that share a batch; None:
-    alone.
+    The module's own parameters of float32 and above are their own masters. countdown: what a linear
+    schedule falls with. reduce: sums gradients over the processes that share a batch; None: alone.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class Update:
         module: nn.Module,
         config: OptimizerConfig,
         *,
-        total_steps: int,
+        countdown: Countdown,
         reduce: Reduce | None = None,
     ) -> None:
-        self._module, self._config, self._total_steps = module, config, total_steps
+        self._module, self._config, self._countdown = module, config, countdown
         self._reduce = reduce
         self._parameters = {
             name: parameter
@@ -135,7 +135,7 @@ class Update:
         rise = min(1.0, (num_steps + 1) / (self._config.warmup_steps + 1))
         if self._config.lr_schedule == "constant":
             return self._config.lr * rise
-        return self._config.lr * rise * max(0.0, 1.0 - num_steps / self._total_steps)
+        return self._config.lr * rise * self._countdown.left(num_steps)
 
     def adapt(self, kl: Tensor) -> None:
         """Correct the adaptive step size by how far the policy has moved, in nats; a scalar.

@@ -230,7 +230,7 @@ def make_learner(
         reward_weights=config.reward.weight_of,
         max_tokens=config.sampling.max_tokens,
         skip_zero=config.rollout.zero_variance != "train",
-        total_steps=config.run.total_steps,
+        horizon=config.run.horizon,
         seed=context.seed,
         num_recent=config.run.target_window,
         reference=reference,

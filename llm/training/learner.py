@@ -17,6 +17,7 @@ from torch import Tensor
 
 from unirl.core.device import check_device
 from unirl.core.errors import UniRLError
+from unirl.core.horizon import Countdown, Horizon
 from unirl.core.learner import LearnerState
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
@@ -121,7 +122,7 @@ class LlmLearner:
         reward_weights: Mapping[str, float],
         max_tokens: int,
         skip_zero: bool,
-        total_steps: int,
+        horizon: Horizon,
         seed: int,
         num_recent: int = 100,
         reference: LanguagePolicy | None = None,
@@ -144,8 +145,9 @@ class LlmLearner:
         self._is_divided = any(is_part(parameter) for parameter in policy.parameters())
         self._whole: tuple[int, Weights] = -1, {}
         """Where the policy is divided: version and weights that were gathered last."""
+        self._countdown = Countdown(horizon, self._ranks.mean)
         self._update = Update(
-            policy, config.optimizer, total_steps=total_steps, reduce=self._ranks.reduce
+            policy, config.optimizer, countdown=self._countdown, reduce=self._ranks.reduce
         )
         self._device = next(policy.parameters()).device
         self._generator = torch.Generator()
@@ -179,6 +181,7 @@ class LlmLearner:
     def step(self, batch: Batch) -> Metrics:
         """One update from one batch: up to epochs * minibatches steps of the optimiser."""
         started, metrics = time.monotonic(), Metrics()
+        self._countdown.tick()
         groups = [read_group(slot.data, slot.ticket) for slot in batch.slots]
         tokens = TokenBatch.of(groups, self._reward_weights)
         known = self._prepare(tokens, metrics)
@@ -397,6 +400,7 @@ class LlmLearner:
             "rewards": list(self._rewards),
             "lengths": list(self._lengths),
             "adaptive_lr": float(self._update.adaptive_lr),
+            "seconds": self._countdown.seconds,
         }
         optimizer = {
             "update": self._update.optimizer_state(),
@@ -411,6 +415,7 @@ class LlmLearner:
         self._whole = -1, {}
         self._update.load(model, optimizer["update"])
         self._update.adaptive_lr.fill_(state.counters["adaptive_lr"])
+        self._countdown.seconds = float(state.counters.get("seconds", 0.0))
         self._generator.set_state(optimizer["generator"])
         self._rewards.extend(state.counters["rewards"])
         self._lengths.extend(int(length) for length in state.counters["lengths"])

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gymnasium.spaces import Box, Discrete
 
 from unirl.actors.vector import ActorConfig, unroll_spec
 from unirl.core.errors import UniRLError
+from unirl.core.horizon import Countdown, Horizon
 from unirl.core.learner import LearnerContext
 from unirl.core.queue import Batch
 from unirl.core.sample import Field, SampleSpec, Slot
@@ -101,7 +103,7 @@ def learn(case: str, num_envs: int, samples: Any, ranks: Ranks | None = None) ->
         spec=spec_of(num_envs),
         learner=config,
         batch_size=1,
-        total_steps=1000,
+        horizon=Horizon(1000),
         num_recent=10,
         ranks=ranks,
     )
@@ -130,6 +132,11 @@ def work(folder: Path) -> None:
             learner = learn(case, NUM_ENVS, lambda update: part(ranks.rank, update), ranks)
             found[case] = outcome(learner)
         found["dtypes"] = ranks.sum([torch.tensor(2**53 + 1), torch.ones(2, dtype=torch.int32)])
+        countdown = Countdown(Horizon(100, max_seconds=100.0), ranks.mean)
+        countdown.tick()
+        time.sleep(0.3 * ranks.rank)
+        countdown.tick()
+        found["seconds"] = countdown.seconds
         found["words"] = [
             ranks.agree(w) for w in (None, "late" if ranks.rank else None, f"r{ranks.rank}")
         ]
@@ -233,6 +240,12 @@ def test_sums_keep_each_dtype_and_lose_no_count(found: list[dict[str, Any]]) -> 
         assert int(large) == 2 * (2**53 + 1)
         assert ones.tolist() == [2, 2]
         assert ones.dtype == torch.int32
+
+
+def test_ranks_count_the_same_seconds(found: list[dict[str, Any]]) -> None:
+    first, second = (result["seconds"] for result in found)
+    assert first == second  # bit for bit: step sizes hang on it
+    assert 0.15 <= first < 60.0
 
 
 def test_the_lowest_rank_that_has_a_word_is_heard_by_all(found: list[dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 
 from tests.llm.packed_groups import make_groups, make_model
 from unirl.core.errors import UniRLError
+from unirl.core.horizon import Horizon
 from unirl.core.sample import Batch, Slot
 from unirl.learners.update import OptimizerConfig
 from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
@@ -91,7 +92,7 @@ def make_learner(
         reward_weights={"test": 1.0},
         max_tokens=16,
         skip_zero=skip_zero,
-        total_steps=1000,
+        horizon=Horizon(1000),
         seed=3,
         reference=reference,
         **others,

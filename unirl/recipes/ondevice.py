@@ -173,6 +173,6 @@ def _bind_learner(
         spec=spec,
         learner=replace(config.learner, device=str(sim.device)),
         batch_size=config.queue.batch_size,
-        total_steps=config.run.total_steps,
+        horizon=config.run.horizon,
         num_recent=config.run.target_window,
     )

@@ -60,7 +60,7 @@ def bind_learner(config: Any, found: Probe, objective: Any) -> Callable[[Learner
         spec=found.spec,
         learner=config.learner,
         batch_size=config.queue.batch_size,
-        total_steps=config.run.total_steps,
+        horizon=config.run.horizon,
         num_recent=config.run.target_window,
     )
 

@@ -12,6 +12,7 @@ from unirl.core.actor import ActorContext, AnyActor
 from unirl.core.env_workers import EnvWorkers
 from unirl.core.errors import UniRLError
 from unirl.core.evaluator import Evaluator
+from unirl.core.horizon import Horizon
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import SampleSpec
@@ -90,6 +91,11 @@ class RunConfig:
     """Episodes that the mean for `target_return` and `charts/episodic_return` is taken over."""
     max_seconds: float | None = None
     """Stop after this much training time."""
+    anneal_over: Literal["steps", "seconds"] = "steps"
+    """What linear schedules fall over. steps: total_steps. seconds: max_seconds as well, whichever
+    is nearer its end: the same time gives a finished run on every machine, and no run repeats
+    another.
+    """
 
     def __post_init__(self) -> None:
         for name, minimum in (
@@ -109,12 +115,24 @@ class RunConfig:
                 "it must be > 0",
                 "leave it out for no limit",
             )
+        if self.anneal_over == "seconds" and self.max_seconds is None:
+            raise UniRLError(
+                "run.anneal_over is seconds and run.max_seconds is not set",
+                "schedules over seconds need to know how many there are",
+                "set run.max_seconds, or leave run.anneal_over out",
+            )
         if self.log_seconds < 0:
             raise UniRLError(
                 f"run.log_seconds is {self.log_seconds}",
                 "run.log_seconds >= 0 must hold",
                 "set it to 2, say",
             )
+
+    @property
+    def horizon(self) -> Horizon:
+        """What schedules end at."""
+        by_clock = self.anneal_over == "seconds"
+        return Horizon(self.total_steps, self.max_seconds if by_clock else None)
 
 
 @dataclass(frozen=True)
