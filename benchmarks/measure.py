@@ -42,6 +42,7 @@ class Sample:
     wall_seconds: float
     cpu_seconds: float
     memory_mb: float
+    cpu_by_name: Mapping[str, float]
 
 
 @dataclass
@@ -74,6 +75,11 @@ class Run:
         first, last = inside[0], inside[-1]
         return (last.cpu_seconds - first.cpu_seconds) / (last.wall_seconds - first.wall_seconds)
 
+    def seconds_by_name(self, start_seconds: float, end_seconds: float) -> dict[str, float]:
+        """CPU seconds between two moments of the run, by the name of the process."""
+        inside = [s for s in self.samples if start_seconds <= s.wall_seconds <= end_seconds]
+        return spent(inside[0].cpu_by_name, inside[-1].cpu_by_name) if inside else {}
+
     @property
     def row(self) -> dict[str, Any]:
         """The last JSON object on standard output; a RuntimeError shows what came instead."""
@@ -89,7 +95,21 @@ class Run:
         )
 
 
-tree_cpu_seconds = usage.tree_cpu_seconds
+def tree_cpu_by_name(root: int) -> dict[str, float]:
+    """CPU seconds used so far by `root` and its descendants, by the name of the process."""
+    return usage.cpu_seconds_by_name(usage.tree(root))
+
+
+def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """What each name used between two moments."""
+    return {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
+
+
+def core_us(seconds: Mapping[str, float], num_steps: int) -> dict[str, float]:
+    """Core-microseconds per env step by process, the dearest first; without what hardly counts."""
+    each = {name: round(1e6 * used / num_steps, 1) for name, used in seconds.items()}
+    dearest = sorted(each.items(), key=lambda one: -one[1])
+    return {name: value for name, value in dearest if value >= 0.01 * sum(each.values())}
 
 
 _QUICK_LOOK = 0.03
@@ -130,7 +150,8 @@ def run(
                 now = time.monotonic() - start
                 if tree:
                     memory_mb = usage.memory_mb(tree)
-                    result.samples.append(Sample(now, usage.cpu_seconds(tree), memory_mb))
+                    by_name = usage.cpu_seconds_by_name(tree)
+                    result.samples.append(Sample(now, sum(by_name.values()), memory_mb, by_name))
                 if now > timeout_seconds:
                     result.timed_out = True
                     break

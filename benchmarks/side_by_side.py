@@ -196,7 +196,20 @@ def report(pairing: Pairing, ours: list[Row], theirs: list[Row]) -> str:
     text += f"\n- memory of {theirs[0]['system']} / UniRL: {statistics.median(memory):.2f}"
     for rows in (theirs, ours):
         text += f"\n- {rows[0]['system']}: {rows[0]['settings']}"
+    for rows in (theirs, ours):
+        text += f"\n- core-us per env step of {rows[0]['system']}: {_by_process(rows)}"
     return text
+
+
+def _by_process(rows: list[Row]) -> str:
+    """What each process of a system costs: medians over the rounds."""
+    each = [row["core_us_per_step"] for row in rows]
+    medians = {
+        name: statistics.median(one.get(name, 0.0) for one in each)
+        for name in dict.fromkeys(name for one in each for name in one)
+    }
+    words = [f"{name} {value:,.0f}" for name, value in medians.items()]
+    return f"{sum(medians.values()):,.0f} ({', '.join(words)})"
 
 
 def main() -> None:

@@ -70,6 +70,7 @@ def train_unirl(env: str, arguments: list[str], window: Window) -> Row:
         "passes": passes,
         RATE: round(steps / seconds, 1),
         "cores_used": round(result.cores_used(end - seconds, end), 2),
+        "core_us_per_step": measure.core_us(result.seconds_by_name(end - seconds, end), steps),
         "seconds": round(seconds, 2),
         "steps": steps,
         "settings": f"`unirl train {shlex.join(arguments)}`",

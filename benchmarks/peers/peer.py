@@ -45,8 +45,8 @@ class Clock:
     def __init__(self, seconds: float, warm_up_seconds: float) -> None:
         self._seconds, self._warm_up_seconds = seconds, warm_up_seconds
         self._first_update: float | None = None
-        self._start: tuple[float, int, float] | None = None
-        self._end: tuple[float, int, float] | None = None
+        self._start: tuple[float, int, dict[str, float]] | None = None
+        self._end: tuple[float, int, dict[str, float]] | None = None
 
     def done(self, num_steps: int) -> bool:
         """num_steps: distinct decisions that some update has used, since the start."""
@@ -63,21 +63,23 @@ class Clock:
         return self._end is not None
 
     @property
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Any]:
         """The part of the row that was measured; RuntimeError where training ended before."""
         if self._start is None or self._end is None:
             raise RuntimeError("the peer stopped before the time was over")
         seconds = self._end[0] - self._start[0]
         steps = self._end[1] - self._start[1]
+        used = measure.spent(self._start[2], self._end[2])
         return {
             "env_steps_per_second": round(steps / seconds, 1),
-            "cores_used": round((self._end[2] - self._start[2]) / seconds, 2),
+            "cores_used": round(sum(used.values()) / seconds, 2),
+            "core_us_per_step": measure.core_us(used, steps),
             "seconds": round(seconds, 2),
             "steps": steps,
         }
 
-    def _mark(self, now: float, num_steps: int) -> tuple[float, int, float]:
-        return now, num_steps, measure.tree_cpu_seconds(os.getpid())
+    def _mark(self, now: float, num_steps: int) -> tuple[float, int, dict[str, float]]:
+        return now, num_steps, measure.tree_cpu_by_name(os.getpid())
 
 
 @dataclass(frozen=True)

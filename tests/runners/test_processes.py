@@ -88,6 +88,8 @@ def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_goes_on(
 
     def kill(loop: TrainLoop) -> None:
         seen.extend(actor_pids(runner))
+        if sys.platform == "linux":
+            assert Path(f"/proc/{seen[0]}/comm").read_text() == "actor 0\n"  # in top and ps
         os.kill(seen[0], signal.SIGKILL)
 
     def restarted(loop: TrainLoop) -> None:

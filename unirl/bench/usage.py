@@ -19,6 +19,8 @@ from pathlib import Path
 class ProcessInfo:
     """One process as it stood when it was looked at."""
 
+    name: str
+    """What the kernel calls it: 15 bytes at most."""
     state: str
     parent: int
     session: int
@@ -43,6 +45,14 @@ def tree(root: int) -> dict[int, ProcessInfo]:
 def cpu_seconds(processes: Mapping[int, ProcessInfo]) -> float:
     """CPU seconds of these processes, with the children they have reaped."""
     return sum(one.cpu_seconds for one in processes.values())
+
+
+def cpu_seconds_by_name(processes: Mapping[int, ProcessInfo]) -> dict[str, float]:
+    """The same by the name of the process; those of one name together."""
+    found: dict[str, float] = {}
+    for one in processes.values():
+        found[one.name] = found.get(one.name, 0.0) + one.cpu_seconds
+    return found
 
 
 def tree_cpu_seconds(root: int) -> float:
@@ -109,10 +119,12 @@ def _processes() -> Iterator[tuple[int, ProcessInfo]]:
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 # The name stands in parentheses and may hold spaces: count fields after the last.
-                fields = Path(entry.path, "stat").read_text().rsplit(")", 1)[1].split()
+                head, tail = Path(entry.path, "stat").read_text().rsplit(")", 1)
+                fields = tail.split()
                 yield (
                     int(entry.name),
                     ProcessInfo(
+                        name=head.split("(", 1)[1],
                         state=fields[0],
                         parent=int(fields[1]),
                         session=int(fields[3]),

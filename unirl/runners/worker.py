@@ -32,7 +32,7 @@ from unirl.core.actor import (
 from unirl.core.errors import DeadlineExceeded, DiscardSlot, QueueClosed, UniRLError
 from unirl.core.queue import SlotQueue
 from unirl.runners.async_actors import serve
-from unirl.runners.process_settings import die_with_parent, keep_freed_memory
+from unirl.runners.process_settings import die_with_parent, keep_freed_memory, name_process
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class Job:
 def process_main(job: Job) -> None:
     """Work until the queue closes; exits 0 then, else with a report for the supervisor."""
     die_with_parent(job.parent_pid)
+    name_process(job.name.replace("environment", "env"))  # its number would be cut off
     job.lifeline.watch()
     os.environ.clear()
     os.environ.update(job.environ)
