@@ -37,12 +37,13 @@ class Countdown:
         """Look at the clock: once per update, so that all of its steps have one size. The first
         time starts it.
         """
-        if self.horizon.max_seconds is None:
-            return
         now = time.monotonic()
         passed = 0.0 if self._ticked is None else now - self._ticked
         self._ticked = now
-        self.seconds += passed if self._agree is None else self._agree(passed)
+        # Counted in any case, as a resume may set a limit; asking the others costs a message.
+        if self._agree is not None and self.horizon.max_seconds is not None:
+            passed = self._agree(passed)
+        self.seconds += passed
 
     def left(self, num_steps: int) -> float:
         """The share of the run that lies ahead after `num_steps` samples, from 1 to 0."""
