@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unirl.policy.blocks import block_weight, to_blocks
+from unirl.policy.blocks import TRANSPOSED, block_weight, to_blocks
 from unirl.policy.inputs import ImageLeaf
 from unirl.policy.networks import NatureCNN, ShallowCNN
 
@@ -31,6 +31,18 @@ def test_a_convolution_over_blocks_equals_that_over_pixels(shape: tuple[int, ...
     (expected,) = torch.autograd.grad(plain, weight, signal)
     (gradient,) = torch.autograd.grad(blocked, weight, signal)
     torch.testing.assert_close(gradient, expected, atol=1e-7, rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 84, 84), (2, 1, 36, 44), (1, 6, 40, 36), (0, 4, 84, 84)])
+def test_each_block_holds_its_pixels_channel_by_channel(shape: tuple[int, ...]) -> None:
+    x, (num, channels, height, width) = images(*shape), shape
+    split = x.reshape(num, channels, height // 4, 4, width // 4, 4)
+    wanted = split.permute(0, 1, 3, 5, 2, 4).reshape(num, channels * 16, height // 4, width // 4)
+    assert torch.equal(to_blocks(x), wanted)
+
+
+def test_the_shapes_above_take_both_ways() -> None:
+    assert 4 in TRANSPOSED and not {1, 6} & set(TRANSPOSED)
 
 
 def test_rows_of_a_larger_tensor_and_strided_ones_are_read_rightly() -> None:

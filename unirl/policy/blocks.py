@@ -15,16 +15,26 @@ from torch import Tensor
 
 BLOCK = 4
 """Pixels along a side: as many bytes as an int32 has."""
+TRANSPOSED = range(2, 6)
+"""Numbers of channels for which a CPU takes half as long over two transposes as over one
+permutation, with more of them longer (measured with AVX2, 16 and 128 images of 84 x 84).
+"""
 
 
 def to_blocks(x: Tensor) -> Tensor:
     """uint8 [N, C, H, W] -> [N, C * 16, H / 4, W / 4], channels_last; both sides divide by 4."""
     num, channels, height, width = x.shape
+    height, width = height // BLOCK, width // BLOCK
     # Four neighbours travel as one number, so a row of a block is moved at once.
-    rows = x.contiguous().view(torch.int32)
-    rows = rows.reshape(num, channels, height // BLOCK, BLOCK, width // BLOCK)
-    rows = rows.permute(0, 2, 4, 1, 3).contiguous()  # [N, H / 4, W / 4, C, 4]
-    return rows.view(torch.uint8).flatten(3).permute(0, 3, 1, 2)
+    rows = x.contiguous().view(torch.int32).reshape(num, channels, height, BLOCK, width)
+    if x.device.type == "cpu" and channels in TRANSPOSED:
+        # Lines of the image first, then a plain transpose of each image.
+        lines = rows.transpose(2, 3).reshape(num, channels * BLOCK, height * width)
+        rows = lines.transpose(1, 2).contiguous()
+    else:
+        rows = rows.permute(0, 2, 4, 1, 3).contiguous()  # [N, H / 4, W / 4, C, 4]
+    blocks = rows.view(num, height, width, channels * BLOCK).view(torch.uint8)
+    return blocks.permute(0, 3, 1, 2)
 
 
 def block_weight(weight: Tensor) -> Tensor:
