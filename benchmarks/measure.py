@@ -19,9 +19,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parents[1]
 # The clone this file lies in, whatever is installed; off the path again at once, as it has folders
@@ -31,18 +31,24 @@ from unirl.bench import usage  # noqa: E402
 
 sys.path.remove(str(ROOT))
 
+Tree: TypeAlias = Mapping[int, usage.ProcessInfo]
+
 GRACE_SECONDS = 3.0
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The tree at one moment: seconds since its start, CPU seconds, PSS in MB (10^6 bytes)."""
+    """The tree at one moment: seconds since its start, its processes, PSS in MB (10^6 bytes)."""
 
     wall_seconds: float
-    cpu_seconds: float
+    tree: Tree
     memory_mb: float
-    cpu_by_name: Mapping[str, float]
+
+    @property
+    def cpu_seconds(self) -> float:
+        """CPU seconds of the whole tree so far."""
+        return usage.cpu_seconds(self.tree)
 
 
 @dataclass
@@ -75,10 +81,14 @@ class Run:
         first, last = inside[0], inside[-1]
         return (last.cpu_seconds - first.cpu_seconds) / (last.wall_seconds - first.wall_seconds)
 
-    def seconds_by_name(self, start_seconds: float, end_seconds: float) -> dict[str, float]:
-        """CPU seconds between two moments of the run, by the name of the process."""
+    def cores_by_process(self, start_seconds: float, end_seconds: float) -> dict[str, float]:
+        """The same by the name of the process."""
         inside = [s for s in self.samples if start_seconds <= s.wall_seconds <= end_seconds]
-        return spent(inside[0].cpu_by_name, inside[-1].cpu_by_name) if inside else {}
+        if len(inside) < 2:
+            return {}
+        first, last = inside[0], inside[-1]
+        seconds = last.wall_seconds - first.wall_seconds
+        return {name: used / seconds for name, used in spent(first.tree, last.tree).items()}
 
     @property
     def row(self) -> dict[str, Any]:
@@ -95,21 +105,33 @@ class Run:
         )
 
 
-def tree_cpu_by_name(root: int) -> dict[str, float]:
-    """CPU seconds used so far by `root` and its descendants, by the name of the process."""
-    return usage.cpu_seconds_by_name(usage.tree(root))
+def spent(before: Tree, after: Tree) -> dict[str, float]:
+    """CPU seconds between two moments by the name that a process bore last; their sum is the
+    tree's.
+    """
+    found: dict[str, float] = {}
+
+    def add(one: usage.ProcessInfo, sign: int) -> None:
+        found[one.name] = found.get(one.name, 0.0) + sign * one.cpu_seconds
+
+    for one in after.values():
+        add(one, 1)
+    for pid, one in before.items():
+        now = after.get(pid)
+        # What had gone before is taken from the name that has it now: the parent that reaped it
+        # bears it too, if it is gone.
+        same = now is not None and now.start_ticks == one.start_ticks
+        add(replace(one, name=now.name) if now is not None and same else one, -1)
+    return found
 
 
-def spent(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """What each name used between two moments."""
-    return {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
-
-
-def core_us(seconds: Mapping[str, float], num_steps: int) -> dict[str, float]:
-    """Core-microseconds per env step by process, the dearest first; without what hardly counts."""
-    each = {name: round(1e6 * used / num_steps, 1) for name, used in seconds.items()}
+def core_us(cores: Mapping[str, float], steps_per_second: float) -> dict[str, float]:
+    """Core-microseconds per env step by process, the dearest first; less than a hundredth of them
+    all is left out.
+    """
+    each = {name: 1e6 * busy / steps_per_second for name, busy in cores.items()}
     dearest = sorted(each.items(), key=lambda one: -one[1])
-    return {name: value for name, value in dearest if value >= 0.01 * sum(each.values())}
+    return {n: round(value, 1) for n, value in dearest if value >= 0.01 * sum(each.values())}
 
 
 _QUICK_LOOK = 0.03
@@ -150,8 +172,7 @@ def run(
                 now = time.monotonic() - start
                 if tree:
                     memory_mb = usage.memory_mb(tree)
-                    by_name = usage.cpu_seconds_by_name(tree)
-                    result.samples.append(Sample(now, sum(by_name.values()), memory_mb, by_name))
+                    result.samples.append(Sample(now, tree, memory_mb))
                 if now > timeout_seconds:
                     result.timed_out = True
                     break

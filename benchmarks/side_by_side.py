@@ -203,13 +203,14 @@ def report(pairing: Pairing, ours: list[Row], theirs: list[Row]) -> str:
 
 def _by_process(rows: list[Row]) -> str:
     """What each process of a system costs: medians over the rounds."""
-    each = [row["core_us_per_step"] for row in rows]
+    each = [row["core_us_per_env_step"] for row in rows]
+    total = statistics.median(1e6 * row["cores_used"] / row[RATE] for row in rows)
     medians = {
         name: statistics.median(one.get(name, 0.0) for one in each)
         for name in dict.fromkeys(name for one in each for name in one)
     }
     words = [f"{name} {value:,.0f}" for name, value in medians.items()]
-    return f"{sum(medians.values()):,.0f} ({', '.join(words)})"
+    return f"{total:,.0f} ({', '.join(words)})"
 
 
 def main() -> None:

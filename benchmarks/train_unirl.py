@@ -44,7 +44,7 @@ def train_unirl(env: str, arguments: list[str], window: Window) -> Row:
         command += ["--run.max-seconds", str(window.warm_up_seconds + window.seconds + 10)]
         command += ["--run.total-steps", FAR, "--run.log-seconds", "0.5"]
         command += ["--run.checkpoint-steps", FAR, "--run.eval-steps", "0"]
-        command += ["--run.target-return", "none"]
+        command += ["--run.target-return", "none", "--run.anneal-over", "steps"]
         result = measure.run(command, timeout_seconds=window.timeout_seconds, cwd=ROOT)
         run_dir = Path(folder, "run")
         if result.returncode != 0 or not (run_dir / "metrics.jsonl").exists():
@@ -70,7 +70,9 @@ def train_unirl(env: str, arguments: list[str], window: Window) -> Row:
         "passes": passes,
         RATE: round(steps / seconds, 1),
         "cores_used": round(result.cores_used(end - seconds, end), 2),
-        "core_us_per_step": measure.core_us(result.seconds_by_name(end - seconds, end), steps),
+        "core_us_per_env_step": measure.core_us(
+            result.cores_by_process(end - seconds, end), steps / seconds
+        ),
         "seconds": round(seconds, 2),
         "steps": steps,
         "settings": f"`unirl train {shlex.join(arguments)}`",

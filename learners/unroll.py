@@ -254,10 +254,13 @@ class UnrollLearner:
         """Raw returns of the most recent training episodes."""
         return tuple(self._episodes.returns)
 
+    def reach(self, seconds: float) -> None:
+        """See TimedLearner."""
+        self._countdown.reach(seconds)
+
     def step(self, batch: Batch) -> Metrics:
         """One update from one batch: up to epochs * minibatches optimiser steps."""
         metrics = Metrics()
-        self._countdown.tick()
         for slot in batch.slots:
             slot.wait_ready()
         data = collate(batch, self._spec, self._staging)
@@ -405,7 +408,6 @@ class UnrollLearner:
             "settings": self._settings(),
             "adaptive_lr": float(self._update.adaptive_lr),
             "nan_states": self._num_nan_states,
-            "seconds": self._countdown.seconds,
         }
         return LearnerState(self._update.model_state(), optimizer, counters)
 
@@ -432,7 +434,6 @@ class UnrollLearner:
         self._update.load(model, optimizer["update"])
         self._update.adaptive_lr.fill_(state.counters["adaptive_lr"])
         self._num_nan_states = int(state.counters.get("nan_states", 0))
-        self._countdown.seconds = float(state.counters.get("seconds", 0.0))
         self._restore_generator(optimizer["generator"])
         if self._return_norm is not None:
             self._return_norm.load_state_dict(optimizer["return_norm"])

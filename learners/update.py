@@ -20,7 +20,8 @@ from unirl.vtrace.advantages import Reduce
 
 _ADAM_BETA1 = 0.9
 _ADAPTIVE_FACTOR = 1.5
-_ADAPTIVE_BOUNDS = (1e-5, 1e-2)
+ADAPTIVE_BOUNDS = (1e-5, 1e-2)
+"""What `Update.adapt` keeps the step size in: a smaller one would jump up where it should fall."""
 _ROUNDING = 1e-9
 """Nats that a policy seems to have moved where only the order of additions differs."""
 
@@ -143,7 +144,7 @@ class Update:
         The rule of rsl_rl (arXiv 2109.11978), once per pass instead of once per minibatch. A policy
         that has not moved, as before the first step on a batch, tells nothing; rounding is no move.
         """
-        low, high = _ADAPTIVE_BOUNDS
+        low, high = ADAPTIVE_BOUNDS
         far, near = kl > 2 * self._config.target_kl, kl < self._config.target_kl / 2
         moved = kl > _ROUNDING
         lr = self.adaptive_lr

@@ -23,7 +23,7 @@ from unirl.core.evaluator import EvalResult
 from unirl.core.learner import Learner
 from unirl.core.seeding import derive_seed
 from unirl.learners.parallel import Ranks
-from unirl.report.console import Console, make_console
+from unirl.report.console import Console, Progress, make_console
 from unirl.report.log import log_to_file, notes_on
 from unirl.report.sinks import JsonlSink, TensorBoardSink
 from unirl.runners import state
@@ -203,6 +203,7 @@ def _require_alike(loop: TrainLoop, ranks: Ranks) -> None:
         digest.update(value.cpu().flatten().view(torch.uint8).numpy().tobytes())
     ranks.require_alike(
         config=to_toml(plan.config, recipe=plan.recipe) if plan.config is not None else plan.recipe,
+        run=repr(plan.run),
         steps=f"{loop.learner.version} {loop.learner.num_steps}",
         weights=digest.hexdigest(),
     )
@@ -250,7 +251,7 @@ class _Desk:
         folder.mkdir(parents=True, exist_ok=True)
         start_step = loop.learner.num_steps
         resume_step = start_step if resumed else None
-        sinks = _open_sinks(plan, folder, resume_step, console, stack)
+        sinks = _open_sinks(loop, folder, resume_step, console, stack)
         self.evaluate = _make_eval_hook(plan, folder, start_step)
         self.log = LogHook(sinks, plan.run.log_seconds, self.evaluate)
         self.save = CheckpointHook(
@@ -294,7 +295,7 @@ def _refuse_taken(plan: Plan, run_dir: Path) -> None:
 
 
 def _open_sinks(
-    plan: Plan, run_dir: Path, resume_step: int | None, console: bool, stack: ExitStack
+    loop: TrainLoop, run_dir: Path, resume_step: int | None, console: bool, stack: ExitStack
 ) -> list[RowWriter]:
     """Where rows of metrics go; `stack` closes them. With a console, notes go there as well."""
     metrics = JsonlSink(run_dir / "metrics.jsonl", resume_step)
@@ -303,7 +304,9 @@ def _open_sinks(
     stack.callback(events.close)
     rows: list[RowWriter] = [metrics, events]
     if console:
-        screen = make_console(run_dir.name, plan.run.total_steps, run_dir)
+        end = loop.plan.run
+        progress = Progress(end.total_steps, end.max_seconds, loop.seconds_before)
+        screen = make_console(run_dir.name, progress, run_dir)
         stack.callback(screen.close)
         stack.enter_context(notes_on(screen))
         rows.append(_ConsoleRows(screen))

@@ -45,8 +45,8 @@ class Clock:
     def __init__(self, seconds: float, warm_up_seconds: float) -> None:
         self._seconds, self._warm_up_seconds = seconds, warm_up_seconds
         self._first_update: float | None = None
-        self._start: tuple[float, int, dict[str, float]] | None = None
-        self._end: tuple[float, int, dict[str, float]] | None = None
+        self._start: tuple[float, int, measure.Tree] | None = None
+        self._end: tuple[float, int, measure.Tree] | None = None
 
     def done(self, num_steps: int) -> bool:
         """num_steps: distinct decisions that some update has used, since the start."""
@@ -70,16 +70,17 @@ class Clock:
         seconds = self._end[0] - self._start[0]
         steps = self._end[1] - self._start[1]
         used = measure.spent(self._start[2], self._end[2])
+        cores = {name: cpu_seconds / seconds for name, cpu_seconds in used.items()}
         return {
             "env_steps_per_second": round(steps / seconds, 1),
-            "cores_used": round(sum(used.values()) / seconds, 2),
-            "core_us_per_step": measure.core_us(used, steps),
+            "cores_used": round(sum(cores.values()), 2),
+            "core_us_per_env_step": measure.core_us(cores, steps / seconds),
             "seconds": round(seconds, 2),
             "steps": steps,
         }
 
-    def _mark(self, now: float, num_steps: int) -> tuple[float, int, dict[str, float]]:
-        return now, num_steps, measure.tree_cpu_by_name(os.getpid())
+    def _mark(self, now: float, num_steps: int) -> tuple[float, int, measure.Tree]:
+        return now, num_steps, measure.usage.tree(os.getpid())
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights
 from unirl.learners.parallel import Ranks
 from unirl.learners.sharded import is_part
-from unirl.learners.update import OptimizerConfig, Update
+from unirl.learners.update import ADAPTIVE_BOUNDS, OptimizerConfig, Update
 from unirl.llm.algorithms.algorithm import (
     Advantages,
     Algorithm,
@@ -44,9 +44,6 @@ from unirl.llm.training.report import report_groups, sample_rows, summary
 from unirl.llm.training.sharding import empty_pack, whole_weights
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.vtrace import TokenMetrics
-
-_ADAPTIVE_LR = 1e-5, 1e-2
-"""What `Update.adapt` keeps the step size in: a smaller one would jump up where it should fall."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class LlmLearnerConfig:
                 "learner.epochs * learner.minibatches >= 2 must hold, it is 1",
                 "set learner.epochs to 2 or more, or lr_schedule to constant or linear",
             )
-        low, high = _ADAPTIVE_LR
+        low, high = ADAPTIVE_BOUNDS
         if not low <= self.optimizer.lr <= high:
             raise UniRLError(
                 f"learner.optimizer.lr is {self.optimizer.lr:g} and lr_schedule is adaptive",
@@ -178,10 +175,13 @@ class LlmLearner:
         """One row of `take_samples` in a line."""
         return summary(row)
 
+    def reach(self, seconds: float) -> None:
+        """See TimedLearner."""
+        self._countdown.reach(seconds)
+
     def step(self, batch: Batch) -> Metrics:
         """One update from one batch: up to epochs * minibatches steps of the optimiser."""
         started, metrics = time.monotonic(), Metrics()
-        self._countdown.tick()
         groups = [read_group(slot.data, slot.ticket) for slot in batch.slots]
         tokens = TokenBatch.of(groups, self._reward_weights)
         known = self._prepare(tokens, metrics)
@@ -400,7 +400,6 @@ class LlmLearner:
             "rewards": list(self._rewards),
             "lengths": list(self._lengths),
             "adaptive_lr": float(self._update.adaptive_lr),
-            "seconds": self._countdown.seconds,
         }
         optimizer = {
             "update": self._update.optimizer_state(),
@@ -415,7 +414,6 @@ class LlmLearner:
         self._whole = -1, {}
         self._update.load(model, optimizer["update"])
         self._update.adaptive_lr.fill_(state.counters["adaptive_lr"])
-        self._countdown.seconds = float(state.counters.get("seconds", 0.0))
         self._generator.set_state(optimizer["generator"])
         self._rewards.extend(state.counters["rewards"])
         self._lengths.extend(int(length) for length in state.counters["lengths"])

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,51 @@ def test_cpu_time_of_reaped_children_is_counted(measure: ModuleType) -> None:
     assert result.cores_used(result.wall_seconds - 0.4) < 0.5
 
 
+def process(measure: ModuleType, name: str, cpu_seconds: float, start_ticks: int = 1) -> Any:
+    return measure.usage.ProcessInfo(
+        name=name,
+        state="S",
+        parent=1,
+        session=1,
+        start_ticks=start_ticks,
+        cpu_seconds=cpu_seconds,
+    )
+
+
+def test_what_each_process_spent_is_told_by_its_newest_name(measure: ModuleType) -> None:
+    before = {
+        1: process(measure, "main", 10.0),
+        2: process(measure, "python", 100.0),
+        3: process(measure, "child", 5.0),
+        4: process(measure, "old", 7.0),
+    }
+    after = {
+        1: process(measure, "main", 16.5),  # has reaped its child, which ran for 0.5 s more
+        2: process(measure, "ray::X", 140.0),  # took another name
+        4: process(measure, "new", 2.0, start_ticks=9),  # the id of one that is gone
+        5: process(measure, "ray::X", 3.0),
+    }
+    spent = measure.spent(before, after)
+    assert spent == {"main": 6.5, "ray::X": 43.0, "new": 2.0, "child": -5.0, "old": -7.0}
+    whole = measure.usage.cpu_seconds(after) - measure.usage.cpu_seconds(before)
+    assert sum(spent.values()) == whole
+
+
+def test_cores_by_process_add_up_to_the_cores_used_whatever_the_samples(
+    measure: ModuleType,
+) -> None:
+    # The window is 10 s long, the samples in it lie 6 s apart: the rate is that of the 6 s.
+    run = measure.Run([])
+    for seconds, ours, theirs in ((1.0, 0.0, 0.0), (3.0, 2.0, 1.0), (9.0, 8.0, 2.2), (20.0, 9, 9)):
+        tree = {1: process(measure, "a", ours), 2: process(measure, "b", theirs)}
+        run.samples.append(measure.Sample(seconds, tree, 1.0))
+    cores = run.cores_by_process(2.0, 12.0)
+    assert cores == pytest.approx({"a": 1.0, "b": 0.2})
+    assert sum(cores.values()) == pytest.approx(run.cores_used(2.0, 12.0))
+    assert run.cores_by_process(2.0, 4.0) == {}
+    assert measure.core_us({"b": 0.2, "a": 1.0, "c": 0.001}, 1000.0) == {"a": 1000.0, "b": 200.0}
+
+
 def test_a_run_past_its_time_is_killed_with_all_its_descendants(measure: ModuleType) -> None:
     mark = f"mark-{os.getpid()}"
     sleeper = f"import time; time.sleep(60)  # {mark}"
@@ -80,7 +126,7 @@ def test_it_needs_the_standard_library_alone() -> None:
     folder = Path(__file__).resolve().parents[2] / "benchmarks"
     code = (
         f"import sys; sys.path.insert(0, {str(folder)!r}); import measure, os\n"
-        "assert sum(measure.tree_cpu_by_name(os.getpid()).values()) > 0\n"
+        "assert measure.usage.tree_cpu_seconds(os.getpid()) > 0\n"
         "import importlib.util\n"
         "assert importlib.util.find_spec('numpy') is None\n"
         "assert importlib.util.find_spec('envs') is None, 'the clone is off the path again'"

@@ -67,7 +67,7 @@ def screen(scalars: dict[str, float], width: int = 80, total_steps: int = 1_000_
 
 def plain_line(scalars: dict[str, float]) -> dict[str, str]:
     stream = io.StringIO()
-    console = make_console("impala", 1_000_000, Path("runs/pong"), stream)
+    console = make_console("impala", Progress(1_000_000), Path("runs/pong"), stream)
     console.update(300_000, scalars)
     console.close()
     first, line = stream.getvalue().splitlines()
@@ -190,6 +190,21 @@ def test_the_remaining_time_of_a_resumed_run_counts_its_own_steps_only() -> None
     assert progress.remaining_seconds == 0
 
 
+def test_a_time_limit_that_comes_first_is_what_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("unirl.report.console.time.monotonic", lambda: now[0])
+    progress = Progress(1_000_000, max_seconds=100.0, seconds_before=30.0)
+    progress.update(0, {})
+    now[0] += 20
+    progress.update(2000, {"perf/sps": 100.0})  # at this rate 9,980 s for the steps
+    assert progress.share == pytest.approx(0.5)
+    assert progress.remaining_seconds == pytest.approx(50.0)
+    progress.update(900_000, {})
+    assert progress.share == pytest.approx(0.9)
+    now[0] += 1000
+    assert (progress.share, progress.remaining_seconds) == (1.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("values", "line"),
     [([], ""), ([3.0], ""), ([0, 7], "▁█"), ([5, 5], "▁▁"), (range(8), "▁▂▃▄▅▆▇█")],
@@ -208,8 +223,8 @@ def run_on_a_terminal(term: str) -> str:
     process, descriptor = pty.fork()
     if process == 0:
         script = (
-            "from pathlib import Path; from unirl.report.console import make_console\n"
-            "c = make_console('t', 10, Path('r')); c.update(5, {'perf/sps': 3.0})\n"
+            "from pathlib import Path; from unirl.report.console import Progress, make_console\n"
+            "c = make_console('t', Progress(10), Path('r')); c.update(5, {'perf/sps': 3.0})\n"
             "c.note('saved [step 5]'); c.close()"
         )
         os.execve(sys.executable, [sys.executable, "-c", script], os.environ | {"TERM": term})
@@ -240,6 +255,6 @@ def test_a_dumb_terminal_gets_lines() -> None:
 
 def test_closing_twice_is_fine() -> None:
     for stream in (io.StringIO(), Terminal()):
-        console: Console = make_console("t", 10, Path("r"), stream)
+        console: Console = make_console("t", Progress(10), Path("r"), stream)
         console.close()
         console.close()

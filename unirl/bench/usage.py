@@ -47,14 +47,6 @@ def cpu_seconds(processes: Mapping[int, ProcessInfo]) -> float:
     return sum(one.cpu_seconds for one in processes.values())
 
 
-def cpu_seconds_by_name(processes: Mapping[int, ProcessInfo]) -> dict[str, float]:
-    """The same by the name of the process; those of one name together."""
-    found: dict[str, float] = {}
-    for one in processes.values():
-        found[one.name] = found.get(one.name, 0.0) + one.cpu_seconds
-    return found
-
-
 def tree_cpu_seconds(root: int) -> float:
     """CPU seconds used so far by `root` and its descendants, with the children they have reaped."""
     return cpu_seconds(tree(root))

@@ -38,6 +38,7 @@ def start(
     Under torchrun only the first process writes and prints; the others train along.
     """
     from unirl.launch import run
+    from unirl.runners.process_settings import name_process
 
     if not leads_run():
         run(plan, run_dir, resume=resume_from, console=False)
@@ -56,6 +57,7 @@ def start(
                 f"{error.filename}: {error.strerror}",
                 "choose another --runs-dir, or mend its permissions",
             ) from error
+    name_process("unirl learner")
     try:
         result = run(plan, run_dir, resume=resume_from, console=console)
     except UniRLError as error:

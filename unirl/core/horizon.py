@@ -7,7 +7,6 @@ the step size has reached zero at the end of it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,33 +20,25 @@ class Horizon:
 
 
 class Countdown:
-    """Counts a learner towards its horizon. `seconds` are those of training, earlier sessions
-    included.
+    """Counts a learner towards its horizon.
 
-    agree: where several processes learn together: from the seconds that passed here to those that
-    all of them count.
+    mean: where several processes learn together: averages a number over all of them.
     """
 
-    def __init__(self, horizon: Horizon, agree: Callable[[float], float] | None = None) -> None:
-        self.horizon, self._agree = horizon, agree
-        self.seconds = 0.0
-        self._ticked: float | None = None
+    def __init__(self, horizon: Horizon, mean: Callable[[float], float] | None = None) -> None:
+        self.horizon, self._mean = horizon, mean
+        self._seconds = 0.0
 
-    def tick(self) -> None:
-        """Look at the clock: once per update, so that all of its steps have one size. The first
-        time starts it.
+    def reach(self, seconds: float) -> None:
+        """So much training time has passed. Once per update, so that all of its steps have one
+        size; where several learn together, all of them call this.
         """
-        now = time.monotonic()
-        passed = 0.0 if self._ticked is None else now - self._ticked
-        self._ticked = now
-        # Counted in any case, as a resume may set a limit; asking the others costs a message.
-        if self._agree is not None and self.horizon.max_seconds is not None:
-            passed = self._agree(passed)
-        self.seconds += passed
+        if self.horizon.max_seconds is not None:
+            self._seconds = seconds if self._mean is None else self._mean(seconds)
 
     def left(self, num_steps: int) -> float:
         """The share of the run that lies ahead after `num_steps` samples, from 1 to 0."""
         used = num_steps / self.horizon.total_steps
         if self.horizon.max_seconds is not None:
-            used = max(used, self.seconds / self.horizon.max_seconds)
+            used = max(used, self._seconds / self.horizon.max_seconds)
         return max(0.0, 1.0 - used)

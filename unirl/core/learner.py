@@ -59,6 +59,14 @@ class EpisodicLearner(Protocol):
         """Returns of the most recent episodes, at most `run.target_window`."""
 
 
+@runtime_checkable
+class TimedLearner(Protocol):
+    """A learner whose schedules may follow the clock: what `run.anneal_over` seconds needs."""
+
+    def reach(self, seconds: float) -> None:
+        """The training time so far, earlier sessions included; told before each step."""
+
+
 @dataclass(frozen=True)
 class LearnerContext:
     """What a runner tells a learner when it makes one."""

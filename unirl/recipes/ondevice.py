@@ -163,6 +163,8 @@ def _hides_final_obs(sim: SimSpec) -> bool:
 def _bind_learner(
     config: Config, policy: PolicyConfig, sim: SimSpec, spec: SampleSpec
 ) -> Callable[[LearnerContext], Learner]:
+    learner = config.learner
+    config.run.check_anneals(learner.optimizer.lr_schedule, learner.entropy_schedule)
     on_policy = config.queue.max_staleness == 0
     objective: Any = partial(PpoObjective, on_policy=on_policy)
     return partial(
@@ -171,7 +173,7 @@ def _bind_learner(
         spaces=(sim.observation_space, sim.action_space),
         policy=policy,
         spec=spec,
-        learner=replace(config.learner, device=str(sim.device)),
+        learner=replace(learner, device=str(sim.device)),
         batch_size=config.queue.batch_size,
         horizon=config.run.horizon,
         num_recent=config.run.target_window,

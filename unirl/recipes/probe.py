@@ -52,13 +52,15 @@ def bind_learner(config: Any, found: Probe, objective: Any) -> Callable[[Learner
     """The factory of a plan's learner. config: a recipe's, with policy, learner, queue and run;
     objective: see make_unroll_learner.
     """
+    learner = config.learner
+    config.run.check_anneals(learner.optimizer.lr_schedule, learner.entropy_schedule)
     return partial(
         make_unroll_learner,
         objective=objective,
         spaces=found.spaces,
         policy=config.policy,
         spec=found.spec,
-        learner=config.learner,
+        learner=learner,
         batch_size=config.queue.batch_size,
         horizon=config.run.horizon,
         num_recent=config.run.target_window,

@@ -44,16 +44,14 @@ class Console(Protocol):
 
 def make_console(
     title: str,
-    total_steps: int,
+    progress: Progress,
     run_dir: Path,
     stream: TextIO | None = None,
 ) -> Console:
-    """A live panel when `stream` (stdout) is a terminal, else one greppable line per log interval.
-
-    total_steps: where the run ends; 0 when it has no end.
+    """A live panel when `stream` (stdout) is a terminal, else one greppable line per log
+    interval.
     """
     stream = sys.stdout if stream is None else stream
-    progress = Progress(total_steps)
     if stream.isatty() and os.environ.get("TERM") != "dumb":
         return LiveConsole(title, progress, run_dir, RichConsole(file=stream))
     return PlainConsole(title, progress, run_dir, stream)
@@ -64,11 +62,16 @@ class Progress:
     """Steps, time, and the returns so far."""
 
     total_steps: int
+    """Where the run ends; 0 when it has no end."""
+    max_seconds: float | None = None
+    """Training time after which it ends as well."""
+    seconds_before: float = 0.0
+    """Training time of earlier sessions."""
     step: int = field(default=0, init=False)
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=240), init=False)
     """The newest returns, one per log interval with finished episodes."""
     best: float = field(default=-math.inf, init=False)
-    _start_time: float = field(default_factory=time.monotonic, init=False)
+    _start_time: float = field(default_factory=lambda: time.monotonic(), init=False)
     _first: tuple[int, float] | None = field(default=None, init=False)
     """Step and time of the first update: a resumed run does not begin at step 0."""
     _steps_per_second: float = field(default=0.0, init=False)
@@ -94,12 +97,23 @@ class Progress:
         return time.monotonic() - self._start_time
 
     @property
+    def share(self) -> float:
+        """How much of the run is over, from 0 to 1: by steps or by time, whichever is more."""
+        share = self.step / self.total_steps if self.total_steps > 0 else 0.0
+        if self.max_seconds is not None:
+            share = max(share, (self.seconds_before + self.seconds) / self.max_seconds)
+        return min(1.0, share)
+
+    @property
     def remaining_seconds(self) -> float | None:
         """At the mean rate since the first update; None while it is unknown."""
         if not self._steps_per_second > 0 or self.total_steps <= 0:
             return None
         seconds = max(0, self.total_steps - self.step) / self._steps_per_second
-        return max(0.0, seconds - (time.monotonic() - self._update_time))
+        seconds -= time.monotonic() - self._update_time
+        if self.max_seconds is not None:
+            seconds = min(seconds, self.max_seconds - self.seconds_before - self.seconds)
+        return max(0.0, seconds)
 
 
 def waiting_share(side: str, scalars: Mapping[str, float]) -> float | None:
@@ -244,7 +258,7 @@ def _progress_row(progress: Progress) -> RenderableType:
     elapsed, remaining = _clock(progress.seconds), progress.remaining_seconds
     if progress.total_steps <= 0:
         return Text(f"{progress.step:,} steps   {elapsed}")
-    share = min(1.0, progress.step / progress.total_steps)
+    share = progress.share
     grid = Table.grid(padding=(0, 2, 0, 0), expand=True)
     grid.add_column(ratio=1)
     for _ in range(3):

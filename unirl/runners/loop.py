@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from unirl.core.errors import ActorFailed
-from unirl.core.learner import Learner
+from unirl.core.learner import Learner, TimedLearner
 from unirl.core.metrics import Metrics
 from unirl.core.queue import Cursor, SlotQueue
 from unirl.core.sample import Batch
@@ -108,6 +108,8 @@ class TrainLoop:
         if batch is None:
             return False
         started = time.monotonic()
+        if isinstance(self.learner, TimedLearner):
+            self.learner.reach(self.seconds)
         self.metrics.update(self.learner.step(batch))
         # Publish first: a released place is acquired at once, and must see these weights.
         self.weights.publish(self.learner.weights(), self.learner.version)

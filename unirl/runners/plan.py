@@ -128,6 +128,17 @@ class RunConfig:
                 "set it to 2, say",
             )
 
+    def check_anneals(self, *schedules: str) -> None:
+        """Raise UniRLError where these schedules should fall over seconds and none of them
+        falls.
+        """
+        if self.anneal_over == "seconds" and "linear" not in schedules:
+            raise UniRLError(
+                "run.anneal_over is seconds and has no effect",
+                f"no schedule of the learner is linear: {', '.join(schedules) or 'it has none'}",
+                "set learner.optimizer.lr_schedule to linear, or leave run.anneal_over out",
+            )
+
     @property
     def horizon(self) -> Horizon:
         """What schedules end at."""
