@@ -57,9 +57,11 @@ PONG = (
     " --queue.max-staleness 3 --no-policy.normalize-images --env.push-probability 0"
     " --no-env.last-action"
 )
-# Two layers of 64, as everywhere; one actor process feeds the learner whole vectors.
+# Two layers of 64, as everywhere; one actor process feeds the learner whole vectors, and one pass
+# over them is made, as the peers do.
 CARTPOLE = (
-    "impala @cartpole --runner.kind processes --queue.max-staleness 1"
+    "impala @cartpole --learner.policy-clip none --learner.epochs 1 --learner.minibatches 1"
+    " --runner.kind processes --queue.max-staleness 1"
     " --actor.num-envs 256 --actor.unroll-length 32"
 )
 # Two actors with an EnvPool of one thread each; one pass over the data.
