@@ -87,36 +87,36 @@ class EnvConfig:
     def __post_init__(self) -> None:
         if self.engine not in get_args(EngineName):
             raise UniRLError(
-                f"engine {self.engine!r} is unknown",
-                f"engine must be one of {', '.join(get_args(EngineName))}",
-                'try engine="auto"',
+                f"env.engine {self.engine!r} is unknown",
+                f"env.engine must be one of {', '.join(get_args(EngineName))}",
+                "set env.engine to auto",
             )
         if not self.id:
             raise UniRLError(
-                "the environment has no id", 'id must be a name, found ""', "set env.id"
+                "the environment has no id", 'env.id must be a name, found ""', "set env.id"
             )
         if self.is_multi_agent and self.engine not in ("auto", "sync"):
             raise UniRLError(
-                f'engine {self.engine} cannot run env "{self.id}"',
+                f'env.engine {self.engine} cannot run env "{self.id}"',
                 "environments with several agents are stepped one after the other: auto or sync",
-                'use engine="auto"; environment workers step them in several processes',
+                "set env.engine to auto; environment workers step them in several processes",
             )
         if self.is_sim and self.engine != "auto":
             raise UniRLError(
-                f'engine {self.engine} cannot run env "{self.id}"',
+                f'env.engine {self.engine} cannot run env "{self.id}"',
                 "simulators on a device step all their environments themselves: only auto fits",
-                'use engine="auto"',
+                "set env.engine to auto",
             )
         if self.import_module.startswith("."):
             raise UniRLError(
-                f'import_module "{self.import_module}" is relative',
-                "import_module must be a full name such as my_package.envs",
+                f'env.import_module "{self.import_module}" is relative',
+                "env.import_module must be a full name such as my_package.envs",
                 "write it without leading dots, and set PYTHONPATH to its folder",
             )
         if not 0.0 <= self.repeat_action_probability <= 1.0:
             raise UniRLError(
-                f"repeat_action_probability {self.repeat_action_probability} is not a probability",
-                "0 <= repeat_action_probability <= 1 must hold",
+                f"env.repeat_action_probability is {self.repeat_action_probability}",
+                "0 <= env.repeat_action_probability <= 1 must hold",
                 "0.25 is what v5 ids use",
             )
         self._check_wrappers()
@@ -126,39 +126,39 @@ class EnvConfig:
         for name, least in minimum.items():
             if getattr(self, name) < least:
                 raise UniRLError(
-                    f"{name} of {getattr(self, name)} is too small",
-                    f"{name} must be at least {least}",
+                    f"env.{name} of {getattr(self, name)} is too small",
+                    f"env.{name} must be at least {least}",
                     f"set env.{name.replace('_', '-')} to {least} or more",
                 )
         if self.step_timeout <= 0:
             raise UniRLError(
-                f"step_timeout of {self.step_timeout} leaves no time to step",
-                "step_timeout must be positive",
+                f"env.step_timeout of {self.step_timeout} leaves no time to step",
+                "env.step_timeout must be positive",
                 "300 is the default",
             )
 
     def _check_wrappers(self) -> None:
         if not 0.0 <= self.push_probability <= 1.0:
             raise UniRLError(
-                f"push_probability {self.push_probability} is not a probability",
-                "0 <= push_probability <= 1 must hold",
+                f"env.push_probability {self.push_probability} is not a probability",
+                "0 <= env.push_probability <= 1 must hold",
                 "0.01 pushes an environment every hundred steps",
             )
         if not 1 <= self.push_steps[0] <= self.push_steps[1]:
             raise UniRLError(
-                f"push_steps {self.push_steps} is no range",
+                f"env.push_steps {self.push_steps} is no range",
                 "it must be (fewest, most) with 1 <= fewest <= most",
                 "(3, 12) is the default",
             )
         if self.push_probability and self.is_sim:
             raise UniRLError(
-                f'push_probability {self.push_probability} with env "{self.id}"',
+                f'env.push_probability {self.push_probability} with env "{self.id}"',
                 "simulators on a device step all their environments themselves and know no pushes",
                 "set env.push_probability to 0",
             )
         if self.last_action and self.is_sim:
             raise UniRLError(
-                f'last_action with env "{self.id}"',
+                f'env.last_action with env "{self.id}"',
                 "simulators on a device say themselves what their observations are",
                 "set env.last_action to false",
             )

@@ -121,7 +121,7 @@ def _make_engine(config: EnvConfig, num_envs: int) -> Engine:
                 raise UniRLError(
                     f'engine ale cannot run env "{config.id}"',
                     'it runs ids that begin with "ALE/"',
-                    'use engine="auto"',
+                    "set env.engine to auto",
                 )
             return AleEngine(config, spec, num_envs)
         if name == "vector" and (spec.vector_entry_point is None or config.is_atari):

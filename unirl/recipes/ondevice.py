@@ -13,7 +13,7 @@ the learners' sums are those of all (learners/parallel.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from unirl.learners.unroll import check_minibatches, make_unroll_learner
 from unirl.learners.update import OptimizerConfig
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
+from unirl.recipes.probe import fingerprint_of
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 
 
@@ -121,14 +122,9 @@ def plan(config: Config) -> Plan:
         runner=config.runner,
         run=config.run,
         make_evaluator=partial(DeviceEvaluator, maker, policy),
-        fingerprint={
-            "env": config.env.id,
-            "observation_space": str(sim.observation_space),
-            "action_space": str(sim.action_space),
-            "policy": {
-                k: list(v) if isinstance(v, tuple) else v for k, v in asdict(policy).items()
-            },
-        },
+        fingerprint=fingerprint_of(
+            config.env.id, (sim.observation_space, sim.action_space), policy
+        ),
     )
 
 

@@ -37,15 +37,21 @@ def probe(env: EnvConfig, policy: PolicyConfig, actor: ActorConfig) -> Probe:
     return Probe(
         spaces=(observation_space, action_space),
         spec=unroll_spec(observation_space, action_space, actor, state),
-        fingerprint={
-            "env": env.id,
-            "observation_space": str(observation_space),
-            "action_space": str(action_space),
-            "policy": {
-                k: list(v) if isinstance(v, tuple) else v for k, v in asdict(policy).items()
-            },
-        },
+        fingerprint=fingerprint_of(env.id, (observation_space, action_space), policy),
     )
+
+
+def fingerprint_of(
+    env_id: str, both: tuple[Space[Any], Space[Any]], policy: PolicyConfig
+) -> dict[str, Any]:
+    """What a checkpoint must agree on: the environment, both its spaces, and the networks."""
+    observation_space, action_space = both
+    return {
+        "env": env_id,
+        "observation_space": str(observation_space),
+        "action_space": str(action_space),
+        "policy": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(policy).items()},
+    }
 
 
 def bind_learner(config: Any, found: Probe, objective: Any) -> Callable[[LearnerContext], Learner]:
