@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from unirl.core.actor import AsyncActor
 from unirl.core.errors import DeadlineExceeded, DiscardSlot, QueueClosed, ReissueSlot
-from unirl.core.queue import SlotQueue
+from unirl.core.queue import SampleQueue, SlotQueue
 from unirl.core.sample import Slot
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _END_SECONDS = 4.0
 T = TypeVar("T")
 
 
-async def fill(actor: AsyncActor, queue: SlotQueue, slot: Slot) -> None:
+async def fill(actor: AsyncActor, queue: SampleQueue, slot: Slot) -> None:
     """Produce one sample: committed, discarded or issued again. Other errors leave the slot
     running.
     """

@@ -30,7 +30,7 @@ from unirl.core.actor import (
     is_async,
 )
 from unirl.core.errors import DeadlineExceeded, DiscardSlot, QueueClosed, UniRLError
-from unirl.core.queue import SlotQueue
+from unirl.core.queue import SampleQueue, SlotQueue
 from unirl.runners.async_actors import serve
 from unirl.runners.process_settings import die_with_parent, keep_freed_memory, name_process
 
@@ -155,7 +155,7 @@ def run_actor(
             log.exception("actor %d could not be closed", context.index)
 
 
-def _produce_until_closed(actor: Actor, index: int, queue: SlotQueue) -> None:
+def _produce_until_closed(actor: Actor, index: int, queue: SampleQueue) -> None:
     while True:
         try:
             slot = queue.acquire(_PATIENCE_SECONDS, actor=index)
