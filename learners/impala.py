@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from unirl.core.metrics import Metrics
+from unirl.learners.config import UnrollLearnerConfig, check_positive
+from unirl.learners.objective import Losses, Rows
 from unirl.learners.truncation import bootstrapped, spread
-from unirl.learners.unroll import Losses, Rows, UnrollLearnerConfig, check_positive
 from unirl.policy import Policy
 from unirl.vtrace import (
     entropy_loss,

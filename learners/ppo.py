@@ -17,14 +17,9 @@ from torch import Tensor
 
 from unirl.core.metrics import Metrics
 from unirl.core.tree import tree_map
+from unirl.learners.config import UnrollLearnerConfig, check_positive
+from unirl.learners.objective import Losses, Rows, select
 from unirl.learners.truncation import bootstrapped, spread
-from unirl.learners.unroll import (
-    Losses,
-    Rows,
-    UnrollLearnerConfig,
-    check_positive,
-    select,
-)
 from unirl.learners.update import OptimizerConfig
 from unirl.policy import Policy
 from unirl.policy.normalize import RunningNorm

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from unirl.core.device import check_device, usable_device
+from unirl.core.device import usable_device
 from unirl.core.errors import ActorFailed, UniRLError
 from unirl.core.horizon import Countdown, Horizon
 from unirl.core.learner import LearnerContext, LearnerState
@@ -22,183 +22,17 @@ from unirl.core.sample import Batch, SampleSpec, collate
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
 from unirl.core.weights import Weights
+from unirl.learners.config import UnrollLearnerConfig, check_minibatches
 from unirl.learners.episodes import EpisodeWindow
+from unirl.learners.objective import Losses, Objective, Rows, select
 from unirl.learners.parallel import Ranks
-from unirl.learners.update import OptimizerConfig, Update
+from unirl.learners.update import Update
 from unirl.policy import Policy, PolicyConfig
 from unirl.policy.normalize import ReturnNorm, RunningNorm
 from unirl.policy.precision import warn_if_emulated
 from unirl.vtrace import Loss
 
 log = logging.getLogger(__name__)
-
-Rows: TypeAlias = Mapping[str, Any]
-"""A batch or some of its environments: obs [T+1, B, ...], reset [T+1, B] (rows whose recurrent
-state begins anew), state [B, ...] before row 0, everything else [T, B, ...]. From `UnrollLearner`:
-action, logp, mask, reward (scaled and clipped), discount (gamma, 0 where terminated)."""
-
-
-@dataclass(frozen=True)
-class UnrollLearnerConfig:
-    """What all learners over unrolls can be told: the loss, and how often each batch is used."""
-
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    gamma: float = 0.99
-    """Discount per step. More: farther sight, noisier targets."""
-    lambda_: float = 1.0
-    """Shrinks V-trace's traces. Less: less variance, more bias. 1 is the paper's."""
-    rho_clip: float = 1.0
-    """Bound on the importance ratio of one step: decides which policy's value is learned."""
-    c_clip: float = 1.0
-    """Bound on the ratios that carry corrections back in time."""
-    value_coef: float = 0.5
-    """Weight of the value loss."""
-    entropy_coef: float = 0.01
-    """Weight of the entropy bonus. More: explores longer."""
-    entropy_schedule: Literal["constant", "linear"] = "constant"
-    """linear: falls to zero at the end of the run (run.anneal_over)."""
-    reward_clip: float | None = None
-    """Rewards are clamped to +- this before learning (1 for Atari, as in Nature DQN); logged
-    returns stay raw.
-    """
-    reward_scale: float = 1.0
-    """Rewards are multiplied by this before all else. Less: smaller targets, where returns are
-    large.
-    """
-    normalize_reward: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
-    epochs: int = 1
-    """Passes over each batch. More: fewer samples, more compute."""
-    minibatches: int = 1
-    """Parts a batch is split into: along its environments, with PPO's objective and no memory into
-    steps drawn from everywhere. More: more and noisier updates per batch.
-    """
-    shuffle: Literal["pass", "batch"] = "pass"
-    """When minibatches are drawn anew: for each pass over a batch, or once per batch, which is
-    cheaper.
-    """
-    stop_kl: float | None = None
-    """No further pass over a batch once a pass found the policy this far (in nats,
-    losses/approx_kl) from where it began. Less: steadier, fewer steps. Waits for the device after
-    each pass.
-    """
-    truncation: Literal["final", "previous"] = "final"
-    """What an episode that a limit cut off is continued with, where a simulator resets within the
-    step: the value of its final observation, or that of the one before, which some libraries use
-    and which is wrong by one step.
-    """
-    max_nan_states: int = 1000
-    """How many environments may be reset because their state was not finite before the run stops.
-    """
-    device: str = "cpu"
-    """Where the learner computes: cpu or cuda."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.gamma <= 1 or not 0 <= self.lambda_ <= 1:
-            raise UniRLError(
-                f"learner.gamma is {self.gamma} and learner.lambda_ {self.lambda_}",
-                "both must lie in [0, 1]",
-                "0.99 and 1 are usual",
-            )
-        for name in ("rho_clip", "c_clip", "value_coef", "entropy_coef"):
-            if not getattr(self, name) >= 0:
-                raise UniRLError(
-                    f"learner.{name} is {getattr(self, name)}",
-                    f"learner.{name} >= 0 must hold",
-                    "set it to 0 or more",
-                )
-        check_positive("reward_clip", self.reward_clip, "1 is usual for Atari")
-        check_positive("reward_scale", self.reward_scale, "1 leaves rewards as they are")
-        check_positive("stop_kl", self.stop_kl, "0.02 is usual; leave it out for no limit")
-        if self.stop_kl is not None and self.epochs == 1:
-            raise UniRLError(
-                f"learner.stop_kl is {self.stop_kl} and has no effect",
-                "it leaves out further passes over a batch, and learner.epochs is 1",
-                "leave it out, or set learner.epochs to 2 or more",
-            )
-        check_device("learner.device", self.device)
-        for name in ("epochs", "minibatches"):
-            if getattr(self, name) < 1:
-                raise UniRLError(
-                    f"learner.{name} is {getattr(self, name)}",
-                    f"learner.{name} >= 1 must hold",
-                    "set it to 1 or more",
-                )
-        if self.optimizer.lr_schedule == "adaptive" and self.epochs * self.minibatches == 1:
-            raise UniRLError(
-                "learner.optimizer.lr_schedule is adaptive and a batch gives one step",
-                "how far the policy moved is seen from the second step on: "
-                "learner.epochs * learner.minibatches >= 2 must hold, it is 1",
-                "set learner.epochs to 2 or more, or lr_schedule to linear",
-            )
-
-
-def check_positive(name: str, setting: float | None, remedy: str) -> None:
-    """Raise UniRLError unless the learner's optional setting is None or > 0."""
-    if setting is not None and not setting > 0:
-        raise UniRLError(f"learner.{name} is {setting}", "it must be > 0", remedy)
-
-
-def check_minibatches(
-    minibatches: int,
-    num_envs: int,
-    num_steps: int | None = None,
-    *,
-    what: str = "actor.num_envs * queue.batch_size",
-    length: str = "actor.unroll_length",
-) -> None:
-    """Raise UniRLError unless a batch of so many environments splits evenly. num_steps: of each, if
-    minibatches may hold any of them and not only whole unrolls. what, length: the settings that
-    both numbers come from.
-    """
-    pieces, kind = num_envs, "environments"
-    if num_steps is not None:
-        pieces, kind, what = num_envs * num_steps, "steps", f"{what} * {length}"
-    if pieces % minibatches:
-        nearest = min(
-            (d for d in range(1, pieces + 1) if pieces % d == 0),
-            key=lambda divisor: abs(divisor - minibatches),
-        )
-        raise UniRLError(
-            f"batch of {pieces} {kind} does not split into {minibatches} minibatches",
-            f"({what}) % learner.minibatches must be 0, it is {pieces % minibatches}",
-            f"try learner.minibatches {nearest}",
-        )
-
-
-class Losses(NamedTuple):
-    """What an objective finds in rows; the first three are minimised, weighted by the config."""
-
-    policy: Loss
-    value: Loss
-    entropy: Loss
-    divergence: Loss
-    """Estimated KL from the policy that the batch is held against; without gradient."""
-
-
-class Objective(Protocol):
-    """What an algorithm wants of a batch."""
-
-    @property
-    def parts_steps(self) -> bool:
-        """Whether `prepare` puts the steps of all environments side by side, [1, T * B], so that
-        minibatches hold steps from anywhere. Else they hold whole unrolls.
-        """
-
-    def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
-        """Once per batch, before the first step on it: the rows that `losses` gets, divided."""
-
-    def losses(self, rows: Rows, metrics: Metrics) -> Losses:
-        """Once per minibatch of what `prepare` returned."""
-
-    def settings(self) -> Mapping[str, Any]:
-        """Settings that decide what `state_dict` consists of, by their keys."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """A tree of tensors; empty when nothing is kept from batch to batch."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put a saved state back."""
 
 
 class UnrollLearner:
@@ -447,14 +281,6 @@ class UnrollLearner:
         # The state of another kind of device: minibatches go on from a seed of this moment.
         log.warning("minibatches are drawn anew: the checkpoint was made on another kind of device")
         self._generator.manual_seed(derive_seed(self._generator.initial_seed(), self.num_steps))
-
-
-def select(rows: Rows, envs: Tensor) -> Rows:
-    """These environments of the rows, as fresh memory."""
-    return {
-        name: tree_map(lambda leaf, axis=int(name != "state"): leaf.index_select(axis, envs), tree)
-        for name, tree in rows.items()
-    }
 
 
 def make_unroll_learner(

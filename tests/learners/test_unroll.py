@@ -15,8 +15,9 @@ from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
 from unirl.core.tree import flatten, tree_map
 from unirl.learners.impala import ImpalaLearnerConfig
+from unirl.learners.objective import Losses, Rows, select
 from unirl.learners.ppo import PpoLearnerConfig
-from unirl.learners.unroll import Losses, Rows, UnrollLearner, select
+from unirl.learners.unroll import UnrollLearner
 from unirl.learners.update import OptimizerConfig
 
 every_objective = pytest.mark.parametrize("objective", ["impala", "ppo"])

@@ -14,7 +14,7 @@ from unirl.bench.parts import section
 from unirl.bench.stages import Figures, StageName
 from unirl.config import flag_of
 from unirl.envs.config import EnvConfig
-from unirl.learners.unroll import UnrollLearnerConfig
+from unirl.learners.config import UnrollLearnerConfig
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import has_bfloat16
 from unirl.runners.plan import Plan

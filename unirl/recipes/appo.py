@@ -21,8 +21,8 @@ from unirl.core.env_workers import EnvWorkers
 from unirl.core.errors import UniRLError
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
+from unirl.learners.config import check_minibatches
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
-from unirl.learners.unroll import check_minibatches
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
 from unirl.recipes.probe import bind_learner, check_agents, probe

@@ -18,9 +18,9 @@ from unirl.actors.vector import ActorConfig, make_vector_actor
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
+from unirl.learners.config import check_minibatches
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
-from unirl.learners.unroll import check_minibatches
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
 from unirl.recipes.probe import Probe, bind_learner, check_agents, probe

@@ -25,9 +25,10 @@ from unirl.core.queue import QueueConfig
 from unirl.core.sample import SampleSpec
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, SimSpec
+from unirl.learners.config import check_minibatches
 from unirl.learners.parallel import Ranks
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
-from unirl.learners.unroll import check_minibatches, make_unroll_learner
+from unirl.learners.unroll import make_unroll_learner
 from unirl.learners.update import OptimizerConfig
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype

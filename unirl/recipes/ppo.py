@@ -15,8 +15,8 @@ from unirl.actors.evaluate import PolicyEvaluator
 from unirl.actors.vector import ActorConfig, make_vector_actor
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
+from unirl.learners.config import check_minibatches
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
-from unirl.learners.unroll import check_minibatches
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
 from unirl.recipes.probe import bind_learner, check_agents, probe
