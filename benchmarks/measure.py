@@ -117,12 +117,19 @@ def spent(before: Tree, after: Tree) -> dict[str, float]:
     for one in after.values():
         add(one, 1)
     for pid, one in before.items():
-        now = after.get(pid)
-        # What had gone before is taken from the name that has it now: the parent that reaped it
-        # bears it too, if it is gone.
-        same = now is not None and now.start_ticks == one.start_ticks
-        add(replace(one, name=now.name) if now is not None and same else one, -1)
+        # What had gone before is taken from the name that bears it now: of a process that is gone
+        # it is the one that reaped it.
+        bearer = pid
+        while bearer in before and not _lives(bearer, before, after):
+            bearer = before[bearer].parent
+        name = after[bearer].name if bearer in after else one.name
+        add(replace(one, name=name), -1)
     return found
+
+
+def _lives(pid: int, before: Tree, after: Tree) -> bool:
+    """Whether this process is there at both moments."""
+    return pid in after and after[pid].start_ticks == before[pid].start_ticks
 
 
 def core_us(cores: Mapping[str, float], steps_per_second: float) -> dict[str, float]:

@@ -178,12 +178,13 @@ class Ranks:
         (totals,) = self.sum([torch.tensor(numbers, dtype=torch.int64)])
         return [int(total) for total in totals]
 
-    def mean(self, number: float) -> float:
-        """A number of the host, averaged over all ranks."""
+    def leading(self, number: float) -> float:
+        """This number of the host as the rank that decides has it."""
         if self.alone:
             return number
-        (total,) = self.sum([torch.tensor(number, dtype=torch.float64)])
-        return float(total) / self.size
+        own = number if self.leads else 0.0
+        (total,) = self.sum([torch.tensor(own, dtype=torch.float64)])
+        return float(total)
 
     def share(self, own: T) -> list[T]:
         """What every rank gave, in their order. It is pickled: small things, without tensors of a

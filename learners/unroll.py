@@ -67,7 +67,7 @@ class UnrollLearner:
         self._policy, self._objective = policy.to(self._device), objective
         self._spec, self._config = spec, config
         self._ranks = ranks or Ranks()
-        self._countdown = Countdown(horizon, self._ranks.mean)
+        self._countdown = Countdown(horizon, self._ranks.leading)
         self._update = Update(
             self._policy, config.optimizer, countdown=self._countdown, reduce=self._ranks.reduce
         )

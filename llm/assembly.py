@@ -110,8 +110,6 @@ def probe(
     if config.only != "rollout":
         _require_trainable(config, algorithm)
         config.run.check_anneals(config.learner.optimizer.lr_schedule)
-    else:
-        config.run.check_anneals()
     if generates:
         _own_code(config.rollout)
         require_engine(config.engine, config.model)

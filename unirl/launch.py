@@ -20,7 +20,7 @@ from unirl.core import disk
 from unirl.core.checkpoint import Checkpoint, load_checkpoint
 from unirl.core.errors import UniRLError
 from unirl.core.evaluator import EvalResult
-from unirl.core.learner import Learner
+from unirl.core.learner import Learner, TimedLearner
 from unirl.core.seeding import derive_seed
 from unirl.learners.parallel import Ranks
 from unirl.report.console import Console, Progress, make_console
@@ -120,6 +120,7 @@ def _run(
         for loop, folder in _others(runner, run_dir):
             state.restore(loop, load_checkpoint(_of_policy(checkpoint, run_dir, folder)))
     _require_alike(runner.loop, ranks)
+    _require_timed(runner.loop)
     cursors = _CursorHook.of(runner.loop, ranks)
     # Not before: a config that does not fit its checkpoint must not replace the one that does.
     if plan.config is not None:
@@ -162,6 +163,7 @@ def _follow(plan: Plan, resume: Path | None, ranks: Ranks) -> RunResult:
         if checkpoint is not None:
             state.restore(loop, state.of_rank(checkpoint, ranks.rank))
         _require_alike(loop, ranks)
+        _require_timed(loop)
         cursors = _CursorHook.of(loop, ranks)
         begin_anew = RestartHook(
             plan.run.checkpoint_steps, runner.begin_anew, start_step=loop.learner.num_steps
@@ -203,10 +205,20 @@ def _require_alike(loop: TrainLoop, ranks: Ranks) -> None:
         digest.update(value.cpu().flatten().view(torch.uint8).numpy().tobytes())
     ranks.require_alike(
         config=to_toml(plan.config, recipe=plan.recipe) if plan.config is not None else plan.recipe,
-        run=repr(plan.run),
+        horizon=repr(plan.run.horizon),
         steps=f"{loop.learner.version} {loop.learner.num_steps}",
         weights=digest.hexdigest(),
     )
+
+
+def _require_timed(loop: TrainLoop) -> None:
+    """Raise UniRLError where schedules should follow the clock and the learner does not hear it."""
+    if loop.plan.run.anneal_over == "seconds" and not isinstance(loop.learner, TimedLearner):
+        raise UniRLError(
+            "run.anneal_over is seconds",
+            f"{type(loop.learner).__name__} has no method reach(seconds) to be told the time",
+            "give it that method (unirl.core.learner.TimedLearner), or leave run.anneal_over out",
+        )
 
 
 class _CursorHook:
@@ -305,7 +317,7 @@ def _open_sinks(
     rows: list[RowWriter] = [metrics, events]
     if console:
         end = loop.plan.run
-        progress = Progress(end.total_steps, end.max_seconds, loop.seconds_before)
+        progress = Progress(end.total_steps, end.max_seconds)
         screen = make_console(run_dir.name, progress, run_dir)
         stack.callback(screen.close)
         stack.enter_context(notes_on(screen))

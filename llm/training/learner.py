@@ -142,7 +142,7 @@ class LlmLearner:
         self._is_divided = any(is_part(parameter) for parameter in policy.parameters())
         self._whole: tuple[int, Weights] = -1, {}
         """Where the policy is divided: version and weights that were gathered last."""
-        self._countdown = Countdown(horizon, self._ranks.mean)
+        self._countdown = Countdown(horizon, self._ranks.leading)
         self._update = Update(
             policy, config.optimizer, countdown=self._countdown, reduce=self._ranks.reduce
         )

@@ -59,11 +59,13 @@ def test_cpu_time_of_reaped_children_is_counted(measure: ModuleType) -> None:
     assert result.cores_used(result.wall_seconds - 0.4) < 0.5
 
 
-def process(measure: ModuleType, name: str, cpu_seconds: float, start_ticks: int = 1) -> Any:
+def process(
+    measure: ModuleType, name: str, cpu_seconds: float, *, start_ticks: int = 1, parent: int = 1
+) -> Any:
     return measure.usage.ProcessInfo(
         name=name,
         state="S",
-        parent=1,
+        parent=parent,
         session=1,
         start_ticks=start_ticks,
         cpu_seconds=cpu_seconds,
@@ -75,16 +77,17 @@ def test_what_each_process_spent_is_told_by_its_newest_name(measure: ModuleType)
         1: process(measure, "main", 10.0),
         2: process(measure, "python", 100.0),
         3: process(measure, "child", 5.0),
-        4: process(measure, "old", 7.0),
+        4: process(measure, "old", 7.0, parent=3),
     }
     after = {
-        1: process(measure, "main", 16.5),  # has reaped its child, which ran for 0.5 s more
+        # Its child ran for 0.5 s more, had reaped its own, and was reaped: 12.5 are theirs.
+        1: process(measure, "main", 24.0),
         2: process(measure, "ray::X", 140.0),  # took another name
         4: process(measure, "new", 2.0, start_ticks=9),  # the id of one that is gone
         5: process(measure, "ray::X", 3.0),
     }
     spent = measure.spent(before, after)
-    assert spent == {"main": 6.5, "ray::X": 43.0, "new": 2.0, "child": -5.0, "old": -7.0}
+    assert spent == {"main": 2.0, "ray::X": 43.0, "new": 2.0}
     whole = measure.usage.cpu_seconds(after) - measure.usage.cpu_seconds(before)
     assert sum(spent.values()) == whole
 

@@ -13,7 +13,7 @@ def test_without_a_time_limit_the_clock_has_no_say_and_nobody_is_asked() -> None
     def asked(seconds: float) -> float:
         raise AssertionError("a message for nothing")
 
-    countdown = Countdown(Horizon(100), mean=asked)
+    countdown = Countdown(Horizon(100), leading=asked)
     countdown.reach(1000.0)
     assert [countdown.left(steps) for steps in (0, 25, 100, 150)] == [1.0, 0.75, 0.0, 0.0]
 
@@ -28,8 +28,8 @@ def test_whichever_is_nearer_its_end_counts() -> None:
     assert countdown.left(0) == 0.0
 
 
-def test_those_who_learn_together_go_by_the_mean() -> None:
-    countdown = Countdown(Horizon(100, max_seconds=10.0), mean=lambda seconds: seconds + 1)
+def test_those_who_learn_together_go_by_one_clock() -> None:
+    countdown = Countdown(Horizon(100, max_seconds=10.0), leading=lambda seconds: seconds + 1)
     countdown.reach(2.0)
     assert countdown.left(0) == pytest.approx(0.7)
 

@@ -66,6 +66,7 @@ def make_learner(
     skip_zero = settings.pop("skip_zero", True)
     optimizer = settings.pop("optimizer", PLAIN)
     prepare = settings.pop("prepare", None)
+    horizon = settings.pop("horizon", Horizon(1000))
     others = {name: settings.pop(name) for name in ("ranks", "teacher") if name in settings}
     resolved = resolve(algorithm or AlgorithmConfig(), max_tokens=16)
     model = settings.pop("model", None) or make_model(dtype=dtype).requires_grad_(True)
@@ -92,7 +93,7 @@ def make_learner(
         reward_weights={"test": 1.0},
         max_tokens=16,
         skip_zero=skip_zero,
-        horizon=Horizon(1000),
+        horizon=horizon,
         seed=3,
         reference=reference,
         **others,
@@ -170,6 +171,14 @@ def test_the_gradient_is_that_of_the_formula() -> None:
     (loss / num).backward()
     wanted = {f"model.{name}": -value.grad for name, value in model.named_parameters()}
     close(found, wanted, 1e-6)  # epsilon of the optimiser
+
+
+def test_the_step_size_falls_with_the_training_time_where_that_ends_first() -> None:
+    optimizer = OptimizerConfig(lr=0.01, lr_schedule="linear")
+    learner = make_learner(optimizer=optimizer, horizon=Horizon(10**9, max_seconds=10.0))
+    learner.reach(5.0)
+    row = learner.step(batch_of(groups_with_rewards())).flush()
+    assert row["losses/learning_rate"] == pytest.approx(0.005)
 
 
 def test_a_completion_whose_reward_failed_takes_no_part() -> None:

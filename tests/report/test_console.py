@@ -193,15 +193,17 @@ def test_the_remaining_time_of_a_resumed_run_counts_its_own_steps_only() -> None
 def test_a_time_limit_that_comes_first_is_what_remains(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("unirl.report.console.time.monotonic", lambda: now[0])
-    progress = Progress(1_000_000, max_seconds=100.0, seconds_before=30.0)
-    progress.update(0, {})
+    progress = Progress(1_000_000, max_seconds=100.0)
+    progress.update(0, {"time/seconds": 30.0})  # of an earlier session
     now[0] += 20
-    progress.update(2000, {"perf/sps": 100.0})  # at this rate 9,980 s for the steps
+    progress.update(2000, {"time/seconds": 50.0})  # at this rate 9,980 s for the steps
     assert progress.share == pytest.approx(0.5)
     assert progress.remaining_seconds == pytest.approx(50.0)
-    progress.update(900_000, {})
+    now[0] += 10
+    assert progress.remaining_seconds == pytest.approx(40.0)
+    progress.update(900_000, {"time/seconds": 60.0})
     assert progress.share == pytest.approx(0.9)
-    now[0] += 1000
+    progress.update(900_001, {"time/seconds": 100.0})
     assert (progress.share, progress.remaining_seconds) == (1.0, 0.0)
 
 

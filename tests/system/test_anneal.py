@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def test_step_sizes_follow_the_training_time_and_go_on_at_a_resume(tmp_path: Pat
             # An update reads the clock when it begins: after the last row, before its own.
             share = row["losses/learning_rate"] / LR
             assert 1 - row["time/seconds"] / end - 1e-6 <= share
-            assert share <= 1 - before["time/seconds"] / end + 1e-6
+            assert share <= max(0.0, 1 - before["time/seconds"] / end) + 1e-6
     assert second[0]["losses/learning_rate"] <= LR / 2  # half of four seconds was over
 
 
@@ -54,10 +55,27 @@ def test_step_sizes_follow_the_training_time_and_go_on_at_a_resume(tmp_path: Pat
     [
         ("impala", {"learner.optimizer.lr_schedule": "constant"}),
         ("ondevice", {"env.id": "torch/Cartpole", "learner.optimizer.lr_schedule": "adaptive"}),
-        ("grpo", {"model.path": "tiny", "task.name": "reverse"}),
+        ("grpo", {"model.path": "tiny", "task.name": "reverse"}),  # its step size is constant
     ],
 )
 def test_nothing_that_falls_is_refused(recipe: str, settings: dict[str, Any]) -> None:
     run = {"run.max_seconds": 5.0, "run.anneal_over": "seconds"}
     with pytest.raises(UniRLError, match=r"run.anneal_over is seconds and has no effect"):
         unirl.make_plan(recipe, **settings, **run)
+
+
+class Deaf:
+    """A learner that cannot be told the time: `reach` is missing."""
+
+    def __init__(self, learner: Any) -> None:
+        self._learner = learner
+        for name in ("step", "weights", "state_dict", "load_state_dict", "recent_returns"):
+            setattr(self, name, getattr(learner, name))
+        self.version, self.num_steps = learner.version, learner.num_steps
+
+
+def test_a_learner_that_cannot_hear_the_time_is_refused(tmp_path: Path) -> None:
+    plan = unirl.make_plan("impala", **SETTINGS)
+    deaf = replace(plan, make_learner=lambda context: Deaf(plan.make_learner(context)))
+    with pytest.raises(UniRLError, match=r"Deaf has no method reach"):
+        unirl.run(deaf, tmp_path / "run", console=False)

@@ -40,6 +40,7 @@ def start(
     from unirl.launch import run
     from unirl.runners.process_settings import name_process
 
+    name_process("unirl learner")
     if not leads_run():
         run(plan, run_dir, resume=resume_from, console=False)
         return 0
@@ -57,7 +58,6 @@ def start(
                 f"{error.filename}: {error.strerror}",
                 "choose another --runs-dir, or mend its permissions",
             ) from error
-    name_process("unirl learner")
     try:
         result = run(plan, run_dir, resume=resume_from, console=console)
     except UniRLError as error:

@@ -22,11 +22,11 @@ class Horizon:
 class Countdown:
     """Counts a learner towards its horizon.
 
-    mean: where several processes learn together: averages a number over all of them.
+    leading: where several processes learn together: a number as the one has it that ends the run.
     """
 
-    def __init__(self, horizon: Horizon, mean: Callable[[float], float] | None = None) -> None:
-        self.horizon, self._mean = horizon, mean
+    def __init__(self, horizon: Horizon, leading: Callable[[float], float] | None = None) -> None:
+        self.horizon, self._leading = horizon, leading
         self._seconds = 0.0
 
     def reach(self, seconds: float) -> None:
@@ -34,7 +34,7 @@ class Countdown:
         size; where several learn together, all of them call this.
         """
         if self.horizon.max_seconds is not None:
-            self._seconds = seconds if self._mean is None else self._mean(seconds)
+            self._seconds = seconds if self._leading is None else self._leading(seconds)
 
     def left(self, num_steps: int) -> float:
         """The share of the run that lies ahead after `num_steps` samples, from 1 to 0."""

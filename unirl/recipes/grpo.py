@@ -117,7 +117,8 @@ def plan(config: Config) -> Plan:
     if config.only == "rollout":
         _require_one_process()
         make_learner = partial(saved_samples.make_saver, config=config)
-        run = replace(run, target_return=None)  # it is a goal for learning, and nothing is learned
+        # A goal for learning and a schedule of it, and nothing is learned.
+        run = replace(run, target_return=None, anneal_over="steps")
     return Plan(
         recipe="grpo",
         config=config,

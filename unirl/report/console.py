@@ -65,8 +65,6 @@ class Progress:
     """Where the run ends; 0 when it has no end."""
     max_seconds: float | None = None
     """Training time after which it ends as well."""
-    seconds_before: float = 0.0
-    """Training time of earlier sessions."""
     step: int = field(default=0, init=False)
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=240), init=False)
     """The newest returns, one per log interval with finished episodes."""
@@ -76,6 +74,8 @@ class Progress:
     """Step and time of the first update: a resumed run does not begin at step 0."""
     _steps_per_second: float = field(default=0.0, init=False)
     _update_time: float = field(default=0.0, init=False)
+    _trained_seconds: float = field(default=0.0, init=False)
+    """Training time at the last update, earlier sessions included."""
 
     def update(self, step: int, scalars: Mapping[str, float]) -> None:
         """Take in one log interval."""
@@ -86,6 +86,7 @@ class Progress:
         elif step > self._first[0]:
             self._steps_per_second = (step - self._first[0]) / max(now - self._first[1], 1e-9)
         self.step, self._update_time = step, now
+        self._trained_seconds = scalars.get("time/seconds", 0.0)
         value = scalars.get(_RETURN, math.nan)
         if math.isfinite(value):
             self.returns.append(value)
@@ -101,7 +102,7 @@ class Progress:
         """How much of the run is over, from 0 to 1: by steps or by time, whichever is more."""
         share = self.step / self.total_steps if self.total_steps > 0 else 0.0
         if self.max_seconds is not None:
-            share = max(share, (self.seconds_before + self.seconds) / self.max_seconds)
+            share = max(share, self._trained_seconds / self.max_seconds)
         return min(1.0, share)
 
     @property
@@ -110,10 +111,9 @@ class Progress:
         if not self._steps_per_second > 0 or self.total_steps <= 0:
             return None
         seconds = max(0, self.total_steps - self.step) / self._steps_per_second
-        seconds -= time.monotonic() - self._update_time
         if self.max_seconds is not None:
-            seconds = min(seconds, self.max_seconds - self.seconds_before - self.seconds)
-        return max(0.0, seconds)
+            seconds = min(seconds, self.max_seconds - self._trained_seconds)
+        return max(0.0, seconds - (time.monotonic() - self._update_time))
 
 
 def waiting_share(side: str, scalars: Mapping[str, float]) -> float | None:
