@@ -16,8 +16,8 @@ from torch import Tensor
 BLOCK = 4
 """Pixels along a side: as many bytes as an int32 has."""
 TRANSPOSED = range(2, 6)
-"""Numbers of channels for which a CPU takes half as long over two transposes as over one
-permutation, with more of them longer (measured with AVX2, 16 and 128 images of 84 x 84).
+"""Numbers of channels for which a CPU takes half to two thirds as long over two transposes as over
+one permutation, with others longer (measured with AVX2, 16 and 128 images of 84 x 84).
 """
 
 

@@ -12,27 +12,22 @@ the learners' sums are those of all (learners/parallel.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from unirl.actors.device import SimConfig, SimMaker, make_device_actor
 from unirl.actors.evaluate_device import DeviceEvaluator
 from unirl.core.errors import UniRLError
-from unirl.core.learner import Learner, LearnerContext
 from unirl.core.queue import QueueConfig
-from unirl.core.sample import SampleSpec
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, SimSpec
 from unirl.learners.config import check_minibatches
 from unirl.learners.parallel import Ranks
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
-from unirl.learners.unroll import make_unroll_learner
 from unirl.learners.update import OptimizerConfig
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
-from unirl.recipes.probe import fingerprint_of
+from unirl.recipes.probe import Probe, bind_learner, fingerprint_of
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
 
 
@@ -106,6 +101,10 @@ def plan(config: Config) -> Plan:
             f"it is {config.run.eval_steps}",
             "evaluate afterwards: unirl eval RUN",
         )
+    spaces = (sim.observation_space, sim.action_space)
+    found = Probe(spaces, spec, fingerprint_of(config.env.id, spaces, policy))
+    learner = replace(config.learner, device=str(sim.device))
+    on_policy = config.queue.max_staleness == 0
     return Plan(
         recipe="ondevice",
         config=config,
@@ -119,13 +118,15 @@ def plan(config: Config) -> Plan:
             sim=placed,
             gamma=config.learner.gamma,
         ),
-        make_learner=_bind_learner(config, policy, sim, spec),
+        make_learner=bind_learner(
+            replace(config, policy=policy, learner=learner),
+            found,
+            partial(PpoObjective, on_policy=on_policy),
+        ),
         runner=config.runner,
         run=config.run,
         make_evaluator=partial(DeviceEvaluator, maker, policy),
-        fingerprint=fingerprint_of(
-            config.env.id, (sim.observation_space, sim.action_space), policy
-        ),
+        fingerprint=found.fingerprint,
     )
 
 
@@ -155,23 +156,3 @@ def _policy_for(policy: PolicyConfig, sim: SimSpec) -> PolicyConfig:
 
 def _hides_final_obs(sim: SimSpec) -> bool:
     return sim.autoreset == "same_step" and not sim.gives_final_obs
-
-
-def _bind_learner(
-    config: Config, policy: PolicyConfig, sim: SimSpec, spec: SampleSpec
-) -> Callable[[LearnerContext], Learner]:
-    learner = config.learner
-    config.run.check_anneals(learner.optimizer.lr_schedule, learner.entropy_schedule)
-    on_policy = config.queue.max_staleness == 0
-    objective: Any = partial(PpoObjective, on_policy=on_policy)
-    return partial(
-        make_unroll_learner,
-        objective=objective,
-        spaces=(sim.observation_space, sim.action_space),
-        policy=policy,
-        spec=spec,
-        learner=replace(learner, device=str(sim.device)),
-        batch_size=config.queue.batch_size,
-        horizon=config.run.horizon,
-        num_recent=config.run.target_window,
-    )

@@ -69,7 +69,7 @@ class Progress:
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=240), init=False)
     """The newest returns, one per log interval with finished episodes."""
     best: float = field(default=-math.inf, init=False)
-    _start_time: float = field(default_factory=lambda: time.monotonic(), init=False)
+    _start_time: float = field(default_factory=time.monotonic, init=False)
     _first: tuple[int, float] | None = field(default=None, init=False)
     """Step and time of the first update: a resumed run does not begin at step 0."""
     _steps_per_second: float = field(default=0.0, init=False)

@@ -135,7 +135,7 @@ class RunConfig:
         if self.anneal_over == "seconds" and "linear" not in schedules:
             raise UniRLError(
                 "run.anneal_over is seconds and has no effect",
-                f"no schedule of the learner is linear: {', '.join(schedules) or 'it has none'}",
+                f"a schedule of the learner must be linear: {', '.join(schedules)}",
                 "set learner.optimizer.lr_schedule to linear, or leave run.anneal_over out",
             )
 
