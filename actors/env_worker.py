@@ -31,8 +31,8 @@ from unirl.core.exchange import (
     TURN,
     Exchange,
 )
-from unirl.core.queue import LOOK_AGAIN_SECONDS, SlotQueue
 from unirl.core.seeding import derive_seed
+from unirl.core.slot_queue import LOOK_AGAIN_SECONDS, SlotQueue
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.spaces import action_field

@@ -36,9 +36,9 @@ from unirl.core.exchange import (
     Exchange,
     micros,
 )
-from unirl.core.queue import LOOK_AGAIN_SECONDS, SlotQueue
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
+from unirl.core.slot_queue import LOOK_AGAIN_SECONDS, SlotQueue
 from unirl.core.slot_table import REASONS
 from unirl.core.tree import tree_map
 from unirl.envs.config import EnvConfig

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unirl.core.errors import DeadlineExceeded, QueueClosed, UniRLError
-from unirl.core.queue import LocalQueue, QueueConfig, SlotQueue
+from unirl.core.queue import QueueConfig
 from unirl.core.sample import Batch, Field, SampleSpec, Slot, collate
+from unirl.core.slot_queue import LocalQueue, SlotQueue
 from unirl.core.tree import tree_map
 from unirl.transports.shared import SharedQueue
 
@@ -229,7 +230,7 @@ def test_a_waiting_learner_learns_of_a_commit_at_once(
     moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody looks again by himself: with a lost wake-up the deadline passes.
-    monkeypatch.setattr("unirl.core.queue.LOOK_AGAIN_SECONDS", 60.0)
+    monkeypatch.setattr("unirl.core.slot_queue.LOOK_AGAIN_SECONDS", 60.0)
     queue = SharedQueue(SPEC, QueueConfig(max_staleness=0), num_actors=1)
     slot, watch, sleep = queue.acquire(0.0), queue._saw_change, queue._guard.wait
     told: list[bool] = []

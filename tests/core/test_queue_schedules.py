@@ -19,8 +19,9 @@ import pytest
 import torch
 
 from unirl.core.errors import DeadlineExceeded, QueueClosed
-from unirl.core.queue import LocalQueue, QueueConfig, SlotQueue
+from unirl.core.queue import QueueConfig
 from unirl.core.sample import Field, SampleSpec
+from unirl.core.slot_queue import LocalQueue, SlotQueue
 from unirl.core.weights import LocalWeightStore, Weights, WeightStore
 from unirl.transports.shared import SharedQueue, SharedWeightStore
 

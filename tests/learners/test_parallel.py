@@ -18,8 +18,7 @@ from unirl.actors.vector import ActorConfig, unroll_spec
 from unirl.core.errors import UniRLError
 from unirl.core.horizon import Countdown, Horizon
 from unirl.core.learner import LearnerContext
-from unirl.core.queue import Batch
-from unirl.core.sample import Field, SampleSpec, Slot
+from unirl.core.sample import Batch, Field, SampleSpec, Slot
 from unirl.core.tree import leaves
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
 from unirl.learners.parallel import RankLost, Ranks

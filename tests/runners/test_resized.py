@@ -15,8 +15,9 @@ import torch
 
 import unirl
 from unirl.core.checkpoint import load_checkpoint
-from unirl.core.queue import LocalQueue, QueueConfig, SlotQueue
+from unirl.core.queue import QueueConfig
 from unirl.core.sample import Field, SampleSpec
+from unirl.core.slot_queue import LocalQueue, SlotQueue
 from unirl.learners.parallel import RankLost
 from unirl.runners.plan import Plan
 from unirl.transports.shared import SharedQueue

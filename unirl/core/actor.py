@@ -12,8 +12,8 @@ from typing_extensions import TypeIs
 
 from unirl.core.errors import UniRLError
 from unirl.core.exchange import Exchange
-from unirl.core.queue import SlotQueue
 from unirl.core.sample import Slot
+from unirl.core.slot_queue import SlotQueue
 from unirl.core.weights import WeightStore
 
 

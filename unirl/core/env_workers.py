@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from unirl.core.exchange import Exchange
-from unirl.core.queue import SlotQueue
+from unirl.core.slot_queue import SlotQueue
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from unirl.core.actor import AsyncActor
 from unirl.core.errors import DeadlineExceeded, DiscardSlot, QueueClosed, ReissueSlot
-from unirl.core.queue import SampleQueue, SlotQueue
+from unirl.core.queue import SampleQueue
 from unirl.core.sample import Slot
+from unirl.core.slot_queue import SlotQueue
 
 log = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from unirl.core.errors import (
     UniRLError,
     told,
 )
-from unirl.core.queue import LocalQueue
 from unirl.core.sample import Batch, Slot
 from unirl.core.seeding import derive_seed
+from unirl.core.slot_queue import LocalQueue
 from unirl.core.weights import LocalWeightStore
 from unirl.runners.async_actors import EventLoop, fill_round
 from unirl.runners.loop import Agree, Hook, TrainLoop

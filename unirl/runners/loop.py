@@ -9,8 +9,9 @@ from typing import Protocol, TypeAlias
 from unirl.core.errors import ActorFailed
 from unirl.core.learner import Learner, TimedLearner
 from unirl.core.metrics import Metrics
-from unirl.core.queue import Cursor, SlotQueue
+from unirl.core.queue import Cursor
 from unirl.core.sample import Batch
+from unirl.core.slot_queue import SlotQueue
 from unirl.core.weights import WeightStore
 from unirl.runners.plan import Plan
 

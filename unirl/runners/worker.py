@@ -30,7 +30,8 @@ from unirl.core.actor import (
     is_async,
 )
 from unirl.core.errors import DeadlineExceeded, DiscardSlot, QueueClosed, UniRLError
-from unirl.core.queue import SampleQueue, SlotQueue
+from unirl.core.queue import SampleQueue
+from unirl.core.slot_queue import SlotQueue
 from unirl.runners.async_actors import serve
 from unirl.runners.process_settings import die_with_parent, keep_freed_memory, name_process
 

@@ -28,8 +28,9 @@ import torch
 
 from unirl.core.errors import DeadlineExceeded, LockHeld, UniRLError
 from unirl.core.exchange import Exchange, Layout, exchange_words
-from unirl.core.queue import QueueConfig, SlotQueue
+from unirl.core.queue import QueueConfig
 from unirl.core.sample import SampleSpec
+from unirl.core.slot_queue import SlotQueue
 from unirl.core.slot_table import REASONS, table_words
 from unirl.core.tree import unflatten
 from unirl.core.weights import Loadable, Weights
@@ -193,11 +194,11 @@ class SharedGuard(AbstractContextManager[object]):
         self._threads.release()
 
     def ring(self, bell: int) -> None:
-        """See unirl.core.queue.Guard."""
+        """See unirl.core.guard.Guard."""
         self._bells[bell].ring()
 
     def wait(self, bell: int, seconds: float) -> None:
-        """See unirl.core.queue.Guard."""
+        """See unirl.core.guard.Guard."""
         self._bells[bell].wait(seconds)
 
 
