@@ -28,7 +28,7 @@ class UnrollLearnerConfig:
     entropy_coef: float = 0.01
     """Weight of the entropy bonus. More: explores longer."""
     entropy_schedule: Literal["constant", "linear"] = "constant"
-    """linear: falls to zero at the end of the run (run.anneal_over)."""
+    """linear: falls to zero at the end of the run (run.anneal_over, run.anneal_from)."""
     reward_clip: float | None = None
     """Rewards are clamped to +- this before learning (1 for Atari, as in Nature DQN); logged
     returns stay raw.

@@ -35,9 +35,9 @@ class OptimizerConfig:
     lr: float = 6e-4
     """Step size. More: faster, until it diverges."""
     lr_schedule: Literal["constant", "linear", "adaptive"] = "constant"
-    """linear: falls to zero at the end of the run (run.anneal_over). adaptive: after each pass over
-    a batch, divided by 1.5 where the policy moved more than 2 target_kl, times 1.5 where less than
-    half of it; 1e-5 to 1e-2.
+    """linear: falls to zero at the end of the run (run.anneal_over, run.anneal_from). adaptive:
+    after each pass over a batch, divided by 1.5 where the policy moved more than 2 target_kl, times
+    1.5 where less than half of it; 1e-5 to 1e-2.
     """
     target_kl: float = 0.01
     """adaptive: how far one batch should move the policy, in nats. More: larger steps."""

@@ -34,6 +34,22 @@ def test_those_who_learn_together_go_by_one_clock() -> None:
     assert countdown.left(0) == pytest.approx(0.7)
 
 
+def test_schedules_may_stay_up_and_fall_at_the_end() -> None:
+    countdown = Countdown(Horizon(100, max_seconds=10.0, anneal_from=0.6))
+    assert [countdown.left(steps) for steps in (0, 60)] == [1.0, 1.0]
+    assert countdown.left(80) == pytest.approx(0.5)
+    assert [countdown.left(steps) for steps in (100, 150)] == [0.0, 0.0]
+    countdown.reach(9.0)
+    assert countdown.left(0) == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 1.5, float("nan")])
+def test_schedules_begin_to_fall_within_the_run(share: float) -> None:
+    with pytest.raises(UniRLError, match=r"run.anneal_from is .* must lie in \[0, 1\)"):
+        RunConfig(anneal_from=share)
+    assert RunConfig(anneal_from=0.75).horizon == Horizon(1_000_000, None, 0.75)
+
+
 def test_schedules_over_seconds_need_a_limit() -> None:
     with pytest.raises(UniRLError, match=r"run.anneal_over is seconds and run.max_seconds"):
         RunConfig(anneal_over="seconds")

@@ -62,6 +62,20 @@ def test_nothing_that_falls_is_refused(recipe: str, settings: dict[str, Any]) ->
     run = {"run.max_seconds": 5.0, "run.anneal_over": "seconds"}
     with pytest.raises(UniRLError, match=r"run.anneal_over is seconds and has no effect"):
         unirl.make_plan(recipe, **settings, **run)
+    with pytest.raises(UniRLError, match=r"run.anneal_from is 0.5 and has no effect"):
+        unirl.make_plan(recipe, **settings, **{"run.anneal_from": 0.5})
+
+
+def test_step_sizes_stay_up_until_they_fall(tmp_path: Path) -> None:
+    late = {
+        "run.anneal_over": "steps", "run.max_seconds": None, "run.anneal_from": 0.6,
+        "run.total_steps": 20 * 640,
+    }  # fmt: skip
+    plan = unirl.make_plan("impala", **SETTINGS | late)
+    unirl.run(plan, tmp_path / "run", console=False)
+    for row in rows(tmp_path / "run"):
+        share = min(1.0, (1 - row["step"] / late["run.total_steps"]) / 0.4)
+        assert row["losses/learning_rate"] == pytest.approx(LR * max(0.0, share))
 
 
 class Deaf:

@@ -2,7 +2,8 @@
 
 Linear in samples is the usual rule. Linear in a budget, of samples or of seconds, is that of
 "Budgeted Training" (Li, Yumer and Ramanan, ICLR 2020): whatever a machine gets done in its time,
-the step size has reached zero at the end of it.
+the step size has reached zero at the end of it. Constant first and linear at the end is the
+cooldown of Haegele et al. (arXiv 2405.18392, section 3).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ class Horizon:
 
     total_steps: int
     max_seconds: float | None = None
+    anneal_from: float = 0.0
+    """The share of the run that is over when they begin to fall, below 1."""
 
 
 class Countdown:
@@ -37,8 +40,10 @@ class Countdown:
             self._seconds = seconds if self._leading is None else self._leading(seconds)
 
     def left(self, num_steps: int) -> float:
-        """The share of the run that lies ahead after `num_steps` samples, from 1 to 0."""
+        """What linear schedules have left after `num_steps` samples, from 1 to 0: the share of the
+        run that lies ahead, over that which does when they begin to fall.
+        """
         used = num_steps / self.horizon.total_steps
         if self.horizon.max_seconds is not None:
             used = max(used, self._seconds / self.horizon.max_seconds)
-        return max(0.0, 1.0 - used)
+        return min(1.0, max(0.0, 1.0 - used) / (1.0 - self.horizon.anneal_from))

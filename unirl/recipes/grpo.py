@@ -118,7 +118,7 @@ def plan(config: Config) -> Plan:
         _require_one_process()
         make_learner = partial(saved_samples.make_saver, config=config)
         # A goal for learning and a schedule of it, and nothing is learned.
-        run = replace(run, target_return=None, anneal_over="steps")
+        run = replace(run, target_return=None, anneal_over="steps", anneal_from=0.0)
     return Plan(
         recipe="grpo",
         config=config,

@@ -96,6 +96,10 @@ class RunConfig:
     is nearer its end: the same time gives a finished run on every machine, and no run repeats
     another.
     """
+    anneal_from: float = 0.0
+    """The share of the run that is over when linear schedules begin to fall. More: larger steps for
+    longer, then a steeper end.
+    """
 
     def __post_init__(self) -> None:
         for name, minimum in (
@@ -121,6 +125,12 @@ class RunConfig:
                 "schedules over seconds need to know how many there are",
                 "set run.max_seconds, or leave run.anneal_over out",
             )
+        if not 0 <= self.anneal_from < 1:
+            raise UniRLError(
+                f"run.anneal_from is {self.anneal_from}",
+                "it is a share of the run and must lie in [0, 1)",
+                "leave it out to fall from the start, or set it to 0.6, say",
+            )
         if self.log_seconds < 0:
             raise UniRLError(
                 f"run.log_seconds is {self.log_seconds}",
@@ -129,21 +139,21 @@ class RunConfig:
             )
 
     def check_anneals(self, *schedules: str) -> None:
-        """Raise UniRLError where these schedules should fall over seconds and none of them
-        falls.
-        """
-        if self.anneal_over == "seconds" and "linear" not in schedules:
-            raise UniRLError(
-                "run.anneal_over is seconds and has no effect",
-                f"a schedule of the learner must be linear: {', '.join(schedules)}",
-                "set learner.optimizer.lr_schedule to linear, or leave run.anneal_over out",
-            )
+        """Raise UniRLError where it is said how these schedules fall and none of them falls."""
+        for name, usual in (("anneal_over", "steps"), ("anneal_from", 0.0)):
+            value = getattr(self, name)
+            if value != usual and "linear" not in schedules:
+                raise UniRLError(
+                    f"run.{name} is {value} and has no effect",
+                    f"a schedule of the learner must be linear: {', '.join(schedules)}",
+                    f"set learner.optimizer.lr_schedule to linear, or leave run.{name} out",
+                )
 
     @property
     def horizon(self) -> Horizon:
         """What schedules end at."""
         by_clock = self.anneal_over == "seconds"
-        return Horizon(self.total_steps, self.max_seconds if by_clock else None)
+        return Horizon(self.total_steps, self.max_seconds if by_clock else None, self.anneal_from)
 
 
 @dataclass(frozen=True)
