@@ -22,6 +22,7 @@ import unirl
 from unirl.core.checkpoint import load_checkpoint
 from unirl.core.errors import ActorFailed, UniRLError
 from unirl.runners.loop import TrainLoop
+from unirl.runners.plan import RunnerConfig
 from unirl.runners.processes import ProcessesRunner
 
 SMALL: dict[str, Any] = {
@@ -102,6 +103,39 @@ def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_goes_on(
     assert runner.loop.metrics.flush()["faults/actor_restarts"] == 1
     assert runner.loop.queue.discarded()["actor_died"] <= 1
     assert not any(alive(pid) for pid in seen)
+
+
+@pytest.mark.parametrize("recipe", ["impala", "appo"])
+def test_actors_and_environment_workers_give_way_to_the_learner(
+    recipe: str, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"env.id": "CartPole-v1", "runner.actor_niceness": 3}
+    if recipe == "impala":
+        settings |= {"runner.kind": "processes"}
+    plan = unirl.make_plan(recipe, **settings)
+    runner = ProcessesRunner(plan, log_dir=tmp_path)
+
+    def nice(pid: int | None) -> int:
+        assert pid is not None
+        return os.getpriority(os.PRIO_PROCESS, pid)
+
+    wanted = min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
+
+    def look(loop: TrainLoop) -> None:
+        pids = [*runner.actors.pids(), *runner.actors.worker_pids()]
+        num_workers = plan.env_workers.num_workers if plan.env_workers else 0
+        assert len(pids) == plan.num_actors + num_workers
+        # One that nobody waited for yet may still be starting.
+        assert wait_until(lambda: {nice(pid) for pid in pids} == {wanted}, 30.0)
+        loop.stop("seen")
+
+    runner.run([At(2, look)])
+
+
+@pytest.mark.parametrize("niceness", [-1, 20])
+def test_a_niceness_that_nice_does_not_know_is_refused(niceness: int) -> None:
+    with pytest.raises(UniRLError, match=r"0 <= runner.actor_niceness <= 19 must hold"):
+        RunnerConfig(actor_niceness=niceness)
 
 
 def test_an_environment_that_always_fails_stops_the_run_with_its_trace_in_the_log(

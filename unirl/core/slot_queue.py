@@ -100,7 +100,7 @@ class SlotQueue(SlotTable):
         return self._try_acquire(actor, _SLEEPS)
 
     def _try_acquire(self, actor: int, mark: int) -> Slot | None:
-        words = self._words
+        words, now_us = self._words, int(time.monotonic() * 1e6)
         with self._guard:
             self._raise_if_closed()
             index = self._acquirable()
@@ -113,16 +113,17 @@ class SlotQueue(SlotTable):
                 words[NEXT_TICKET] += 1
             words[row + ACTOR] = actor
             words[row + START_VERSION] = words[VERSION]
-            words[row + START_US] = int(time.monotonic() * 1e6)
+            words[row + START_US] = now_us
             words[row + STATE] = RUNNING
-            return Slot(index, words[row + TICKET], self._data[index], actor)
+        # The place is this actor's now: what others wait for is over.
+        return Slot(index, words[row + TICKET], self._data[index], actor)
 
     def _acquirable(self) -> int | None:
         """The place of the lowest ticket that is due, else a free one."""
-        words, states = self._words, [self._words[row + STATE] for row in self._rows]
-        due = [i for i, state in enumerate(states) if state == DUE]
-        if due:
-            return min(due, key=lambda index: int(words[self._rows[index] + TICKET]))
+        states = self._states.tolist()
+        if DUE in states:
+            due = [index for index, state in enumerate(states) if state == DUE]
+            return min(due, key=self._tickets.__getitem__)
         return states.index(FREE) if FREE in states else None
 
     def slot_data(self, index: int) -> Mapping[str, Any]:
@@ -147,13 +148,14 @@ class SlotQueue(SlotTable):
                 "the actor sets both to the version that WeightStore.pull returned",
             )
         words, row = self._words, self._rows[slot.index]
+        wait_us, work_us = int(slot.wait_seconds * 1e6), int(slot.work_seconds * 1e6)
         with self._guard:
             self._require(slot, RUNNING)
             self._ready[slot.index] = slot.ready
             words[row + FIRST] = slot.first_version
             words[row + LAST] = slot.last_version
-            words[row + WAIT_US] = int(slot.wait_seconds * 1e6)
-            words[row + WORK_US] = int(slot.work_seconds * 1e6)
+            words[row + WAIT_US] = wait_us
+            words[row + WORK_US] = work_us
             words[row + STATE] = READY
             words[COMMITTED] += 1
             self._ring_if_waiting(LEARNER)
@@ -178,27 +180,33 @@ class SlotQueue(SlotTable):
         """See SampleQueue. Slots are taken one by one: waiting for a whole batch inside the window
         would deadlock.
         """
-        words, started, taken = self._words, time.monotonic(), self._partial
+        started, taken = time.monotonic(), self._partial
         deadline_from, mark = started, self._first_mark
         timeout = self.config.timeout_seconds if timeout is None else timeout
         while len(taken) < self.config.batch_size:
-            with self._guard:
-                self._raise_if_closed()
-                words[VERSION] = learner_version
-                index = self._next_ready()
-                if index is not None:
-                    slot = self._slot(index)
-                    if learner_version - slot.first_version > self.config.max_staleness:
-                        self._free(index, "stale")
-                    else:
-                        words[self._rows[index] + STATE] = TAKEN
-                        taken.append(slot)
-                        deadline_from, mark = time.monotonic(), self._first_mark
-                    continue
-                words[self._waiting + LEARNER] = mark
-            mark = self._wait(LEARNER, mark, deadline_from, timeout)
+            index = self._take_one(learner_version, mark)
+            if index is None:
+                mark = self._wait(LEARNER, mark, deadline_from, timeout)
+                continue
+            taken.append(self._slot(index))
+            deadline_from, mark = time.monotonic(), self._first_mark
         self._partial = []
         return Batch(taken, learner_version, wait_seconds=time.monotonic() - started)
+
+    def _take_one(self, learner_version: int, mark: int) -> int | None:
+        """The place that is next, taken from now on; None: `mark` stands in the table."""
+        words = self._words
+        with self._guard:
+            self._raise_if_closed()
+            words[VERSION] = learner_version
+            while (index := self._next_ready()) is not None:
+                row = self._rows[index]
+                if learner_version - words[row + FIRST] <= self.config.max_staleness:
+                    words[row + STATE] = TAKEN
+                    return index
+                self._free(index, "stale")
+            words[self._waiting + LEARNER] = mark
+            return None
 
     def release(self, batch: Batch) -> None:
         """See SampleQueue."""

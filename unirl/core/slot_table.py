@@ -50,6 +50,9 @@ class SlotTable:
         self._discarded = self._waiting + num_actors + 1
         first_row = self._discarded + len(reasons)
         self._rows = [first_row + i * _ROW for i in range(num_slots)]
+        # One word of every place, read in one go: views of the table, not copies.
+        places = words[first_row : first_row + num_slots * _ROW]
+        self._states, self._tickets = places[STATE::_ROW], places[TICKET::_ROW]
 
     @property
     def closed(self) -> bool:
@@ -69,7 +72,7 @@ class SlotTable:
 
     def counts(self) -> dict[str, int]:
         """How many places are in each state of STATE_NAMES."""
-        states = [self._words[row + STATE] for row in self._rows]
+        states = self._states.tolist()
         return {name: states.count(state) for state, name in enumerate(STATE_NAMES)}
 
     def discarded(self) -> dict[str, int]:

@@ -43,6 +43,7 @@ class Member:
     make_work: Callable[[int], Callable[[], None]]
     """From the number of restarts to what the process does; picklable."""
     num_threads: int = 1
+    niceness: int = 0
     num_restarts: int = 0
     process: BaseProcess | None = field(default=None, repr=False)
     report: Connection | None = field(default=None, repr=False)
@@ -153,6 +154,7 @@ class Crew:
             name=member.name,
             work=member.make_work(member.num_restarts),
             num_threads=member.num_threads,
+            niceness=member.niceness,
             log_path=path,
             lifeline=self._lifeline,
             report=sender,

@@ -37,6 +37,10 @@ class RunnerConfig:
     learner_threads: int = 0
     """Torch threads of the learner. 0: torch's choice when inline, one when actors run beside it.
     """
+    actor_niceness: int = 0
+    """How much actor processes and environment workers give way to the learner, as `nice` counts:
+    0 to 19. More: the learner is interrupted less where processes outnumber cores.
+    """
     max_restarts: int = 3
     """How often one actor may die before the run stops."""
     hang_seconds: float = 120.0
@@ -52,6 +56,12 @@ class RunnerConfig:
                     f"runner.{name} >= {minimum} must hold",
                     f"set it to {minimum} or more",
                 )
+        if not 0 <= self.actor_niceness <= 19:
+            raise UniRLError(
+                f"runner.actor_niceness is {self.actor_niceness}",
+                "0 <= runner.actor_niceness <= 19 must hold",
+                "0 gives way to nobody, 10 is plenty",
+            )
         if self.hang_seconds <= 0:
             raise UniRLError(
                 f"runner.hang_seconds is {self.hang_seconds}",

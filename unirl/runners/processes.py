@@ -177,14 +177,15 @@ class ActorProcesses:
     def __init__(self, lanes: Sequence[Lane], log_dir: Path | None) -> None:
         self._lanes, self._plan = lanes, lanes[0].plan
         plan, helpers = self._plan, self._plan.env_workers
+        niceness = plan.runner.actor_niceness
         self.exchange = helpers.make_exchange() if helpers is not None else None
         """Where environment workers and actors meet, if there are workers."""
         self._actors = [
-            Member("actor", i, partial(self._actor_work, i), plan.runner.actor_threads)
+            Member("actor", i, partial(self._actor_work, i), plan.runner.actor_threads, niceness)
             for i in range(len(lanes) * plan.num_actors)
         ]
         self._workers = [
-            Member("environment worker", i, partial(self._worker_work, i))
+            Member("environment worker", i, partial(self._worker_work, i), niceness=niceness)
             for i in range(helpers.num_workers if helpers is not None else 0)
         ]
         self._late: set[int] = set()

@@ -79,6 +79,8 @@ class Job:
     work: Callable[[], None]
     """What it does until QueueClosed."""
     num_threads: int
+    niceness: int
+    """Added to what the learner's process has."""
     log_path: Path | None
     lifeline: Lifeline
     report: Connection
@@ -92,6 +94,7 @@ def process_main(job: Job) -> None:
     """Work until the queue closes; exits 0 then, else with a report for the supervisor."""
     die_with_parent(job.parent_pid)
     name_process(job.name.replace("environment", "env"))  # its number would be cut off
+    os.nice(job.niceness)  # before there is a second thread: each has its own
     job.lifeline.watch()
     os.environ.clear()
     os.environ.update(job.environ)
