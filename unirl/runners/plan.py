@@ -37,9 +37,10 @@ class RunnerConfig:
     learner_threads: int = 0
     """Torch threads of the learner. 0: torch's choice when inline, one when actors run beside it.
     """
-    actor_niceness: int = 0
+    actor_niceness: int = 10
     """How much actor processes and environment workers give way to the learner, as `nice` counts:
-    0 to 19. More: the learner is interrupted less where processes outnumber cores.
+    0 to 19. More: the learner is interrupted less where processes outnumber cores, and other
+    people's programs on the machine come first.
     """
     max_restarts: int = 3
     """How often one actor may die before the run stops."""
@@ -60,7 +61,7 @@ class RunnerConfig:
             raise UniRLError(
                 f"runner.actor_niceness is {self.actor_niceness}",
                 "0 <= runner.actor_niceness <= 19 must hold",
-                "0 gives way to nobody, 10 is plenty",
+                "0 gives way to nobody, 10 is the default",
             )
         if self.hang_seconds <= 0:
             raise UniRLError(
