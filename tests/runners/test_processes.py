@@ -119,7 +119,9 @@ def test_actors_and_environment_workers_give_way_to_the_learner(
         assert pid is not None
         return os.getpriority(os.PRIO_PROCESS, pid)
 
-    wanted = min(os.getpriority(os.PRIO_PROCESS, 0) + 3, 19)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert own < 19, "nobody can give way to a learner of niceness 19"
+    wanted, first = min(own + 3, 19), list[int]()
 
     def look(loop: TrainLoop) -> None:
         pids = [*runner.actors.pids(), *runner.actors.worker_pids()]
@@ -127,9 +129,15 @@ def test_actors_and_environment_workers_give_way_to_the_learner(
         assert len(pids) == plan.num_actors + num_workers
         # One that nobody waited for yet may still be starting.
         assert wait_until(lambda: {nice(pid) for pid in pids} == {wanted}, 30.0)
+        first.extend(actor_pids(runner))
+        os.kill(first[0], signal.SIGKILL)
+
+    def look_again(loop: TrainLoop) -> None:
+        assert wait_until(lambda: actor_pids(runner)[0] != first[0], 30.0)
+        assert wait_until(lambda: nice(actor_pids(runner)[0]) == wanted, 30.0)  # not twice as much
         loop.stop("seen")
 
-    runner.run([At(2, look)])
+    runner.run([At(2, look), At(10, look_again)])
 
 
 @pytest.mark.parametrize("niceness", [-1, 20])

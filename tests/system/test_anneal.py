@@ -73,9 +73,11 @@ def test_step_sizes_stay_up_until_they_fall(tmp_path: Path) -> None:
     }  # fmt: skip
     plan = unirl.make_plan("impala", **SETTINGS | late)
     unirl.run(plan, tmp_path / "run", console=False)
+    shares = []
     for row in rows(tmp_path / "run"):
-        share = min(1.0, (1 - row["step"] / late["run.total_steps"]) / 0.4)
-        assert row["losses/learning_rate"] == pytest.approx(LR * max(0.0, share))
+        shares.append(min(1.0, max(0.0, 1 - row["step"] / late["run.total_steps"]) / 0.4))
+        assert row["losses/learning_rate"] == pytest.approx(LR * shares[-1])
+    assert 1.0 in shares and any(0 < share < 1 for share in shares)  # before the bend and after
 
 
 class Deaf:

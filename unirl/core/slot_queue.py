@@ -100,7 +100,7 @@ class SlotQueue(SlotTable):
         return self._try_acquire(actor, _SLEEPS)
 
     def _try_acquire(self, actor: int, mark: int) -> Slot | None:
-        words, now_us = self._words, int(time.monotonic() * 1e6)
+        words = self._words
         with self._guard:
             self._raise_if_closed()
             index = self._acquirable()
@@ -113,7 +113,7 @@ class SlotQueue(SlotTable):
                 words[NEXT_TICKET] += 1
             words[row + ACTOR] = actor
             words[row + START_VERSION] = words[VERSION]
-            words[row + START_US] = now_us
+            words[row + START_US] = int(time.monotonic() * 1e6)  # whoever waited held nothing
             words[row + STATE] = RUNNING
         # The place is this actor's now: what others wait for is over.
         return Slot(index, words[row + TICKET], self._data[index], actor)
@@ -180,11 +180,23 @@ class SlotQueue(SlotTable):
         """See SampleQueue. Slots are taken one by one: waiting for a whole batch inside the window
         would deadlock.
         """
-        started, taken = time.monotonic(), self._partial
+        words, started, taken = self._words, time.monotonic(), self._partial
+        allowed = self.config.max_staleness
         deadline_from, mark = started, self._first_mark
         timeout = self.config.timeout_seconds if timeout is None else timeout
         while len(taken) < self.config.batch_size:
-            index = self._take_one(learner_version, mark)
+            with self._guard:
+                self._raise_if_closed()
+                words[VERSION] = learner_version
+                index = self._next_ready()
+                if index is None:
+                    words[self._waiting + LEARNER] = mark
+                elif learner_version - words[self._rows[index] + FIRST] > allowed:
+                    # One at a time: others get the lock in between.
+                    self._free(index, "stale")
+                    continue
+                else:
+                    words[self._rows[index] + STATE] = TAKEN
             if index is None:
                 mark = self._wait(LEARNER, mark, deadline_from, timeout)
                 continue
@@ -192,21 +204,6 @@ class SlotQueue(SlotTable):
             deadline_from, mark = time.monotonic(), self._first_mark
         self._partial = []
         return Batch(taken, learner_version, wait_seconds=time.monotonic() - started)
-
-    def _take_one(self, learner_version: int, mark: int) -> int | None:
-        """The place that is next, taken from now on; None: `mark` stands in the table."""
-        words = self._words
-        with self._guard:
-            self._raise_if_closed()
-            words[VERSION] = learner_version
-            while (index := self._next_ready()) is not None:
-                row = self._rows[index]
-                if learner_version - words[row + FIRST] <= self.config.max_staleness:
-                    words[row + STATE] = TAKEN
-                    return index
-                self._free(index, "stale")
-            words[self._waiting + LEARNER] = mark
-            return None
 
     def release(self, batch: Batch) -> None:
         """See SampleQueue."""

@@ -37,6 +37,11 @@ class ModeRunner(RunnerConfig):
     """inline: one process, turn by turn, reproducible bit for bit. processes: the engine has a
     process of its own. auto: inline where engine and learner take turns, else processes.
     """
+    # Generation is what is waited for, and rewards have deadlines on the clock.
+    actor_niceness: int = 0
+    """Processes only: how much the engine's process and those it starts give way to the learner, as
+    `nice` counts: 0 to 19.
+    """
 
 
 def queue_of(mode: Mode, queue: ModeQueue) -> QueueConfig:

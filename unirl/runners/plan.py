@@ -38,9 +38,9 @@ class RunnerConfig:
     """Torch threads of the learner. 0: torch's choice when inline, one when actors run beside it.
     """
     actor_niceness: int = 10
-    """How much actor processes and environment workers give way to the learner, as `nice` counts:
-    0 to 19. More: the learner is interrupted less where processes outnumber cores, and other
-    people's programs on the machine come first.
+    """Processes only: how much actors, environment workers and what they start give way to the
+    learner, as `nice` counts: 0 to 19. More: the learner is interrupted less where processes
+    outnumber cores, and other programs of the session come before the actors.
     """
     max_restarts: int = 3
     """How often one actor may die before the run stops."""

@@ -94,7 +94,7 @@ def process_main(job: Job) -> None:
     """Work until the queue closes; exits 0 then, else with a report for the supervisor."""
     die_with_parent(job.parent_pid)
     name_process(job.name.replace("environment", "env"))  # its number would be cut off
-    os.nice(job.niceness)  # before there is a second thread: each has its own
+    os.nice(job.niceness)  # early: on Linux it is of this thread and of those that it starts
     job.lifeline.watch()
     os.environ.clear()
     os.environ.update(job.environ)
