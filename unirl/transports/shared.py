@@ -153,8 +153,7 @@ class SharedGuard(AbstractContextManager[object]):
         self._prepare()
 
     def __enter__(self) -> object:
-        # Free, as a rule: then a deadline would only cost time.
-        if not self._threads.acquire(False) and not self._threads.acquire(timeout=_LOCK_SECONDS):
+        if not self._threads.acquire(timeout=_LOCK_SECONDS):
             raise DeadlineExceeded(
                 f"a thread of process {os.getpid()} has held the queue lock {_LOCK_SECONDS:g} s"
             )
