@@ -1,4 +1,4 @@
-"""Atari on ale-py's C++ vector environment: 84x84 gray frames, frame skip, stack and sticky actions
+"""Atari on ale-py's C++ vector environment: small gray frames, frame skip, stack and sticky actions
 in its threads.
 
 Preprocessing follows Machado et al. 2018 (arXiv 1709.06009) and Mnih et al. 2015, as in Gymnasium's
@@ -29,8 +29,8 @@ def register() -> None:
 
 
 class AleEngine:
-    """`ale_py.vector_env.AtariVectorEnv`: observations uint8 [B, stack, 84, 84], a new array at
-    every step.
+    """`ale_py.vector_env.AtariVectorEnv`: observations uint8 [B, stack, height, width], a new
+    array at every step.
 
     An episode's first observations are padded with black frames, and FIRE is pressed once where a
     game has it. A lost life, with episodic_life, is reported as terminated while the game goes on:
@@ -52,6 +52,8 @@ class AleEngine:
             "num_threads": config.threads_for(num_envs),
             "frameskip": config.frame_skip,
             "stack_num": config.frame_stack,
+            "img_height": config.frame_size,
+            "img_width": config.frame_size,
             "repeat_action_probability": config.repeat_action_probability,
             "noop_max": config.noop_max,
             "life_loss_info": config.episodic_life,

@@ -72,6 +72,9 @@ class EnvConfig:
     frames per second."""
     frame_stack: int = 4
     """Atari only: frames per observation, the leading axis. More: longer memory, larger slots."""
+    frame_size: int = 84
+    """Atari only: height and width of an observation. More: small things are seen more exactly, and
+    acting, learning and slots cost more with its square."""
     repeat_action_probability: float = 0.25
     """Atari only: chance per frame that the previous action is repeated (sticky actions). More:
     more stochastic."""
@@ -120,7 +123,8 @@ class EnvConfig:
                 "0.25 is what v5 ids use",
             )
         self._check_wrappers()
-        minimum = {"num_threads": 0, "frame_skip": 1, "frame_stack": 1, "noop_max": 0}
+        minimum = dict.fromkeys(("frame_skip", "frame_stack", "frame_size"), 1)
+        minimum |= dict.fromkeys(("num_threads", "noop_max"), 0)
         if self.max_episode_steps is not None:
             minimum["max_episode_steps"] = 1
         for name, least in minimum.items():

@@ -61,6 +61,8 @@ class EnvPoolEngine:
             self._settings |= {
                 "frame_skip": config.frame_skip,
                 "stack_num": config.frame_stack,
+                "img_height": config.frame_size,
+                "img_width": config.frame_size,
                 "repeat_action_probability": config.repeat_action_probability,
                 "noop_max": config.noop_max,
                 "episodic_life": config.episodic_life,

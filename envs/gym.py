@@ -223,6 +223,7 @@ def _atari_wrappers(config: EnvConfig) -> list[Wrapper]:
             gymnasium.wrappers.AtariPreprocessing,
             noop_max=config.noop_max,
             frame_skip=config.frame_skip,
+            screen_size=config.frame_size,
         ),
         partial(
             gymnasium.wrappers.FrameStackObservation,

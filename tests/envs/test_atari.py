@@ -144,6 +144,8 @@ def test_envpools_own_id_of_a_game_is_refused_because_atari_fields_would_not_cou
     assert len(caught.value.parts) == 3
     obs, _ = spaces(EnvConfig("ALE/Pong-v5", "envpool", frame_stack=2))
     assert obs.shape == (2, 84, 84)
+    obs, _ = spaces(EnvConfig("ALE/Pong-v5", "envpool", frame_size=42))
+    assert obs.shape == (4, 42, 42)
 
 
 def test_spaces_follow_the_config() -> None:
@@ -160,6 +162,19 @@ def test_spaces_follow_the_config() -> None:
     )
     assert obs.shape == (2, 64, 96)
     assert action.n == 18  # type: ignore[attr-defined]
+
+
+def test_small_frames_are_the_large_ones_with_four_pixels_made_one() -> None:
+    large, small = (
+        make_vec(EnvConfig("ALE/Pong-v5", num_threads=1, frame_size=size), 1) for size in (84, 42)
+    )
+    one, other = large.reset(3), small.reset(3)
+    for _ in range(60):
+        one, other = large.step(noop(1)).obs, small.step(noop(1)).obs
+    assert other.shape == (1, 4, 42, 42)
+    pooled = one.reshape(1, 4, 42, 2, 42, 2).mean(axis=(3, 5))
+    assert np.abs(pooled - other).max() <= 1, "both are means over the screen's areas, rounded"
+    assert other.std() > 1
 
 
 def test_ale_in_same_step_mode_is_converted() -> None:
@@ -196,3 +211,5 @@ def test_atari_in_sync_has_the_same_shape_and_limit_as_the_engine() -> None:
     assert env.reset(0).shape == (1, 4, 84, 84)
     assert [bool(env.step(noop(1)).truncated[0]) for _ in range(7)] == [False] * 5 + [True, False]
     env.close()
+    obs, _ = spaces(EnvConfig("ALE/Pong-v5", "sync", frame_size=42))
+    assert obs.shape == (4, 42, 42)

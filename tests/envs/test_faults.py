@@ -83,6 +83,7 @@ def test_an_id_unknown_to_envpool_is_explained_from_its_own_list() -> None:
         {"repeat_action_probability": 1.5},
         {"frame_skip": 0},
         {"frame_stack": 0},
+        {"frame_size": 0},
         {"num_threads": -1},
         {"noop_max": -1},
         {"max_episode_steps": 0},

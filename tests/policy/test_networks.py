@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from unirl.policy.activation import tanh
 from unirl.policy.initialize import conv, linear
-from unirl.policy.inputs import ImageLeaf
+from unirl.policy.inputs import ImageLeaf, smallest_image
 from unirl.policy.networks import ImpalaCNN, NatureCNN, ShallowCNN
 
 
@@ -19,8 +20,8 @@ def pixels(height: int, width: int) -> torch.Tensor:
     return torch.randint(0, 256, (3, 4, height, width), generator=generator()).float()
 
 
-def image(height: int, width: int) -> ImageLeaf:
-    return ImageLeaf((), "CHW", 4, height, width, 1 / 255)
+def image(height: int, width: int, stride: int = 4) -> ImageLeaf:
+    return ImageLeaf((), "CHW", 4, height, width, 1 / 255, stride=stride)
 
 
 def test_nature_cnn_is_the_paper_s_stack_on_pixels_between_0_and_1() -> None:
@@ -46,7 +47,35 @@ def test_shallow_cnn_is_the_paper_s_stack() -> None:
     assert features.shape == (3, 32, 9, 7)
     expected = torch.relu(network.linear(features.permute(0, 2, 3, 1).reshape(3, -1)))
     torch.testing.assert_close(network(x), expected)
-    assert ShallowCNN(image(20, 20), 8, generator())(pixels(20, 20)).shape == (3, 8)
+
+
+@pytest.mark.parametrize("torso", [NatureCNN, ShallowCNN])
+@pytest.mark.parametrize("stride", [1, 2, 3, 4])
+def test_half_the_image_at_half_the_stride_gives_layers_of_the_same_size(
+    torso: type[NatureCNN | ShallowCNN], stride: int
+) -> None:
+    whole = torso(image(84, 72), 8, generator())
+    network = torso(image(21 * stride, 18 * stride, stride), 8, generator())
+    assert network.conv1.weight.shape[2:] == (2 * stride, 2 * stride)
+    assert network.linear.weight.shape == whole.linear.weight.shape
+    x = pixels(21 * stride, 18 * stride)
+    first = torch.nn.functional.conv2d(
+        x / 255, network.conv1.weight, network.conv1.bias, stride=stride
+    )
+    torch.testing.assert_close(network.conv1(x), first)
+    assert network(x).shape == (3, 8)
+
+
+@pytest.mark.parametrize(("name", "torso"), [("nature", NatureCNN), ("shallow", ShallowCNN)])
+@pytest.mark.parametrize("stride", [1, 2, 4, 5])
+def test_the_smallest_image_is_just_large_enough(
+    name: str, torso: type[NatureCNN | ShallowCNN], stride: int
+) -> None:
+    size = smallest_image(name, stride)
+    network = torso(image(size, size, stride), 8, generator())
+    assert network(pixels(size, size)).shape == (3, 8)
+    with pytest.raises(RuntimeError, match="size"):
+        network(pixels(size - 1, size))
 
 
 def test_impala_cnn_is_the_paper_s_residual_stack() -> None:

@@ -22,6 +22,8 @@ from unirl.policy.config import ComputeDtypeName, CoreName
 
 VECTOR = spaces.Box(-np.inf, np.inf, (5,), np.float32)
 PONG = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+SMALL = spaces.Box(0, 255, (3, 20, 20), np.uint8)
+LARGE = spaces.Box(0, 255, (3, 40, 40), np.uint8)
 BUTTONS = spaces.Discrete(3)
 
 OBSERVATIONS: dict[str, gymnasium.Space[Any]] = {
@@ -146,6 +148,19 @@ def test_the_same_picture_in_another_layout_is_the_same_picture() -> None:
         values.append(policy.unroll(obs.contiguous(), {}).value)
     for value in values[1:]:
         torch.testing.assert_close(value, values[0])
+
+
+def test_a_smaller_stride_reads_smaller_images_whitened_or_not() -> None:
+    obs = observations(SMALL, (1, 4))
+    assert make(SMALL).inputs(obs[0]).images == [], "auto: too small for the usual stride"
+    for config in ({}, {"normalize_images": True}):
+        policy = make(SMALL, image_stride=2, **config)
+        assert policy.inputs(obs[0]).images[0].shape == (4, 3, 20, 20)
+        assert policy.unroll(obs, {}).value.unique().numel() == 4
+    large = observations(LARGE, (1, 4))
+    assert make(LARGE, image_stride=2).inputs(large[0]).images[0].shape == (4, 3, 40, 40), (
+        "blocks of 4 x 4 pixels serve a stride of 4 alone"
+    )
 
 
 def test_bytes_that_are_no_image_are_scaled() -> None:
@@ -386,7 +401,9 @@ def test_normalised_observations_do_not_depend_on_units() -> None:
         (VECTOR, spaces.MultiBinary(3), {}, "action space"),
         (VECTOR, spaces.Box(0, 5, (2,), np.int64), {}, "action space"),
         (VECTOR, BUTTONS, {"torso": "nature"}, "no image"),
-        (spaces.Box(0, 255, (3, 20, 20), np.uint8), BUTTONS, {"torso": "nature"}, "too small"),
+        (SMALL, BUTTONS, {"torso": "nature"}, "too small"),
+        (SMALL, BUTTONS, {"torso": "shallow", "image_stride": 5}, ">= 25"),
+        (SMALL, BUTTONS, {"torso": "shallow", "image_stride": 0}, "image_stride"),
         (PONG, BUTTONS, {"normalize_obs": True}, "nothing to normalise"),
         (VECTOR, BUTTONS, {"core": "lstm", "shared_torso": False}, "shared_torso"),
         (VECTOR, BUTTONS, {"hidden": (64, 0)}, "hidden"),

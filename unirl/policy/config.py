@@ -18,8 +18,13 @@ class PolicyConfig:
     """Networks of one policy: observation torso, optional recurrent core, heads."""
 
     torso: TorsoName = "auto"
-    """What reads images. auto: nature for uint8 images of at least 36 x 36, mlp for everything
-    else. shallow costs less than half of nature, impala several times as much.
+    """What reads images. auto: nature for uint8 images of at least 9 strides (36 x 36), mlp for
+    everything else. shallow costs less than half of nature, impala several times as much.
+    """
+    image_stride: int = 4
+    """Of the first convolution of nature and shallow, whose kernel is twice as wide. Less: smaller
+    things and images can be read, at a cost that grows with its inverse square. 2 on half the
+    env.frame_size: the layers of 4 on the whole one, for less.
     """
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the MLP over vectors. Wider or deeper: more capacity, slower acting and learning.
@@ -79,7 +84,7 @@ class PolicyConfig:
                 )
         if any(width < 1 for width in self.hidden):
             raise _below("hidden", self.hidden, "every width must be >= 1")
-        for name in ("feature_size", "core_size"):
+        for name in ("image_stride", "feature_size", "core_size"):
             if getattr(self, name) < 1:
                 raise _below(name, getattr(self, name), "must be >= 1")
         for name in ("initial_std", "pixel_min_std", "obs_clip"):

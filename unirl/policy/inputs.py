@@ -21,8 +21,7 @@ from unirl.policy.pixel_norm import PixelNorm, few_rows
 
 Layout = Literal["HW", "CHW", "HWC", "SCHW", "SHWC"]
 
-MIN_IMAGE_SIZE = {"nature": 36, "shallow": 20, "impala": 8}
-"""Smallest height and width each torso can read."""
+IMAGE_TORSOS = ("nature", "shallow", "impala")
 MAX_ONE_HOT = 512
 """Discrete observations with more values are embedded: one-hot rows would dominate the memory."""
 EMBEDDING_SIZE = 64
@@ -53,6 +52,8 @@ class ImageLeaf:
     whitened: bool = False
     blocked: bool = False
     """Networks get blocks of pixels, see to_blocks. height, width and channels are the image's."""
+    stride: int = 4
+    """Of the first convolution, where the torso has one with a stride."""
 
     @property
     def read_shape(self) -> tuple[int, int, int]:
@@ -170,7 +171,7 @@ class ObservationInputs(nn.Module):
             raise UniRLError(
                 f"observation space {space} is empty", "a policy needs at least one number to read"
             )
-        if config.torso in MIN_IMAGE_SIZE and not self.images:
+        if config.torso in IMAGE_TORSOS and not self.images:
             raise UniRLError(
                 f"policy.torso {config.torso!r} has no image to read in {space}",
                 "image torsos read Boxes of 3 dimensions, or uint8 Boxes of 2 to 4",
@@ -239,18 +240,21 @@ class ObservationInputs(nn.Module):
         scale = 1.0 / 255.0 if box.dtype == np.uint8 else 1.0
         if config.torso != "mlp" and (image := _image(path, box, scale)) is not None:
             torso = "nature" if config.torso == "auto" else config.torso
-            big_enough = min(image.height, image.width) >= MIN_IMAGE_SIZE[torso]
+            least = smallest_image(torso, config.image_stride)
+            big_enough = min(image.height, image.width) >= least
             if big_enough and (config.torso != "auto" or box.dtype == np.uint8):
                 if config.normalize_images and box.dtype == np.uint8:
                     image = replace(image, whitened=True, scale=1.0)
+                image = replace(image, stride=config.image_stride)
                 image = replace(image, blocked=_can_block(image, box, torso))
                 self.images.append(image)
                 return
             if config.torso != "auto":
                 raise UniRLError(
                     f"image {box.shape} at {_name(path)} is too small for policy.torso {torso!r}",
-                    f"height and width must be >= {MIN_IMAGE_SIZE[torso]}",
-                    "set policy.torso to mlp, or enlarge it with a wrapper",
+                    f"height and width must be >= {least}",
+                    "set policy.torso to mlp, lower policy.image_stride (nature and shallow),"
+                    " or enlarge it with a wrapper",
                 )
         is_float = np.issubdtype(np.dtype(box.dtype), np.floating)
         self.floats.append(FloatLeaf(path, int(np.prod(box.shape)), scale, bool(is_float)))
@@ -270,12 +274,17 @@ def space_leaves(
         yield path, space
 
 
+def smallest_image(torso: str, stride: int) -> int:
+    """Smallest height and width that an image torso can read."""
+    return {"nature": 9 * stride, "shallow": 5 * stride, "impala": 8}[torso]
+
+
 def _can_block(image: ImageLeaf, box: spaces.Box, torso: str) -> bool:
     """Whether the torso begins with a convolution of 8 x 8 with stride 4, and blocks divide up the
     image.
     """
     planes = box.dtype == np.uint8 and image.layout in ("HW", "CHW", "SCHW")
-    fits = image.height % BLOCK == 0 and image.width % BLOCK == 0
+    fits = image.height % BLOCK == 0 and image.width % BLOCK == 0 and image.stride == BLOCK
     return torso in ("nature", "shallow") and planes and fits
 
 

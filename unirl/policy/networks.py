@@ -40,19 +40,24 @@ class MLP(nn.Module):
 
 
 class PixelConv(nn.Module):
-    """The first layer of the Nature CNN and its kin: 8 x 8, stride 4, over unscaled pixels."""
+    """The first layer of the Nature CNN and its kin, over unscaled pixels: 8 x 8 with stride 4, or
+    another stride and twice its width.
+    """
 
     def __init__(self, image: ImageLeaf, num_out: int, generator: torch.Generator) -> None:
         super().__init__()
-        layer = conv(image.channels, num_out, 8, HIDDEN_GAIN, generator, stride=4)
+        self.stride = image.stride
+        width = 2 * self.stride
+        layer = conv(image.channels, num_out, width, HIDDEN_GAIN, generator, stride=self.stride)
         self.weight, self.bias = layer.weight, layer.bias
         self.scale, self.blocked = image.scale, image.blocked
+        self.height, self.width = (size // self.stride - 1 for size in (image.height, image.width))
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight * self.scale
         if self.blocked:
             return F.conv2d(x, block_weight(weight), self.bias)
-        return F.conv2d(x, weight, self.bias, stride=4)
+        return F.conv2d(x, weight, self.bias, stride=self.stride)
 
 
 class NatureCNN(nn.Module):
@@ -67,9 +72,7 @@ class NatureCNN(nn.Module):
         self.conv1 = PixelConv(image, 32, generator)
         self.conv2 = conv(32, 64, 4, HIDDEN_GAIN, generator, stride=2)
         self.conv3 = conv(64, 64, 3, HIDDEN_GAIN, generator)
-        height, width = (
-            ((size - 8) // 4 + 1 - 4) // 2 + 1 - 2 for size in (image.height, image.width)
-        )
+        height, width = ((size - 4) // 2 + 1 - 2 for size in (self.conv1.height, self.conv1.width))
         self.linear = linear(64 * height * width, num_out, HIDDEN_GAIN, generator)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -91,7 +94,7 @@ class ShallowCNN(nn.Module):
         self.num_out = num_out
         self.conv1 = PixelConv(image, 16, generator)
         self.conv2 = conv(16, 32, 4, HIDDEN_GAIN, generator, stride=2)
-        height, width = (((size - 8) // 4 + 1 - 4) // 2 + 1 for size in (image.height, image.width))
+        height, width = ((size - 4) // 2 + 1 for size in (self.conv1.height, self.conv1.width))
         self.linear = linear(32 * height * width, num_out, HIDDEN_GAIN, generator)
 
     def forward(self, x: Tensor) -> Tensor:
