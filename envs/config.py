@@ -74,7 +74,8 @@ class EnvConfig:
     """Atari only: frames per observation, the leading axis. More: longer memory, larger slots."""
     frame_size: int = 84
     """Atari only: height and width of an observation. More: small things are seen more exactly, and
-    acting, learning and slots cost more with its square."""
+    acting, learning and slots cost more with its square. Torsos read nothing smaller than 9
+    (nature) or 5 (shallow) times policy.image_stride."""
     repeat_action_probability: float = 0.25
     """Atari only: chance per frame that the previous action is repeated (sticky actions). More:
     more stochastic."""

@@ -175,6 +175,8 @@ def test_small_frames_are_the_large_ones_with_four_pixels_made_one() -> None:
     pooled = one.reshape(1, 4, 42, 2, 42, 2).mean(axis=(3, 5))
     assert np.abs(pooled - other).max() <= 1, "both are means over the screen's areas, rounded"
     assert other.std() > 1
+    large.close()
+    small.close()
 
 
 def test_ale_in_same_step_mode_is_converted() -> None:

@@ -51,7 +51,7 @@ def test_shallow_cnn_is_the_paper_s_stack() -> None:
 
 @pytest.mark.parametrize("torso", [NatureCNN, ShallowCNN])
 @pytest.mark.parametrize("stride", [1, 2, 3, 4])
-def test_half_the_image_at_half_the_stride_gives_layers_of_the_same_size(
+def test_as_many_strides_give_layers_of_the_same_size(
     torso: type[NatureCNN | ShallowCNN], stride: int
 ) -> None:
     whole = torso(image(84, 72), 8, generator())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import unirl
 from unirl.core.checkpoint import load_checkpoint
+from unirl.core.errors import UniRLError
 from unirl.runners.inline import InlineRunner
-from unirl.runners.state import restore, save
+from unirl.runners.state import check_fingerprint, restore, save
 
 
 def test_a_resume_goes_on_with_torchs_random_numbers_and_the_training_time(tmp_path: Path) -> None:
@@ -25,3 +27,20 @@ def test_a_resume_goes_on_with_torchs_random_numbers_and_the_training_time(tmp_p
     assert two.loop.seconds >= 1000.0
     for runner in (one, two):
         runner.close()
+
+
+def test_a_checkpoint_from_before_a_setting_existed_is_resumed_while_it_means_what_it_meant(
+    tmp_path: Path,
+) -> None:
+    small = {"policy.hidden": (8,), "run.total_steps": 100}
+    usual, other = (
+        unirl.make_plan("impala", **{**small, "policy.image_stride": stride}) for stride in (4, 2)
+    )
+    assert "image_stride" not in usual.fingerprint["policy"], "no checkpoint of then names it"
+    runner = InlineRunner(usual)
+    path = save(runner.loop, tmp_path)
+    runner.close()
+    checkpoint = load_checkpoint(path)
+    check_fingerprint(usual, checkpoint)
+    with pytest.raises(UniRLError, match=r"policy\.image_stride = None, this run has 2"):
+        check_fingerprint(other, checkpoint)

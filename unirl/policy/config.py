@@ -23,8 +23,8 @@ class PolicyConfig:
     """
     image_stride: int = 4
     """Of the first convolution of nature and shallow, whose kernel is twice as wide. Less: smaller
-    things and images can be read, at a cost that grows with its inverse square. 2 on half the
-    env.frame_size: the layers of 4 on the whole one, for less.
+    things and images can be read, and what follows costs more, with its inverse square. 2 on half
+    the env.frame_size: the layers of 4 on the whole one, for less.
     """
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the MLP over vectors. Wider or deeper: more capacity, slower acting and learning.

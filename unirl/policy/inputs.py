@@ -195,7 +195,8 @@ class ObservationInputs(nn.Module):
             raise UniRLError(
                 f"policy.normalize_images has nothing to normalise in {space}",
                 "it applies to uint8 Boxes that are read as images",
-                "set policy.normalize_images to false",
+                "set policy.normalize_images to false, or lower policy.image_stride if images are"
+                " too small for the torso",
             )
 
     @property
@@ -253,8 +254,7 @@ class ObservationInputs(nn.Module):
                 raise UniRLError(
                     f"image {box.shape} at {_name(path)} is too small for policy.torso {torso!r}",
                     f"height and width must be >= {least}",
-                    "set policy.torso to mlp, lower policy.image_stride (nature and shallow),"
-                    " or enlarge it with a wrapper",
+                    _remedy(torso, config.image_stride),
                 )
         is_float = np.issubdtype(np.dtype(box.dtype), np.floating)
         self.floats.append(FloatLeaf(path, int(np.prod(box.shape)), scale, bool(is_float)))
@@ -277,6 +277,12 @@ def space_leaves(
 def smallest_image(torso: str, stride: int) -> int:
     """Smallest height and width that an image torso can read."""
     return {"nature": 9 * stride, "shallow": 5 * stride, "impala": 8}[torso]
+
+
+def _remedy(torso: str, stride: int) -> str:
+    """For an image that is too small."""
+    lower = "lower policy.image_stride, " if torso != "impala" and stride > 1 else ""
+    return f"{lower}enlarge it (Atari: env.frame_size), or set policy.torso to mlp"
 
 
 def _can_block(image: ImageLeaf, box: spaces.Box, torso: str) -> bool:

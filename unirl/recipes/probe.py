@@ -41,16 +41,25 @@ def probe(env: EnvConfig, policy: PolicyConfig, actor: ActorConfig) -> Probe:
     )
 
 
+# Settings that older checkpoints do not name, and what they were made with: left out of a
+# fingerprint as long as they are that.
+_BEFORE = {"image_stride": 4}
+
+
 def fingerprint_of(
     env_id: str, both: tuple[Space[Any], Space[Any]], policy: PolicyConfig
 ) -> dict[str, Any]:
     """What a checkpoint must agree on: the environment, both its spaces, and the networks."""
     observation_space, action_space = both
+    settings = asdict(policy)
+    for name, value in _BEFORE.items():
+        if settings[name] == value:
+            del settings[name]
     return {
         "env": env_id,
         "observation_space": str(observation_space),
         "action_space": str(action_space),
-        "policy": {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(policy).items()},
+        "policy": {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()},
     }
 
 
