@@ -26,10 +26,15 @@ SPEC = SampleSpec(
 MakeQueue = Callable[..., SlotQueue]
 
 
-@pytest.fixture(params=[LocalQueue, SharedQueue], ids=["local", "shared"])
-def make_queue(request: pytest.FixtureRequest) -> MakeQueue:
+@pytest.fixture(params=["local", "shared", "shared, stores in any order"])
+def make_queue(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MakeQueue:
+    monkeypatch.setattr(
+        "unirl.transports.shared._STORES_IN_ORDER", "any order" not in request.param
+    )
+    kind = LocalQueue if request.param == "local" else SharedQueue
+
     def make(num_actors: int = 2, **settings: Any) -> SlotQueue:
-        queue: SlotQueue = request.param(SPEC, QueueConfig(**settings), num_actors=num_actors)
+        queue: SlotQueue = kind(SPEC, QueueConfig(**settings), num_actors=num_actors)
         return queue
 
     return make
@@ -229,37 +234,89 @@ def test_closing_wakes_everyone(make_queue: MakeQueue) -> None:
 def test_a_waiting_learner_learns_of_a_commit_at_once(
     moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nobody looks again by himself: with a lost wake-up the deadline passes.
+    # Nobody looks again by himself: after a lost wake-up it would be found at the deadline.
     monkeypatch.setattr("unirl.core.slot_queue.LOOK_AGAIN_SECONDS", 60.0)
     queue = SharedQueue(SPEC, QueueConfig(max_staleness=0), num_actors=1)
-    slot, watch, sleep = queue.acquire(0.0), queue._saw_change, queue._guard.wait
-    told: list[bool] = []
+    slot, watch, sleep = queue.acquire(0.0), queue._watch, queue._guard.wait
+    saw: list[bool] = []
+    slept: list[float] = []
 
-    def watches(bell: int) -> bool:
-        if moment == "while it watches":
+    def watches(look: Callable[[bool], Slot | None]) -> Slot | None:
+        def looks(sure: bool) -> Slot | None:
+            found = look(sure)
+            if moment == "while it watches" and found is None:
+                fill(queue, slot, 0)
+            return found
+
+        found = watch(looks)
+        saw.append(found is not None)
+        if moment == "before it falls asleep" and not found:
             fill(queue, slot, 0)
-        told.append(watch(bell))
-        if moment == "before it falls asleep":
-            fill(queue, slot, 0)
-        return told[-1]
+        return found
 
     def sleeps(bell: int, seconds: float) -> None:
+        slept.append(seconds)
         if moment == "asleep":
             fill(queue, slot, 0)
         sleep(bell, seconds)
-        told.append(True)
 
-    monkeypatch.setattr(queue, "_saw_change", watches)
+    monkeypatch.setattr(queue, "_watch", watches)
     monkeypatch.setattr(queue._guard, "wait", sleeps)
-    assert queue.take(0, timeout=5.0).slots[0].ticket == slot.ticket
+    batch = queue.take(0, timeout=5.0)
+    assert batch.slots[0].ticket == slot.ticket and batch.wait_seconds < 1.0
     assert (
-        told
+        saw
         == {
             "while it watches": [True],
             "before it falls asleep": [False],
             "asleep": [False, True],
         }[moment]
     )
+    assert len(slept) == (moment == "asleep")
+
+
+def test_an_actor_that_found_no_place_hears_of_the_next_one(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=0, batch_size=1)
+    produce(queue, 0)
+    assert queue.try_acquire(1) is None
+    queue.release(queue.take(0))
+    started = time.monotonic()
+    queue.wait_as_actor(1, 5.0)
+    assert time.monotonic() - started < 1.0
+    assert queue.try_acquire(1) is not None
+
+
+class Meddler:
+    """The states of all places, of which the others are read only after `meddle` was called."""
+
+    def __init__(self, states: memoryview, meddle: Callable[[], None]) -> None:
+        self._states, self._meddle = states, meddle
+
+    def tolist(self) -> list[int]:
+        first = self._states[0]
+        self._meddle()
+        return [first, *self._states.tolist()[1:]]
+
+
+def test_order_holds_for_what_is_started_and_finished_while_the_learner_looks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = SharedQueue(SPEC, QueueConfig(max_staleness=1), num_actors=2)
+    started: list[Slot] = []
+
+    def meddle() -> None:
+        if not started:
+            started.extend(queue.acquire(0.0, actor=i) for i in range(2))
+            fill(queue, started[1], 0)
+
+    states = queue._states
+    monkeypatch.setattr(queue, "_states", Meddler(states, meddle))
+    monkeypatch.setattr(queue, "_acquirable", lambda: states.tolist().index(0))
+    # The learner has seen place 0 free, where ticket 0 runs by now, and place 1 ready.
+    assert queue._next_ready() is None
+    assert [slot.ticket for slot in started] == [0, 1]
+    fill(queue, started[0], 0)
+    assert [queue.take(0).slots[0].ticket for _ in range(2)] == [0, 1]
 
 
 def test_what_a_dead_actor_held_is_issued_again(make_queue: MakeQueue) -> None:

@@ -8,6 +8,7 @@ benchmarks/RESULTS.md has thousands).
 from __future__ import annotations
 
 import os
+import platform
 import random
 import signal
 import threading
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unirl.core.errors import DeadlineExceeded, QueueClosed
+from unirl.core.errors import DeadlineExceeded, LockHeld, QueueClosed
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import Field, SampleSpec
 from unirl.core.slot_queue import LocalQueue, SlotQueue
@@ -149,7 +150,13 @@ def test_random_schedules_of_threads(shared: bool) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_random_schedules_of_processes_that_are_killed_at_any_moment() -> None:
+@pytest.mark.parametrize("in_order", [True, False], ids=["stores in order", "in any order"])
+def test_random_schedules_of_processes_that_are_killed_at_any_moment(
+    in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_order and platform.machine().lower() not in ("x86_64", "amd64"):
+        pytest.skip("this machine's stores are seen in any order")
+    monkeypatch.setattr("unirl.transports.shared._STORES_IN_ORDER", in_order)
     num_killed = 0
     for seed in range(NUM_SCHEDULES):
         rng = random.Random(seed)
@@ -227,6 +234,9 @@ def test_a_stopped_holder_of_the_lock_is_named(monkeypatch: pytest.MonkeyPatch) 
     try:
         with pytest.raises(DeadlineExceeded, match=str(pid)):
             queue.acquire(0.0)
+        with pytest.raises(LockHeld) as held:  # a runner then kills whoever holds it
+            queue.take(0, timeout=5.0)
+        assert held.value.pid == pid
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -13,6 +13,9 @@ class Guard(Protocol):
     watches: bool
     """Whether to watch the table before sleeping. Not among threads: a watcher holds up the one it
     waits for."""
+    own: AbstractContextManager[object]
+    """Instead of the whole lock, for what no other process changes: it shuts out the threads of
+    this one. Others see the stores inside in their order, and not before those made earlier."""
 
     def __enter__(self) -> object: ...
     def __exit__(self, *error: object) -> None: ...
@@ -30,6 +33,7 @@ class LocalGuard(AbstractContextManager[object]):
 
     def __init__(self, num_bells: int) -> None:
         self._lock = threading.Lock()
+        self.own: AbstractContextManager[object] = self._lock
         self._bells = [threading.Event() for _ in range(num_bells)]
 
     def __enter__(self) -> object:

@@ -1,6 +1,10 @@
 """The law of the queue over one table of slots, whatever memory the table lies in and whatever lock
 guards it.
 
+What a place says is written by whoever holds it: its actor while it runs, the learner once it is
+ready. So `commit`, `take` and `release` shut out no other process (`Guard.own`); the lock is for
+what several contend for: free places, tickets, the counts of discards.
+
 `LocalQueue` is the table in plain memory for threads of one process; `unirl.transports.shared` puts
 the very same table between processes.
 """
@@ -8,8 +12,9 @@ the very same table between processes.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from unirl.core.errors import DeadlineExceeded, QueueClosed, UniRLError
 from unirl.core.guard import Guard, LocalGuard
@@ -18,7 +23,6 @@ from unirl.core.sample import Batch, SampleSpec, Slot
 from unirl.core.slot_table import (
     ACTOR,
     CLOSED,
-    COMMITTED,
     DUE,
     FIRST,
     FREE,
@@ -46,10 +50,10 @@ LEARNER = 0
 # A lost wake-up must never become a hang: every sleeper looks again after this long, whatever
 # happened to its bell.
 LOOK_AGAIN_SECONDS = 0.1
-# What stands in the table for whoever waits. Waking a process takes 50 to 120 microseconds, several
-# times as long as copying a slot: so it watches its mark for about as long before it sleeps.
-_SLEEPS, _WATCHES = 1, 2
+# Waking a process takes 50 to 200 microseconds, several times as long as copying a slot: whoever
+# waits looks again and again for about as long before it sleeps.
 _WATCH_NS = 100_000
+T = TypeVar("T")
 
 
 class SlotQueue(SlotTable):
@@ -72,7 +76,6 @@ class SlotQueue(SlotTable):
         super().__init__(words, config.num_slots, num_actors, reasons)
         self.config = config
         self._data, self._guard = slots, guard
-        self._first_mark = _WATCHES if guard.watches else _SLEEPS
         self._first_ticket = 0
         # Taken by an unfinished `take`: a deadline must not lose them.
         self._partial: list[Slot] = []
@@ -87,25 +90,33 @@ class SlotQueue(SlotTable):
         """See SampleQueue. Raises DeadlineExceeded after `timeout` seconds, QueueClosed when the
         run is over.
         """
-        started, mark = time.monotonic(), self._first_mark
-        while (slot := self._try_acquire(actor, mark)) is None:
-            mark = self._wait(1 + actor, mark, started, timeout)
-        slot.wait_seconds = time.monotonic() - started
+        slot = self._look_for_free(actor, sure=True)
+        if slot is None:
+            started = time.monotonic()
+            slot = self._wait_for(1 + actor, partial(self._look_for_free, actor), timeout)
+            slot.wait_seconds = time.monotonic() - started
         return slot
 
     def try_acquire(self, actor: int = 0) -> Slot | None:
         """As acquire, without waiting. None: no place is free, and this actor's bell will ring when
         one may be.
         """
-        return self._try_acquire(actor, _SLEEPS)
+        mark = self._waiting + 1 + actor
+        self._words[mark] = 1
+        slot = self._look_for_free(actor, sure=True)
+        if slot is not None:
+            self._words[mark] = 0
+        return slot
 
-    def _try_acquire(self, actor: int, mark: int) -> Slot | None:
+    def _look_for_free(self, actor: int, sure: bool) -> Slot | None:
+        """A place for this actor. sure: not only at a glance."""
         words = self._words
+        if not sure and self._acquirable() is None and not words[CLOSED]:
+            return None
         with self._guard:
             self._raise_if_closed()
             index = self._acquirable()
             if index is None:
-                words[self._waiting + 1 + actor] = mark
                 return None
             row = self._rows[index]
             if words[row + STATE] == FREE:
@@ -149,7 +160,7 @@ class SlotQueue(SlotTable):
             )
         words, row = self._words, self._rows[slot.index]
         wait_us, work_us = int(slot.wait_seconds * 1e6), int(slot.work_seconds * 1e6)
-        with self._guard:
+        with self._guard.own:
             self._require(slot, RUNNING)
             self._ready[slot.index] = slot.ready
             words[row + FIRST] = slot.first_version
@@ -157,14 +168,15 @@ class SlotQueue(SlotTable):
             words[row + WAIT_US] = wait_us
             words[row + WORK_US] = work_us
             words[row + STATE] = READY
-            words[COMMITTED] += 1
-            self._ring_if_waiting(LEARNER)
+            words[self._committed + slot.actor] += 1
+        self._ring_if_waiting(LEARNER)
 
     def discard(self, slot: Slot, reason: str) -> None:
         """See SampleQueue. Raises UniRLError for a reason that was not declared."""
         with self._guard:
             self._require(slot, RUNNING)
             self._free(slot.index, reason)
+        self._ring_all_waiting()
 
     def reissue(self, slot: Slot) -> None:
         """See SampleQueue: for recipes whose tickets name something that must not be lost, such as
@@ -173,6 +185,7 @@ class SlotQueue(SlotTable):
         with self._guard:
             self._require(slot, RUNNING)
             self._put_back(slot.index)
+        self._ring_all_waiting()
 
     # -- the learner's side
 
@@ -180,44 +193,48 @@ class SlotQueue(SlotTable):
         """See SampleQueue. Slots are taken one by one: waiting for a whole batch inside the window
         would deadlock.
         """
-        words, started, taken = self._words, time.monotonic(), self._partial
-        allowed = self.config.max_staleness
-        deadline_from, mark = started, self._first_mark
+        started, taken = time.monotonic(), self._partial
         timeout = self.config.timeout_seconds if timeout is None else timeout
+        look = partial(self._look_for_ready, learner_version)
+        self._words[VERSION] = learner_version
         while len(taken) < self.config.batch_size:
-            with self._guard:
-                self._raise_if_closed()
-                words[VERSION] = learner_version
-                index = self._next_ready()
-                if index is None:
-                    words[self._waiting + LEARNER] = mark
-                elif learner_version - words[self._rows[index] + FIRST] > allowed:
-                    # One at a time: others get the lock in between.
-                    self._free(index, "stale")
-                    continue
-                else:
-                    words[self._rows[index] + STATE] = TAKEN
-            if index is None:
-                mark = self._wait(LEARNER, mark, deadline_from, timeout)
-                continue
-            taken.append(self._slot(index))
-            deadline_from, mark = time.monotonic(), self._first_mark
+            taken.append(look(False) or self._wait_for(LEARNER, look, timeout))
         self._partial = []
         return Batch(taken, learner_version, wait_seconds=time.monotonic() - started)
+
+    def _look_for_ready(self, learner_version: int, sure: bool) -> Slot | None:
+        """The slot to learn next, taken. sure: not only at a glance, and with the lock."""
+        words = self._words
+        if not sure and READY not in self._states.tolist() and not words[CLOSED]:
+            return None
+        while True:
+            with self._guard if sure else self._guard.own:
+                self._raise_if_closed()
+                index = self._next_ready()
+                if index is None:
+                    return None
+                row = self._rows[index]
+                if learner_version - words[row + FIRST] <= self.config.max_staleness:
+                    words[row + STATE] = TAKEN
+                    return self._slot(index)
+            # It is ready, so nobody else's: it cannot change in between.
+            with self._guard:
+                self._free(index, "stale")
+            self._ring_all_waiting()
 
     def release(self, batch: Batch) -> None:
         """See SampleQueue."""
         words = self._words
-        with self._guard:
+        with self._guard.own:
             for slot in batch.slots:
                 self._require(slot, TAKEN)
-            for slot in batch.slots:
-                self._vacate(slot.index)
-            words[LEARNED] += len(batch.slots)
             # The loop published before it released: samples started from now on see weights one
             # update newer.
             words[VERSION] = batch.version + 1
-            self._ring_waiting_actors()
+            for slot in batch.slots:
+                self._vacate(slot.index)
+            words[LEARNED] += len(batch.slots)
+        self._ring_waiting_actors()
 
     def close(self) -> None:
         """See SampleQueue."""
@@ -244,6 +261,7 @@ class SlotQueue(SlotTable):
                 else:
                     self._free(index, reason)
             self._balance(reason)
+        self._ring_all_waiting()
         return len(lost)
 
     def snapshot(self) -> Snapshot:
@@ -252,13 +270,14 @@ class SlotQueue(SlotTable):
         """
         words = self._words
         with self._guard:
+            # Read in one go: actors commit meanwhile.
+            states = self._states.tolist()
             # Taken and not released: a learner that failed on them has not learned them.
-            held = [i for i, row in enumerate(self._rows) if words[row + STATE] in (READY, TAKEN)]
-            waiting = [self._slot(i) for i in held]
-            unfinished = [row for row in self._rows if words[row + STATE] in (RUNNING, DUE)]
+            waiting = [self._slot(i) for i, state in enumerate(states) if state in (READY, TAKEN)]
+            unfinished = [self._tickets[i] for i, s in enumerate(states) if s in (RUNNING, DUE)]
             return Snapshot(
                 sorted(waiting, key=lambda slot: slot.ticket),
-                sorted([*(int(words[row + TICKET]) for row in unfinished), *self._backlog]),
+                sorted([*map(int, unfinished), *self._backlog]),
                 int(words[NEXT_TICKET]),
                 self.discarded(),
             )
@@ -272,8 +291,8 @@ class SlotQueue(SlotTable):
         due: Sequence[int] = (),
     ) -> None:
         """Put acknowledged samples of an earlier run back, before anyone acquires. Data is copied
-        by the caller. due: tickets to issue anew, the lowest first; those that find no place get
-        the next ones that come free.
+        by the caller. next_ticket: above all others. due: tickets to issue anew, the lowest first;
+        those that find no place get the next ones that come free.
         """
         words = self._words
         with self._guard:
@@ -310,15 +329,18 @@ class SlotQueue(SlotTable):
 
     def _next_ready(self) -> int | None:
         """The ready slot of the lowest ticket among the first `window` outstanding ones."""
-        words, window = self._words, self.config.window
-        outstanding = []
-        for index, row in enumerate(self._rows):
-            state = words[row + STATE]
-            if state in (RUNNING, READY, DUE):
-                outstanding.append((words[row + TICKET], index, state))
+        # Actors go on while this looks. What is acquired meanwhile gets a ticket of `end` or above
+        # and counts as not there; of those below, each stays where it is until it is discarded.
+        end, states = self._words[NEXT_TICKET], self._states.tolist()
+        tickets = self._tickets.tolist()
+        outstanding = [
+            (tickets[index], index)
+            for index, state in enumerate(states)
+            if state in (RUNNING, READY, DUE) and tickets[index] < end
+        ]
         outstanding.sort()
-        for _, index, state in outstanding[:window]:
-            if state == READY:
+        for _, index in outstanding[: self.config.window]:
+            if states[index] == READY:
                 return index
         return None
 
@@ -345,9 +367,6 @@ class SlotQueue(SlotTable):
             )
         self._words[self._discarded + self._reasons.index(reason)] += 1
         self._vacate(index)
-        self._ring_waiting_actors()
-        # Strict order may have waited for exactly this slot.
-        self._ring_if_waiting(LEARNER)
 
     def _vacate(self, index: int) -> None:
         """Nobody's place from now on, or that of a ticket which waits for one."""
@@ -360,7 +379,6 @@ class SlotQueue(SlotTable):
 
     def _put_back(self, index: int) -> None:
         self._words[self._rows[index] + STATE] = DUE
-        self._ring_waiting_actors()
 
     def _require(self, slot: Slot, state: int) -> None:
         row = self._rows[slot.index]
@@ -376,47 +394,60 @@ class SlotQueue(SlotTable):
         if self._words[CLOSED]:
             raise QueueClosed
 
+    # Whoever waits sets a mark and looks once more; whoever changes something looks for marks after
+    # it. In between, the one enters a lock and the other leaves one: so one sees the other.
+
     def _ring_if_waiting(self, bell: int) -> None:
-        mark = self._words[self._waiting + bell]
-        if mark:
-            self._words[self._waiting + bell] = 0
-        if mark == _SLEEPS:
+        if self._words[self._waiting + bell]:
             self._guard.ring(bell)
 
     def _ring_waiting_actors(self) -> None:
         for bell in range(1, self._num_actors + 1):
             self._ring_if_waiting(bell)
 
-    def _wait(self, bell: int, mark: int, started: float, timeout: float | None) -> int:
-        """Until there may be something for whoever left `mark`: returns its next mark.
+    def _ring_all_waiting(self) -> None:
+        # Strict order may have waited for exactly the slot that is gone.
+        self._ring_if_waiting(LEARNER)
+        self._ring_waiting_actors()
 
-        A mark is only ever left with the lock held, after looking, so no change goes unseen.
+    def _wait_for(self, bell: int, look: Callable[[bool], T | None], timeout: float | None) -> T:
+        """What `look` finds, as soon as it finds something; look(True) does so for sure, if there
+        is something.
         """
-        seconds = LOOK_AGAIN_SECONDS
-        if timeout is not None:
-            left = started + timeout - time.monotonic()
-            if left <= 0:
-                who, what = f"actor {bell - 1}", "a free slot"
-                if bell == LEARNER:
-                    who, what = "the learner", "a finished slot"
-                raise DeadlineExceeded(
-                    f"{who} waited {timeout:g} s for {what}",
-                    self.waited_for(),
-                    "look at the log of whoever holds them, or raise the deadline",
-                )
-            seconds = min(seconds, left)
-        if mark == _WATCHES:
-            return _WATCHES if self._saw_change(bell) else _SLEEPS
-        self._guard.wait(bell, seconds)
-        return self._first_mark
+        until = None if timeout is None else time.monotonic() + timeout
+        while (found := self._watch(look)) is None:
+            self._words[self._waiting + bell] = 1
+            try:
+                if (found := look(True)) is not None:
+                    break
+                seconds = LOOK_AGAIN_SECONDS
+                if until is not None:
+                    seconds = min(seconds, until - time.monotonic())
+                if seconds <= 0:
+                    raise self._too_late(bell, timeout)
+                self._guard.wait(bell, seconds)
+            finally:
+                self._words[self._waiting + bell] = 0
+        return found
 
-    def _saw_change(self, bell: int) -> bool:
-        """Whether the mark was wiped away while it was watched."""
-        words, word, until = self._words, self._waiting + bell, time.monotonic_ns() + _WATCH_NS
-        while words[word] == _WATCHES:
-            if time.monotonic_ns() > until:
-                return False
-        return True
+    def _watch(self, look: Callable[[bool], T | None]) -> T | None:
+        """Look without a mark, for as long as it pays."""
+        found = look(False)
+        if found is None and self._guard.watches:
+            until = time.monotonic_ns() + _WATCH_NS
+            while (found := look(False)) is None and time.monotonic_ns() < until:
+                pass
+        return found
+
+    def _too_late(self, bell: int, timeout: float | None) -> DeadlineExceeded:
+        who, what = f"actor {bell - 1}", "a free slot"
+        if bell == LEARNER:
+            who, what = "the learner", "a finished slot"
+        return DeadlineExceeded(
+            f"{who} waited {timeout:g} s for {what}",
+            self.waited_for(),
+            "look at the log of whoever holds them, or raise the deadline",
+        )
 
 
 class LocalQueue(SlotQueue):

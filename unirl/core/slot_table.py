@@ -24,15 +24,16 @@ REASONS = (
 )
 """Why a slot was discarded. A recipe may declare more."""
 
-CLOSED, NEXT_TICKET, VERSION, COMMITTED, LEARNED, _HEADER = range(6)
-"""Words of the whole table; after them marks of those who wait, and discards by reason."""
+CLOSED, NEXT_TICKET, VERSION, LEARNED, _HEADER = range(5)
+"""Words of the whole table; after them marks of those who wait, what each actor committed, and
+discards by reason."""
 STATE, TICKET, ACTOR, START_VERSION, FIRST, LAST, WAIT_US, WORK_US, START_US, _ROW = range(10)
 """Words of a place, from its row on."""
 
 
 def table_words(num_slots: int, num_actors: int, num_reasons: int) -> int:
     """How many int64 words the table of such a queue has."""
-    return _HEADER + (num_actors + 1) + num_reasons + num_slots * _ROW
+    return _HEADER + (num_actors + 1) + num_actors + num_reasons + num_slots * _ROW
 
 
 class SlotTable:
@@ -47,7 +48,9 @@ class SlotTable:
         self._words, self._num_actors, self._reasons = words, num_actors, reasons
         self._waiting = _HEADER
         """Where the mark of who listens to bell 0 stands."""
-        self._discarded = self._waiting + num_actors + 1
+        self._committed = self._waiting + num_actors + 1
+        """Where the number of slots that actor 0 committed stands."""
+        self._discarded = self._committed + num_actors
         first_row = self._discarded + len(reasons)
         self._rows = [first_row + i * _ROW for i in range(num_slots)]
         # One word of every place, read in one go: views of the table, not copies.
@@ -85,7 +88,7 @@ class SlotTable:
         """Slots started, committed and learned since the queue was made."""
         return {
             "started": int(self._words[NEXT_TICKET]),
-            "committed": int(self._words[COMMITTED]),
+            "committed": sum(self._words[self._committed : self._discarded]),
             "learned": int(self._words[LEARNED]),
         }
 

@@ -13,6 +13,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import platform
 import select
 import sys
 import tempfile
@@ -41,6 +42,8 @@ _LOCK_TRIES = 20
 """Before the first sleep."""
 # Not every system has it.
 _give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
+_STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
+"""Whether other processes see a process's stores in their order, and a thread lock is a fence."""
 _ONE = (1).to_bytes(8, sys.byteorder)
 
 
@@ -143,6 +146,7 @@ class SharedGuard(AbstractContextManager[object]):
     def _prepare(self) -> None:
         # Record locks exclude processes, not threads of one process.
         self._threads = threading.Lock()
+        self.own: AbstractContextManager[object] = self._threads if _STORES_IN_ORDER else self
         self._holder = memoryview(self._block.buffer).cast("q")
 
     def __getstate__(self) -> dict[str, Any]:
