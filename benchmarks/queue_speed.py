@@ -1,8 +1,10 @@
 """What moving one sample from an actor to the learner costs, beside one memcpy of the same bytes.
 
 An actor process writes 564 KB (20 steps of 84 x 84 x 4 pixels) into a slot in shared memory, the
-learner copies it out. Measured in one run: the memcpy alone, the stream (time per slot when both
-work all the time, both copies included), and the hand-over of an empty slot to a sleeping learner.
+learner copies it out. Measured in one run: the memcpy alone, within one process; the stream (time
+per slot when both work all the time, both copies included); the same stream without a queue, over
+as many places, each side spinning on the other's count: what the two copies cost at the least
+between these two cores; and the hand-over of an empty slot to a sleeping learner.
 
     python benchmarks/queue_speed.py
 """
@@ -19,7 +21,7 @@ import torch
 
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import Field, SampleSpec
-from unirl.transports.shared import SharedQueue
+from unirl.transports.shared import SharedBlock, SharedQueue
 
 NUM_BYTES = 20 * 84 * 84 * 4
 SPEC = SampleSpec(
@@ -67,6 +69,58 @@ def move(max_staleness: int, num_slots: int, pause_seconds: float, num_bytes: in
     return micros[num_slots // 10 :]
 
 
+class BareRing:
+    """Places in shared memory between one writer and one reader that never sleep."""
+
+    def __init__(self, num_places: int) -> None:
+        self._block = SharedBlock(4096 + num_places * NUM_BYTES, "unirl-bare")
+        self._num_places = num_places
+
+    def _view(self) -> tuple[memoryview, list[torch.Tensor]]:
+        places = [
+            self._block.tensor(4096 + i * NUM_BYTES, (NUM_BYTES,), torch.uint8)
+            for i in range(self._num_places)
+        ]
+        # The counts lie in cache lines of their own: words 0 (written) and 64 (read).
+        return memoryview(self._block.buffer)[:4096].cast("q"), places
+
+    def write(self, num_slots: int) -> None:
+        """Write so many slots, from memory of this process."""
+        torch.set_num_threads(1)
+        counts, places = self._view()
+        source = torch.randint(0, 255, (NUM_BYTES,), dtype=torch.uint8)
+        for number in range(num_slots):
+            while number - counts[64] >= self._num_places:
+                pass
+            places[number % self._num_places].copy_(source)
+            counts[0] = number + 1
+
+    def read(self, num_slots: int) -> list[float]:
+        """Microseconds per slot."""
+        counts, places = self._view()
+        out = torch.empty(NUM_BYTES, dtype=torch.uint8)
+        micros, last = [], 0
+        for number in range(num_slots):
+            while counts[0] <= number:
+                pass
+            out.copy_(places[number % self._num_places])
+            now = time.perf_counter_ns()
+            micros.append((now - last) / 1e3)
+            counts[64] = number + 1
+            last = now
+        return micros[num_slots // 10 :]
+
+
+def move_bare(max_staleness: int, num_slots: int) -> list[float]:
+    """Microseconds per slot of the stream without a queue."""
+    ring = BareRing(max_staleness + 1)
+    process = multiprocessing.get_context("spawn").Process(target=ring.write, args=(num_slots,))
+    process.start()
+    micros = ring.read(num_slots)
+    process.join()
+    return micros
+
+
 def memcpy_micros(num_copies: int = 2000) -> float:
     """Median time of one copy between two buffers of this process."""
     source = torch.randint(0, 255, (NUM_BYTES,), dtype=torch.uint8)
@@ -86,25 +140,34 @@ def main() -> None:
     parser.add_argument("--no-write", action="store_true", help="leave RESULTS.md as it is")
     flags = parser.parse_args()
     torch.set_num_threads(1)
-    copies, streams, sleepers = [], {1: [], 3: []}, []  # type: ignore[var-annotated]
+    copies, sleepers = [], []
+    streams: dict[int, list[float]] = {1: [], 3: []}
+    bare: dict[int, list[float]] = {1: [], 3: []}
     for _ in range(flags.rounds):
         copies.append(memcpy_micros())
         for max_staleness, found in streams.items():
             micros = move(max_staleness, flags.slots, 0.0, NUM_BYTES)
-            found.append(sum(micros) / len(micros))
+            found.append(statistics.mean(micros))
+            bare[max_staleness].append(statistics.mean(move_bare(max_staleness, flags.slots)))
         sleepers.append(statistics.median(move(1, 400, 1e-3, 0)))
     memcpy = statistics.median(copies)
     limit = 2 * memcpy + 30
-    rows = [["one memcpy", f"{memcpy:.1f}", ""]]
+    rows = [["one memcpy", f"{memcpy:.1f}", f"{min(copies):.1f} - {max(copies):.1f}", ""]]
     for max_staleness, found in streams.items():
-        each = statistics.median(found)
-        rows.append(
-            [f"stream, max_staleness {max_staleness}", f"{each:.1f}", f"{each / limit:.2f}"]
-        )
+        for what, times in (("stream", found), ("without a queue", bare[max_staleness])):
+            each = statistics.median(times)
+            rows.append(
+                [
+                    f"{what}, max_staleness {max_staleness}",
+                    f"{each:.1f}",
+                    f"{min(times):.1f} - {max(times):.1f}",
+                    f"{each / limit:.2f}",
+                ]
+            )
     rows.append(
-        ["waking a sleeping learner (no payload)", f"{statistics.median(sleepers):.1f}", ""]
+        ["waking a sleeping learner (no payload)", f"{statistics.median(sleepers):.1f}", "", ""]
     )
-    text = measure.table(["", "microseconds, median", "of 2 memcpy + 30 us"], rows)
+    text = measure.table(["", "microseconds, median", "of the rounds", "of 2 memcpy + 30 us"], rows)
     print(text)
     if not flags.no_write:
         measure.write_block("queue-speed", text)

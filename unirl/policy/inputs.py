@@ -244,11 +244,14 @@ class ObservationInputs(nn.Module):
             least = smallest_image(torso, config.image_stride)
             big_enough = min(image.height, image.width) >= least
             if big_enough and (config.torso != "auto" or box.dtype == np.uint8):
-                if config.normalize_images and box.dtype == np.uint8:
-                    image = replace(image, whitened=True, scale=1.0)
-                image = replace(image, stride=config.image_stride)
-                image = replace(image, blocked=_can_block(image, box, torso))
-                self.images.append(image)
+                whitened = config.normalize_images and box.dtype == np.uint8
+                image = replace(
+                    image,
+                    whitened=whitened,
+                    scale=1.0 if whitened else image.scale,
+                    stride=config.image_stride,
+                )
+                self.images.append(replace(image, blocked=_can_block(image, box, torso)))
                 return
             if config.torso != "auto":
                 raise UniRLError(

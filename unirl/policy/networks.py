@@ -51,7 +51,8 @@ class PixelConv(nn.Module):
         layer = conv(image.channels, num_out, width, HIDDEN_GAIN, generator, stride=self.stride)
         self.weight, self.bias = layer.weight, layer.bias
         self.scale, self.blocked = image.scale, image.blocked
-        self.height, self.width = (size // self.stride - 1 for size in (image.height, image.width))
+        self.out_sizes = tuple(size // self.stride - 1 for size in (image.height, image.width))
+        """Height and width of what it returns."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight * self.scale
@@ -72,7 +73,7 @@ class NatureCNN(nn.Module):
         self.conv1 = PixelConv(image, 32, generator)
         self.conv2 = conv(32, 64, 4, HIDDEN_GAIN, generator, stride=2)
         self.conv3 = conv(64, 64, 3, HIDDEN_GAIN, generator)
-        height, width = ((size - 4) // 2 + 1 - 2 for size in (self.conv1.height, self.conv1.width))
+        height, width = ((size - 4) // 2 + 1 - 2 for size in self.conv1.out_sizes)
         self.linear = linear(64 * height * width, num_out, HIDDEN_GAIN, generator)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ class ShallowCNN(nn.Module):
         self.num_out = num_out
         self.conv1 = PixelConv(image, 16, generator)
         self.conv2 = conv(16, 32, 4, HIDDEN_GAIN, generator, stride=2)
-        height, width = ((size - 4) // 2 + 1 for size in (self.conv1.height, self.conv1.width))
+        height, width = ((size - 4) // 2 + 1 for size in self.conv1.out_sizes)
         self.linear = linear(32 * height * width, num_out, HIDDEN_GAIN, generator)
 
     def forward(self, x: Tensor) -> Tensor:
