@@ -4,7 +4,8 @@ An actor process writes 564 KB (20 steps of 84 x 84 x 4 pixels) into a slot in s
 learner copies it out. Measured in one run: the memcpy alone, within one process; the stream (time
 per slot when both work all the time, both copies included); the same stream without a queue, over
 as many places, each side spinning on the other's count: what the two copies cost at the least
-between these two cores; and the hand-over of an empty slot to a sleeping learner.
+between these two cores; the queue alone, with slots that nobody writes; and the hand-over of such a
+slot to a sleeping learner.
 
     python benchmarks/queue_speed.py
 """
@@ -135,38 +136,32 @@ def memcpy_micros(num_copies: int = 2000) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--slots", type=int, default=4000)
     parser.add_argument("--no-write", action="store_true", help="leave RESULTS.md as it is")
     flags = parser.parse_args()
     torch.set_num_threads(1)
-    copies, sleepers = [], []
-    streams: dict[int, list[float]] = {1: [], 3: []}
-    bare: dict[int, list[float]] = {1: [], 3: []}
+    times: dict[str, list[float]] = {}
+
+    def found(what: str, micros: float) -> None:
+        times.setdefault(what, []).append(micros)
+
     for _ in range(flags.rounds):
-        copies.append(memcpy_micros())
-        for max_staleness, found in streams.items():
-            micros = move(max_staleness, flags.slots, 0.0, NUM_BYTES)
-            found.append(statistics.mean(micros))
-            bare[max_staleness].append(statistics.mean(move_bare(max_staleness, flags.slots)))
-        sleepers.append(statistics.median(move(1, 400, 1e-3, 0)))
-    memcpy = statistics.median(copies)
-    limit = 2 * memcpy + 30
-    rows = [["one memcpy", f"{memcpy:.1f}", f"{min(copies):.1f} - {max(copies):.1f}", ""]]
-    for max_staleness, found in streams.items():
-        for what, times in (("stream", found), ("without a queue", bare[max_staleness])):
-            each = statistics.median(times)
-            rows.append(
-                [
-                    f"{what}, max_staleness {max_staleness}",
-                    f"{each:.1f}",
-                    f"{min(times):.1f} - {max(times):.1f}",
-                    f"{each / limit:.2f}",
-                ]
-            )
-    rows.append(
-        ["waking a sleeping learner (no payload)", f"{statistics.median(sleepers):.1f}", "", ""]
-    )
+        found("one memcpy", memcpy_micros())
+        for age in (1, 3):
+            stream = move(age, flags.slots, 0.0, NUM_BYTES)
+            found(f"stream, max_staleness {age}", statistics.mean(stream))
+            bare = move_bare(age, flags.slots)
+            found(f"the same without a queue, {age + 1} places", statistics.mean(bare))
+        empty = move(1, flags.slots, 0.0, 0)
+        found("empty slots, max_staleness 1", statistics.mean(empty))
+        found("waking a sleeping learner", statistics.median(move(1, 400, 1e-3, 0)))
+    limit = 2 * statistics.median(times["one memcpy"]) + 30
+    rows = []
+    for what, micros in times.items():
+        each = statistics.median(micros)
+        share = f"{each / limit:.2f}" if "stream" in what or "the same" in what else ""
+        rows.append([what, f"{each:.1f}", f"{min(micros):.1f} - {max(micros):.1f}", share])
     text = measure.table(["", "microseconds, median", "of the rounds", "of 2 memcpy + 30 us"], rows)
     print(text)
     if not flags.no_write:
