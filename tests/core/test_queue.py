@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable
@@ -241,14 +242,14 @@ def test_a_waiting_learner_learns_of_a_commit_at_once(
     saw: list[bool] = []
     slept: list[float] = []
 
-    def watches(look: Callable[[bool], Slot | None]) -> Slot | None:
+    def watches(look: Callable[[bool], Slot | None], until: float | None) -> Slot | None:
         def looks(sure: bool) -> Slot | None:
             found = look(sure)
             if moment == "while it watches" and found is None:
                 fill(queue, slot, 0)
             return found
 
-        found = watch(looks)
+        found = watch(looks, until)
         saw.append(found is not None)
         if moment == "before it falls asleep" and not found:
             fill(queue, slot, 0)
@@ -401,6 +402,88 @@ def test_unfinished_tickets_are_issued_first_in_another_queue(make_queue: MakeQu
     assert again.acquire(0.0).ticket == 3
     assert again.reclaim(0) == 2
     assert again.discarded()["actor_died"] == 2  # every ticket is accounted for
+
+
+def as_an_actor_sees_it(queue: SlotQueue) -> SlotQueue:
+    """The same memory and locks, without what the learner's process alone has."""
+    view = copy.copy(queue)
+    view._backlog, view._partial, view._ready = [], [], {}
+    return view
+
+
+def test_tickets_without_a_place_come_before_new_ones_whoever_gives_a_place_back(
+    make_queue: MakeQueue,
+) -> None:
+    queue = make_queue(max_staleness=1, batch_size=1)
+    queue.restore([], 6, due=[1, 3, 4, 5])
+    actor = as_an_actor_sees_it(queue)
+    first, second = actor.acquire(0.0), actor.acquire(0.0)
+    assert (first.ticket, second.ticket) == (1, 3)
+    actor.discard(first, "filtered")
+    assert actor.try_acquire() is None  # the place is for ticket 4, which the learner gives out
+    with pytest.raises(DeadlineExceeded, match="1 due"):
+        queue.take(0, timeout=0.0)
+    for wanted in (4, 5, 6):
+        slot = actor.acquire(0.0)
+        assert slot.ticket == wanted
+        actor.discard(slot, "filtered")
+        with pytest.raises(DeadlineExceeded):
+            queue.take(0, timeout=0.0)
+
+
+class Killed(Exception):
+    pass
+
+
+class MortalWords:
+    """The words of a process that is killed before its store number `num_stores`."""
+
+    def __init__(self, words: memoryview, num_stores: int) -> None:
+        self._words, self._left = words, num_stores
+
+    def __getitem__(self, index: int) -> int:
+        return int(self._words[index])
+
+    def __setitem__(self, index: int, value: int) -> None:
+        if self._left == 0:
+            raise Killed
+        self._left -= 1
+        self._words[index] = value
+
+
+@pytest.mark.parametrize("reissue", [False, True], ids=["discarded", "issued again"])
+@pytest.mark.parametrize("call", ["acquire", "commit", "discard", "reissue"])
+def test_every_ticket_is_accounted_for_after_a_kill_before_any_store(
+    make_queue: MakeQueue, call: str, reissue: bool
+) -> None:
+    num_kills = 0
+    for num_stores in range(20):
+        queue = make_queue(max_staleness=2, batch_size=1)
+        produce(queue, 0, actor=0)
+        victim = as_an_actor_sees_it(queue)
+        slot = victim.acquire(0.0, actor=1) if call != "acquire" else None
+        victim._words = MortalWords(queue._words, num_stores)  # type: ignore[assignment]
+        try:
+            if slot is None:
+                victim.acquire(0.0, actor=1)
+            elif call == "commit":
+                fill(victim, slot, 0)
+            elif call == "discard":
+                victim.discard(slot, "filtered")
+            else:
+                victim.reissue(slot)
+        except Killed:
+            num_kills += 1
+        queue.reclaim(1, reissue=reissue)
+        ready, unfinished, next_ticket, discarded = queue.snapshot()
+        known = sorted([*(slot.ticket for slot in ready), *unfinished])
+        assert len(known) + sum(discarded.values()) == next_ticket <= 2
+        assert min(discarded.values()) >= 0
+        later = [queue.acquire(0.0).ticket for _ in range(queue.num_free)]
+        assert later == sorted(set(later)) and later[-1] < next_ticket + len(later)
+        if reissue and call != "discard":
+            assert sorted([*(slot.ticket for slot in ready), *later]) == [0, 1, 2]
+    assert num_kills > 0
 
 
 def test_acknowledged_samples_survive_in_another_queue(make_queue: MakeQueue) -> None:

@@ -8,7 +8,6 @@ benchmarks/RESULTS.md has thousands).
 from __future__ import annotations
 
 import os
-import platform
 import random
 import signal
 import threading
@@ -24,6 +23,7 @@ from unirl.core.queue import QueueConfig
 from unirl.core.sample import Field, SampleSpec
 from unirl.core.slot_queue import LocalQueue, SlotQueue
 from unirl.core.weights import LocalWeightStore, Weights, WeightStore
+from unirl.transports import shared
 from unirl.transports.shared import SharedQueue, SharedWeightStore
 
 NUM_SCHEDULES = int(os.environ.get("UNIRL_SCHEDULES", "60"))
@@ -154,7 +154,7 @@ def test_random_schedules_of_threads(shared: bool) -> None:
 def test_random_schedules_of_processes_that_are_killed_at_any_moment(
     in_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if in_order and platform.machine().lower() not in ("x86_64", "amd64"):
+    if in_order and not shared._STORES_IN_ORDER:
         pytest.skip("this machine's stores are seen in any order")
     monkeypatch.setattr("unirl.transports.shared._STORES_IN_ORDER", in_order)
     num_killed = 0
@@ -183,31 +183,82 @@ def test_random_schedules_of_processes_that_are_killed_at_any_moment(
                 os._exit(code)
 
         pids = [start(index, 0) for index in range(3)]
+        mourning: list[tuple[int, threading.Thread]] = []
+
+        def replace_the_dead(
+            pids: list[int] = pids,
+            start: Callable[[int, int], int] = start,
+            mourning: list[tuple[int, threading.Thread]] = mourning,
+        ) -> None:
+            while mourning:
+                victim, thread = mourning.pop()
+                thread.join()  # nobody forks beside a thread
+                pids[victim] = start(victim, num_killed)
 
         def chaos(
             pids: list[int] = pids,
             rng: random.Random = rng,
             queue: SharedQueue = queue,
-            start: Callable[[int, int], int] = start,
+            replace_the_dead: Callable[[], None] = replace_the_dead,
+            mourning: list[tuple[int, threading.Thread]] = mourning,
         ) -> None:
             nonlocal num_killed
+            replace_the_dead()
             if rng.random() < 0.25:
                 time.sleep(rng.random() * 1e-3)
                 victim = rng.randrange(3)
                 os.kill(pids[victim], signal.SIGKILL)
                 os.waitpid(pids[victim], 0)
-                queue.reclaim(victim)
                 num_killed += 1
-                pids[victim] = start(victim, num_killed)
+                # As in a runner: by another thread than the one that learns.
+                thread = threading.Thread(target=queue.reclaim, args=(victim,))
+                thread.start()
+                mourning.append((victim, thread))
 
         try:
             tickets = learn(queue, store, 12, rng, chaos)
         finally:
+            replace_the_dead()
             queue.close()
             codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         assert codes == [0, 0, 0]
         check_books(queue, tickets)
     assert num_killed > NUM_SCHEDULES  # the schedules really were violent
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_no_wake_up_between_processes_is_lost(
+    max_staleness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody looks again by himself, and all sleep at once instead of watching.
+    monkeypatch.setattr("unirl.core.slot_queue.LOOK_AGAIN_SECONDS", 20.0)
+    monkeypatch.setattr("unirl.core.slot_queue._WATCH_SECONDS", 0.0)
+    queue = SharedQueue(SPEC, QueueConfig(max_staleness=max_staleness), num_actors=3)
+    store = SharedWeightStore(weights_of(0))
+    store.publish(weights_of(0), 0)
+    pids = []
+    for index in range(3):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            code = 1
+            try:
+                act(queue, store, index, random.Random(index))
+                code = 0
+            finally:
+                os._exit(code)
+    longest = 0.0
+    try:
+        for version in range(500):
+            batch = queue.take(version, timeout=30.0)
+            longest = max(longest, batch.wait_seconds)
+            store.publish(weights_of(version + 1), version + 1)
+            queue.release(batch)
+    finally:
+        queue.close()
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    assert codes == [0, 0, 0]
+    assert longest < 10.0
 
 
 def test_a_shared_queue_leaves_no_name_in_the_file_system() -> None:

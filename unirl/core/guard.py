@@ -14,8 +14,9 @@ class Guard(Protocol):
     """Whether to watch the table before sleeping. Not among threads: a watcher holds up the one it
     waits for."""
     own: AbstractContextManager[object]
-    """Instead of the whole lock, for what no other process changes: it shuts out the threads of
-    this one. Others see the stores inside in their order, and not before those made earlier."""
+    """To be entered instead of the guard where no other process writes the same words: it shuts out
+    this process's threads alone. Others see the stores inside in their order, after all earlier
+    ones, and before whatever follows is loaded."""
 
     def __enter__(self) -> object: ...
     def __exit__(self, *error: object) -> None: ...

@@ -22,6 +22,7 @@ from unirl.core.queue import QueueConfig, Snapshot
 from unirl.core.sample import Batch, SampleSpec, Slot
 from unirl.core.slot_table import (
     ACTOR,
+    BACKLOG,
     CLOSED,
     DUE,
     FIRST,
@@ -52,7 +53,7 @@ LEARNER = 0
 LOOK_AGAIN_SECONDS = 0.1
 # Waking a process takes 50 to 200 microseconds, several times as long as copying a slot: whoever
 # waits looks again and again for about as long before it sleeps.
-_WATCH_NS = 100_000
+_WATCH_SECONDS = 100e-6
 T = TypeVar("T")
 
 
@@ -120,8 +121,10 @@ class SlotQueue(SlotTable):
                 return None
             row = self._rows[index]
             if words[row + STATE] == FREE:
+                # First due, then drawn: whoever is killed in between loses no ticket.
                 words[row + TICKET] = words[NEXT_TICKET]
-                words[NEXT_TICKET] += 1
+                words[row + STATE] = DUE
+            self._count_as_drawn(words[row + TICKET])
             words[row + ACTOR] = actor
             words[row + START_VERSION] = words[VERSION]
             words[row + START_US] = int(time.monotonic() * 1e6)  # whoever waited held nothing
@@ -131,11 +134,11 @@ class SlotQueue(SlotTable):
 
     def _acquirable(self) -> int | None:
         """The place of the lowest ticket that is due, else a free one."""
-        states = self._states.tolist()
+        backlog, states = self._words[BACKLOG], self._states.tolist()
         if DUE in states:
             due = [index for index, state in enumerate(states) if state == DUE]
             return min(due, key=self._tickets.__getitem__)
-        return states.index(FREE) if FREE in states else None
+        return states.index(FREE) if FREE in states and not backlog else None
 
     def slot_data(self, index: int) -> Mapping[str, Any]:
         """The memory of one place, for whoever helps its actor to fill it."""
@@ -162,13 +165,14 @@ class SlotQueue(SlotTable):
         wait_us, work_us = int(slot.wait_seconds * 1e6), int(slot.work_seconds * 1e6)
         with self._guard.own:
             self._require(slot, RUNNING)
+            actor = words[row + ACTOR]
             self._ready[slot.index] = slot.ready
             words[row + FIRST] = slot.first_version
             words[row + LAST] = slot.last_version
             words[row + WAIT_US] = wait_us
             words[row + WORK_US] = work_us
             words[row + STATE] = READY
-            words[self._committed + slot.actor] += 1
+            words[self._committed + actor] += 1
         self._ring_if_waiting(LEARNER)
 
     def discard(self, slot: Slot, reason: str) -> None:
@@ -203,10 +207,17 @@ class SlotQueue(SlotTable):
         return Batch(taken, learner_version, wait_seconds=time.monotonic() - started)
 
     def _look_for_ready(self, learner_version: int, sure: bool) -> Slot | None:
-        """The slot to learn next, taken. sure: not only at a glance, and with the lock."""
+        """The slot to learn next, taken. sure: not only at a glance, and with the lock: a learner
+        that starves must notice who holds it for too long.
+        """
         words = self._words
         if not sure and READY not in self._states.tolist() and not words[CLOSED]:
             return None
+        if sure and self._backlog:
+            # An actor that gave a place back could not fill it from here.
+            with self._guard.own:
+                self._refill()
+            self._ring_waiting_actors()
         while True:
             with self._guard if sure else self._guard.own:
                 self._raise_if_closed()
@@ -250,6 +261,8 @@ class SlotQueue(SlotTable):
         how many. reissue: their tickets too, then nothing is discarded.
         """
         with self._guard:
+            self._words[self._waiting + 1 + actor] = 0
+            self._count_all_as_drawn()
             lost = [
                 i
                 for i, row in enumerate(self._rows)
@@ -272,6 +285,7 @@ class SlotQueue(SlotTable):
         with self._guard:
             # Read in one go: actors commit meanwhile.
             states = self._states.tolist()
+            self._count_all_as_drawn()
             # Taken and not released: a learner that failed on them has not learned them.
             waiting = [self._slot(i) for i, state in enumerate(states) if state in (READY, TAKEN)]
             unfinished = [self._tickets[i] for i, s in enumerate(states) if s in (RUNNING, DUE)]
@@ -306,6 +320,7 @@ class SlotQueue(SlotTable):
             for row, ticket in zip(empty, tickets, strict=False):
                 words[row + TICKET], words[row + STATE] = ticket, DUE
             self._backlog = tickets[len(empty) :]
+            words[BACKLOG] = len(self._backlog)
             words[NEXT_TICKET], words[VERSION] = next_ticket, version
             self._first_ticket = next_ticket - len(ready) - len(due)
 
@@ -313,10 +328,17 @@ class SlotQueue(SlotTable):
         """The memory of one place, for `restore`."""
         return self._data[index]
 
+    def _count_as_drawn(self, ticket: int) -> None:
+        self._words[NEXT_TICKET] = max(self._words[NEXT_TICKET], ticket + 1)
+
+    def _count_all_as_drawn(self) -> None:
+        """As whoever was killed while it acquired would have done."""
+        for state, ticket in zip(self._states.tolist(), self._tickets.tolist(), strict=True):
+            if state != FREE:
+                self._count_as_drawn(ticket)
+
     def _balance(self, reason: str) -> None:
-        """Correct the count by what a kill between two stores tore: a ticket drawn but not used, or
-        a discard counted but not done.
-        """
+        """Count what a kill between two stores left out: a discard that was done."""
         words = self._words
         started = words[NEXT_TICKET] - self._first_ticket
         out = sum(words[row + STATE] != FREE for row in self._rows) + len(self._backlog)
@@ -365,17 +387,26 @@ class SlotQueue(SlotTable):
                 f"declared are {', '.join(self._reasons)}",
                 "declare it in the plan",
             )
-        self._words[self._discarded + self._reasons.index(reason)] += 1
+        # Done before it is counted: what a kill in between leaves uncounted, `_balance` finds.
         self._vacate(index)
+        self._words[self._discarded + self._reasons.index(reason)] += 1
 
     def _vacate(self, index: int) -> None:
         """Nobody's place from now on, or that of a ticket which waits for one."""
-        row = self._rows[index]
+        self._words[self._rows[index] + STATE] = FREE
         if self._backlog:
-            self._words[row + TICKET] = self._backlog.pop(0)
-            self._words[row + STATE] = DUE
-        else:
-            self._words[row + STATE] = FREE
+            self._refill()
+
+    def _refill(self) -> None:
+        """Free places for the lowest tickets of the backlog: until it is empty, nobody else takes
+        free ones.
+        """
+        words = self._words
+        for row in self._rows:
+            if words[row + STATE] == FREE and self._backlog:
+                words[row + TICKET] = self._backlog.pop(0)
+                words[row + STATE] = DUE
+        words[BACKLOG] = len(self._backlog)
 
     def _put_back(self, index: int) -> None:
         self._words[self._rows[index] + STATE] = DUE
@@ -395,7 +426,9 @@ class SlotQueue(SlotTable):
             raise QueueClosed
 
     # Whoever waits sets a mark and looks once more; whoever changes something looks for marks after
-    # it. In between, the one enters a lock and the other leaves one: so one sees the other.
+    # it. For one of the two to see the other, each one's store must be seen before it loads: in
+    # between, the one enters a lock and the other leaves one. On x86 that is a fence, whichever
+    # lock it is; elsewhere it is the same lock.
 
     def _ring_if_waiting(self, bell: int) -> None:
         if self._words[self._waiting + bell]:
@@ -415,7 +448,7 @@ class SlotQueue(SlotTable):
         is something.
         """
         until = None if timeout is None else time.monotonic() + timeout
-        while (found := self._watch(look)) is None:
+        while (found := self._watch(look, until)) is None:
             self._words[self._waiting + bell] = 1
             try:
                 if (found := look(True)) is not None:
@@ -430,12 +463,13 @@ class SlotQueue(SlotTable):
                 self._words[self._waiting + bell] = 0
         return found
 
-    def _watch(self, look: Callable[[bool], T | None]) -> T | None:
+    def _watch(self, look: Callable[[bool], T | None], until: float | None) -> T | None:
         """Look without a mark, for as long as it pays."""
         found = look(False)
         if found is None and self._guard.watches:
-            until = time.monotonic_ns() + _WATCH_NS
-            while (found := look(False)) is None and time.monotonic_ns() < until:
+            end = time.monotonic() + _WATCH_SECONDS
+            end = end if until is None else min(end, until)
+            while (found := look(False)) is None and time.monotonic() < end:
                 pass
         return found
 

@@ -1,8 +1,8 @@
 """The table of a queue's places: which is in which state, whose it is and since when; source: none.
 
 Words of 64 bits, in the memory of one process or of several. A word is written whole or not at all,
-so a process killed between two stores leaves a state that reads as "before" or "after": the state
-word is always stored last.
+so a process killed between two stores leaves a state that reads as "before" or "after": of a
+place's words, the state is always stored last.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ REASONS = (
 )
 """Why a slot was discarded. A recipe may declare more."""
 
-CLOSED, NEXT_TICKET, VERSION, LEARNED, _HEADER = range(5)
+CLOSED, NEXT_TICKET, VERSION, LEARNED, BACKLOG, _HEADER = range(6)
 """Words of the whole table; after them marks of those who wait, what each actor committed, and
-discards by reason."""
+discards by reason. BACKLOG: how many restored tickets have found no place yet."""
 STATE, TICKET, ACTOR, START_VERSION, FIRST, LAST, WAIT_US, WORK_US, START_US, _ROW = range(10)
 """Words of a place, from its row on."""
 

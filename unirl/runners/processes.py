@@ -127,8 +127,7 @@ class ProcessesRunner:
                 batch.wait_seconds = time.monotonic() - started
                 return batch
             except LockHeld as held:
-                log.warning("%s", held)
-                self.actors.kill_pid(held.pid, Verdict(held.what, held.remedy))
+                self.actors.kill_holder(held)
             except DeadlineExceeded:
                 if lane.loop.reason is not None:
                     return None
@@ -227,11 +226,14 @@ class ActorProcesses:
         """Kill one actor; its slots are discarded and it is restarted. verdict: why."""
         self._actors[index].kill(verdict)
 
-    def kill_pid(self, pid: int, verdict: Verdict | None = None) -> None:
-        """Kill the process with this id, if it is one of ours. verdict: why."""
+    def kill_holder(self, held: LockHeld) -> None:
+        """Kill whoever has held a queue's lock for too long, if it is one of ours: the kernel frees
+        the lock then.
+        """
+        log.warning("%s", held)
         for member in self._crew.members:
-            if member.process is not None and member.process.pid == pid:
-                member.kill(verdict)
+            if member.process is not None and member.process.pid == held.pid:
+                member.kill(Verdict(held.what, held.remedy))
 
     def raise_error(self) -> None:
         """Raise what made a process stop for good, if anything did."""
@@ -309,7 +311,11 @@ class ActorProcesses:
             for worker in dependants:
                 self._ring_actors_of(worker.index)
         lane, index = self._lane(member.index)
-        num_lost = lane.queue.reclaim(index, reissue=lane.plan.reissue)
+        try:
+            num_lost = lane.queue.reclaim(index, reissue=lane.plan.reissue)
+        except LockHeld as held:
+            self.kill_holder(held)
+            num_lost = lane.queue.reclaim(index, reissue=lane.plan.reissue)
         return f"{num_lost} unfinished slot(s) " + (
             "issued again" if lane.plan.reissue else "discarded"
         )

@@ -42,7 +42,7 @@ _LOCK_TRIES = 20
 """Before the first sleep."""
 # Not every system has it.
 _give_way = getattr(os, "sched_yield", lambda: time.sleep(0))
-_STORES_IN_ORDER = platform.machine().lower() in ("x86_64", "amd64", "i686")
+_STORES_IN_ORDER = sys.maxsize > 2**32 and platform.machine().lower() in ("x86_64", "amd64")
 """Whether other processes see a process's stores in their order, and a thread lock is a fence."""
 _ONE = (1).to_bytes(8, sys.byteorder)
 
@@ -144,7 +144,8 @@ class SharedGuard(AbstractContextManager[object]):
         self._prepare()
 
     def _prepare(self) -> None:
-        # Record locks exclude processes, not threads of one process.
+        # Record locks exclude processes, not threads of one process. Whoever waits for the record
+        # lock holds this one, so it is free after _LOCK_SECONDS at the latest.
         self._threads = threading.Lock()
         self.own: AbstractContextManager[object] = self._threads if _STORES_IN_ORDER else self
         self._holder = memoryview(self._block.buffer).cast("q")
@@ -157,9 +158,9 @@ class SharedGuard(AbstractContextManager[object]):
         self._prepare()
 
     def __enter__(self) -> object:
-        if not self._threads.acquire(timeout=_LOCK_SECONDS):
+        if not self._threads.acquire(timeout=2 * _LOCK_SECONDS):
             raise DeadlineExceeded(
-                f"a thread of process {os.getpid()} has held the queue lock {_LOCK_SECONDS:g} s"
+                f"a thread of process {os.getpid()} has held the queue lock {2 * _LOCK_SECONDS:g} s"
             )
         try:
             fcntl.lockf(self._block.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
