@@ -20,7 +20,7 @@ import pytest
 
 import unirl
 from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import ActorFailed, UniRLError
+from unirl.core.errors import ActorFailed, LockHeld, UniRLError
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import RunnerConfig
 from unirl.runners.processes import ProcessesRunner
@@ -103,6 +103,31 @@ def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_goes_on(
     assert runner.loop.metrics.flush()["faults/actor_restarts"] == 1
     assert runner.loop.queue.discarded()["actor_died"] <= 1
     assert not any(alive(pid) for pid in seen)
+
+
+def test_who_stopped_with_the_lock_is_killed_when_another_actor_is_buried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = ProcessesRunner(unirl.make_plan("impala", **SMALL), log_dir=tmp_path)
+    queue = runner.loop.queue
+    reclaim, holders = queue.reclaim, []
+
+    def reclaim_beside_a_holder(actor: int, *args: Any, **settings: Any) -> int:
+        if not holders:  # as the guard finds it after its deadline
+            holders.append(actor_pids(runner)[1 - actor])
+            raise LockHeld(holders[0], "it has the lock", "it must not keep it", "kill it")
+        return reclaim(actor, *args, **settings)
+
+    monkeypatch.setattr(queue, "reclaim", reclaim_beside_a_holder)
+
+    def kill(loop: TrainLoop) -> None:
+        os.kill(actor_pids(runner)[0], signal.SIGKILL)
+
+    def both_were_replaced(loop: TrainLoop) -> None:
+        assert holders and not alive(holders[0])
+
+    runner.run([At(50, kill), At(600, both_were_replaced), At(601, lambda loop: loop.stop("test"))])
+    assert runner.loop.metrics.flush()["faults/actor_restarts"] == 2
 
 
 @pytest.mark.parametrize("recipe", ["impala", "appo"])
