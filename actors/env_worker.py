@@ -32,7 +32,8 @@ from unirl.core.exchange import (
     Exchange,
 )
 from unirl.core.seeding import derive_seed
-from unirl.core.slot_queue import LOOK_AGAIN_SECONDS, SlotQueue
+from unirl.core.slot_queue import SlotQueue
+from unirl.core.waiters import LOOK_AGAIN_SECONDS
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.spaces import action_field

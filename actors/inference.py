@@ -38,9 +38,10 @@ from unirl.core.exchange import (
 )
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
-from unirl.core.slot_queue import LOOK_AGAIN_SECONDS, SlotQueue
+from unirl.core.slot_queue import SlotQueue
 from unirl.core.slot_table import REASONS
 from unirl.core.tree import tree_map
+from unirl.core.waiters import LOOK_AGAIN_SECONDS
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec, spaces
 from unirl.policy import Policy, PolicyConfig, zero_state

@@ -236,9 +236,9 @@ def test_a_waiting_learner_learns_of_a_commit_at_once(
     moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody looks again by himself: after a lost wake-up it would be found at the deadline.
-    monkeypatch.setattr("unirl.core.slot_queue.LOOK_AGAIN_SECONDS", 60.0)
+    monkeypatch.setattr("unirl.core.waiters.LOOK_AGAIN_SECONDS", 60.0)
     queue = SharedQueue(SPEC, QueueConfig(max_staleness=0), num_actors=1)
-    slot, watch, sleep = queue.acquire(0.0), queue._watch, queue._guard.wait
+    slot, watch, sleep = queue.acquire(0.0), queue._waiters._watch, queue._guard.wait
     saw: list[bool] = []
     slept: list[float] = []
 
@@ -261,7 +261,7 @@ def test_a_waiting_learner_learns_of_a_commit_at_once(
             fill(queue, slot, 0)
         sleep(bell, seconds)
 
-    monkeypatch.setattr(queue, "_watch", watches)
+    monkeypatch.setattr(queue._waiters, "_watch", watches)
     monkeypatch.setattr(queue._guard, "wait", sleeps)
     batch = queue.take(0, timeout=5.0)
     assert batch.slots[0].ticket == slot.ticket and batch.wait_seconds < 1.0

@@ -232,8 +232,8 @@ def test_no_wake_up_between_processes_is_lost(
     max_staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody looks again by himself, and all sleep at once instead of watching.
-    monkeypatch.setattr("unirl.core.slot_queue.LOOK_AGAIN_SECONDS", 20.0)
-    monkeypatch.setattr("unirl.core.slot_queue._WATCH_SECONDS", 0.0)
+    monkeypatch.setattr("unirl.core.waiters.LOOK_AGAIN_SECONDS", 20.0)
+    monkeypatch.setattr("unirl.core.waiters._WATCH_SECONDS", 0.0)
     queue = SharedQueue(SPEC, QueueConfig(max_staleness=max_staleness), num_actors=3)
     store = SharedWeightStore(weights_of(0))
     store.publish(weights_of(0), 0)

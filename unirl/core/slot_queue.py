@@ -12,9 +12,9 @@ the very same table between processes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from unirl.core.errors import DeadlineExceeded, QueueClosed, UniRLError
 from unirl.core.guard import Guard, LocalGuard
@@ -45,16 +45,10 @@ from unirl.core.slot_table import (
     SlotTable,
     table_words,
 )
+from unirl.core.waiters import Waiters
 
 LEARNER = 0
 """The learner's bell; actor i listens to bell i + 1."""
-# A lost wake-up must never become a hang: every sleeper looks again after this long, whatever
-# happened to its bell.
-LOOK_AGAIN_SECONDS = 0.1
-# Waking a process takes 50 to 200 microseconds, several times as long as copying a slot: whoever
-# waits looks again and again for about as long before it sleeps.
-_WATCH_SECONDS = 100e-6
-T = TypeVar("T")
 
 
 class SlotQueue(SlotTable):
@@ -77,6 +71,9 @@ class SlotQueue(SlotTable):
         super().__init__(words, config.num_slots, num_actors, reasons)
         self.config = config
         self._data, self._guard = slots, guard
+        self._waiters = Waiters(words[self._waiting : self._waiting + num_actors + 1], guard)
+        self._all_bells = range(num_actors + 1)
+        self._actor_bells = self._all_bells[1:]
         self._first_ticket = 0
         # Taken by an unfinished `take`: a deadline must not lose them.
         self._partial: list[Slot] = []
@@ -94,7 +91,10 @@ class SlotQueue(SlotTable):
         slot = self._look_for_free(actor, sure=True)
         if slot is None:
             started = time.monotonic()
-            slot = self._wait_for(1 + actor, partial(self._look_for_free, actor), timeout)
+            look = partial(self._look_for_free, actor)
+            slot = self._waiters.wait_for(1 + actor, look, timeout)
+            if slot is None:
+                raise self._too_late(f"actor {actor}", "a free slot", timeout)
             slot.wait_seconds = time.monotonic() - started
         return slot
 
@@ -102,11 +102,10 @@ class SlotQueue(SlotTable):
         """As acquire, without waiting. None: no place is free, and this actor's bell will ring when
         one may be.
         """
-        mark = self._waiting + 1 + actor
-        self._words[mark] = 1
+        self._waiters.mark(1 + actor)
         slot = self._look_for_free(actor, sure=True)
         if slot is not None:
-            self._words[mark] = 0
+            self._waiters.mark(1 + actor, False)
         return slot
 
     def _look_for_free(self, actor: int, sure: bool) -> Slot | None:
@@ -173,14 +172,15 @@ class SlotQueue(SlotTable):
             words[row + WORK_US] = work_us
             words[row + STATE] = READY
             words[self._committed + actor] += 1
-        self._ring_if_waiting(LEARNER)
+        self._waiters.ring([LEARNER])
 
     def discard(self, slot: Slot, reason: str) -> None:
         """See SampleQueue. Raises UniRLError for a reason that was not declared."""
         with self._guard:
             self._require(slot, RUNNING)
             self._free(slot.index, reason)
-        self._ring_all_waiting()
+        # The learner too: strict order may have waited for exactly this slot.
+        self._waiters.ring(self._all_bells)
 
     def reissue(self, slot: Slot) -> None:
         """See SampleQueue: for recipes whose tickets name something that must not be lost, such as
@@ -189,7 +189,7 @@ class SlotQueue(SlotTable):
         with self._guard:
             self._require(slot, RUNNING)
             self._put_back(slot.index)
-        self._ring_all_waiting()
+        self._waiters.ring(self._all_bells)
 
     # -- the learner's side
 
@@ -202,7 +202,10 @@ class SlotQueue(SlotTable):
         look = partial(self._look_for_ready, learner_version)
         self._words[VERSION] = learner_version
         while len(taken) < self.config.batch_size:
-            taken.append(look(False) or self._wait_for(LEARNER, look, timeout))
+            slot = look(False) or self._waiters.wait_for(LEARNER, look, timeout)
+            if slot is None:
+                raise self._too_late("the learner", "a finished slot", timeout)
+            taken.append(slot)
         self._partial = []
         return Batch(taken, learner_version, wait_seconds=time.monotonic() - started)
 
@@ -217,7 +220,7 @@ class SlotQueue(SlotTable):
             # An actor that gave a place back could not fill it from here.
             with self._guard.own:
                 self._refill()
-            self._ring_waiting_actors()
+            self._waiters.ring(self._actor_bells)
         while True:
             with self._guard if sure else self._guard.own:
                 self._raise_if_closed()
@@ -231,7 +234,7 @@ class SlotQueue(SlotTable):
             # It is ready, so nobody else's: it cannot change in between.
             with self._guard:
                 self._free(index, "stale")
-            self._ring_all_waiting()
+            self._waiters.ring(self._all_bells)
 
     def release(self, batch: Batch) -> None:
         """See SampleQueue."""
@@ -245,7 +248,7 @@ class SlotQueue(SlotTable):
             for slot in batch.slots:
                 self._vacate(slot.index)
             words[LEARNED] += len(batch.slots)
-        self._ring_waiting_actors()
+        self._waiters.ring(self._actor_bells)
 
     def close(self) -> None:
         """See SampleQueue."""
@@ -261,7 +264,7 @@ class SlotQueue(SlotTable):
         how many. reissue: their tickets too, then nothing is discarded.
         """
         with self._guard:
-            self._words[self._waiting + 1 + actor] = 0
+            self._waiters.mark(1 + actor, False)
             self._count_all_as_drawn()
             lost = [
                 i
@@ -274,7 +277,7 @@ class SlotQueue(SlotTable):
                 else:
                     self._free(index, reason)
             self._balance(reason)
-        self._ring_all_waiting()
+        self._waiters.ring(self._all_bells)
         return len(lost)
 
     def snapshot(self) -> Snapshot:
@@ -425,58 +428,7 @@ class SlotQueue(SlotTable):
         if self._words[CLOSED]:
             raise QueueClosed
 
-    # Whoever waits sets a mark and looks once more; whoever changes something looks for marks after
-    # it. For one of the two to see the other, each one's store must be seen before it loads: in
-    # between, the one enters a lock and the other leaves one. On x86 that is a fence, whichever
-    # lock it is; elsewhere it is the same lock.
-
-    def _ring_if_waiting(self, bell: int) -> None:
-        if self._words[self._waiting + bell]:
-            self._guard.ring(bell)
-
-    def _ring_waiting_actors(self) -> None:
-        for bell in range(1, self._num_actors + 1):
-            self._ring_if_waiting(bell)
-
-    def _ring_all_waiting(self) -> None:
-        # Strict order may have waited for exactly the slot that is gone.
-        self._ring_if_waiting(LEARNER)
-        self._ring_waiting_actors()
-
-    def _wait_for(self, bell: int, look: Callable[[bool], T | None], timeout: float | None) -> T:
-        """What `look` finds, as soon as it finds something; look(True) does so for sure, if there
-        is something.
-        """
-        until = None if timeout is None else time.monotonic() + timeout
-        while (found := self._watch(look, until)) is None:
-            self._words[self._waiting + bell] = 1
-            try:
-                if (found := look(True)) is not None:
-                    break
-                seconds = LOOK_AGAIN_SECONDS
-                if until is not None:
-                    seconds = min(seconds, until - time.monotonic())
-                if seconds <= 0:
-                    raise self._too_late(bell, timeout)
-                self._guard.wait(bell, seconds)
-            finally:
-                self._words[self._waiting + bell] = 0
-        return found
-
-    def _watch(self, look: Callable[[bool], T | None], until: float | None) -> T | None:
-        """Look without a mark, for as long as it pays."""
-        found = look(False)
-        if found is None and self._guard.watches:
-            end = time.monotonic() + _WATCH_SECONDS
-            end = end if until is None else min(end, until)
-            while (found := look(False)) is None and time.monotonic() < end:
-                pass
-        return found
-
-    def _too_late(self, bell: int, timeout: float | None) -> DeadlineExceeded:
-        who, what = f"actor {bell - 1}", "a free slot"
-        if bell == LEARNER:
-            who, what = "the learner", "a finished slot"
+    def _too_late(self, who: str, what: str, timeout: float | None) -> DeadlineExceeded:
         return DeadlineExceeded(
             f"{who} waited {timeout:g} s for {what}",
             self.waited_for(),
