@@ -53,6 +53,13 @@ def produce(queue: SlotQueue, version: int, actor: int = 0) -> int:
     return slot.ticket
 
 
+def as_an_actor_sees_it(queue: SlotQueue) -> SlotQueue:
+    """The same memory and locks, without what the learner's process alone has."""
+    view = copy.copy(queue)
+    view._backlog, view._partial, view._ready = [], [], {}
+    return view
+
+
 @pytest.mark.parametrize(("max_staleness", "batch_size"), [(0, 1), (0, 3), (1, 2), (4, 1)])
 def test_no_more_slots_are_out_than_the_law_allows(
     make_queue: MakeQueue, max_staleness: int, batch_size: int
@@ -287,6 +294,66 @@ def test_an_actor_that_found_no_place_hears_of_the_next_one(make_queue: MakeQueu
     assert queue.try_acquire(1) is not None
 
 
+@pytest.mark.parametrize("moment", ["before it says that it waits", "before it sleeps"])
+@pytest.mark.parametrize("change", ["release", "discard", "reissue", "reclaim", "refill", "close"])
+def test_a_waiting_actor_learns_of_a_place_at_once(
+    change: str, moment: str, make_queue: MakeQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nobody looks again by himself: after a lost wake-up it would be found at the deadline.
+    monkeypatch.setattr("unirl.core.waiters.LOOK_AGAIN_SECONDS", 60.0)
+    queue = make_queue(max_staleness=0, batch_size=1)
+    if change == "refill":
+        queue.restore([], 4, due=[1, 2, 3])
+    actor = as_an_actor_sees_it(queue)
+    held = actor.acquire(0.0, actor=0)
+    if change == "release":
+        fill(actor, held, 0)
+        batch = queue.take(0)
+    if change == "refill":
+        actor.discard(held, "filtered")  # free, but for ticket 2: an actor cannot give it out
+    done: list[bool] = []
+
+    def change_something() -> None:
+        if done:
+            return
+        done.append(True)
+        if change == "release":
+            queue.release(batch)
+        elif change == "discard":
+            actor.discard(held, "filtered")
+        elif change == "reissue":
+            actor.reissue(held)
+        elif change == "reclaim":
+            queue.reclaim(0)
+        elif change == "close":
+            queue.close()
+        else:
+            with pytest.raises(DeadlineExceeded):
+                queue.take(0, timeout=0.0)
+
+    mark, sleep = actor._waiters.mark, actor._guard.wait
+
+    def marks(bell: int, waits: bool = True) -> None:
+        if moment == "before it says that it waits":
+            change_something()
+        mark(bell, waits)
+
+    def sleeps(bell: int, seconds: float) -> None:
+        if moment == "before it sleeps":
+            change_something()
+        sleep(bell, seconds)
+
+    monkeypatch.setattr(actor._waiters, "mark", marks)
+    monkeypatch.setattr(actor._guard, "wait", sleeps)
+    started = time.monotonic()
+    if change == "close":
+        with pytest.raises(QueueClosed):
+            actor.acquire(5.0, actor=1)
+    else:
+        assert actor.acquire(5.0, actor=1).index == held.index
+    assert time.monotonic() - started < 2.0 and done
+
+
 class Meddler:
     """The states of all places, of which the others are read only after `meddle` was called."""
 
@@ -404,13 +471,6 @@ def test_unfinished_tickets_are_issued_first_in_another_queue(make_queue: MakeQu
     assert again.discarded()["actor_died"] == 2  # every ticket is accounted for
 
 
-def as_an_actor_sees_it(queue: SlotQueue) -> SlotQueue:
-    """The same memory and locks, without what the learner's process alone has."""
-    view = copy.copy(queue)
-    view._backlog, view._partial, view._ready = [], [], {}
-    return view
-
-
 def test_tickets_without_a_place_come_before_new_ones_whoever_gives_a_place_back(
     make_queue: MakeQueue,
 ) -> None:
@@ -451,10 +511,11 @@ class MortalWords:
         self._words[index] = value
 
 
+@pytest.mark.parametrize("meanwhile", ["nothing", "a checkpoint", "another acquires"])
 @pytest.mark.parametrize("reissue", [False, True], ids=["discarded", "issued again"])
 @pytest.mark.parametrize("call", ["acquire", "commit", "discard", "reissue"])
 def test_every_ticket_is_accounted_for_after_a_kill_before_any_store(
-    make_queue: MakeQueue, call: str, reissue: bool
+    make_queue: MakeQueue, call: str, reissue: bool, meanwhile: str
 ) -> None:
     num_kills = 0
     for num_stores in range(20):
@@ -474,15 +535,22 @@ def test_every_ticket_is_accounted_for_after_a_kill_before_any_store(
                 victim.reissue(slot)
         except Killed:
             num_kills += 1
+        if meanwhile == "a checkpoint":
+            early = queue.snapshot()
+            assert max(early.unfinished, default=0) < early.next_ticket
+        early_tickets = []
+        if meanwhile == "another acquires":
+            early_tickets = [as_an_actor_sees_it(queue).acquire(0.0, actor=0).ticket]
         queue.reclaim(1, reissue=reissue)
         ready, unfinished, next_ticket, discarded = queue.snapshot()
-        known = sorted([*(slot.ticket for slot in ready), *unfinished])
-        assert len(known) + sum(discarded.values()) == next_ticket <= 2
+        known = [*(slot.ticket for slot in ready), *unfinished]
+        assert len(set(known)) == len(known) == next_ticket - sum(discarded.values())
         assert min(discarded.values()) >= 0
         later = [queue.acquire(0.0).ticket for _ in range(queue.num_free)]
-        assert later == sorted(set(later)) and later[-1] < next_ticket + len(later)
+        assert later == sorted(set(later)) and max(later, default=0) < next_ticket + len(later)
         if reissue and call != "discard":
-            assert sorted([*(slot.ticket for slot in ready), *later]) == [0, 1, 2]
+            ready_tickets = [slot.ticket for slot in ready]
+            assert sorted([*ready_tickets, *early_tickets, *later]) == [0, 1, 2]
     assert num_kills > 0
 
 

@@ -101,7 +101,7 @@ def check_books(queue: SlotQueue, tickets: list[int]) -> None:
     """Every started sample was learned once, discarded with a reason, or is still out."""
     assert len(set(tickets)) == len(tickets)
     counts, discarded = queue.counts(), queue.discarded()
-    out = counts["running"] + counts["ready"] + counts["taken"]
+    out = sum(counts.values()) - counts["free"]
     assert queue.totals()["started"] == len(tickets) + sum(discarded.values()) + out
     if queue.config.window == 1:
         assert discarded["stale"] == 0
@@ -157,7 +157,7 @@ def test_random_schedules_of_processes_that_are_killed_at_any_moment(
     if in_order and not shared._STORES_IN_ORDER:
         pytest.skip("this machine's stores are seen in any order")
     monkeypatch.setattr("unirl.transports.shared._STORES_IN_ORDER", in_order)
-    num_killed = 0
+    num_killed = num_reclaims = 0
     for seed in range(NUM_SCHEDULES):
         rng = random.Random(seed)
         queue = SharedQueue(SPEC, random_config(rng), num_actors=3)
@@ -184,6 +184,7 @@ def test_random_schedules_of_processes_that_are_killed_at_any_moment(
 
         pids = [start(index, 0) for index in range(3)]
         mourning: list[tuple[int, threading.Thread]] = []
+        num_reclaimed: list[int] = []
 
         def replace_the_dead(
             pids: list[int] = pids,
@@ -201,6 +202,7 @@ def test_random_schedules_of_processes_that_are_killed_at_any_moment(
             queue: SharedQueue = queue,
             replace_the_dead: Callable[[], None] = replace_the_dead,
             mourning: list[tuple[int, threading.Thread]] = mourning,
+            num_reclaimed: list[int] = num_reclaimed,
         ) -> None:
             nonlocal num_killed
             replace_the_dead()
@@ -211,7 +213,9 @@ def test_random_schedules_of_processes_that_are_killed_at_any_moment(
                 os.waitpid(pids[victim], 0)
                 num_killed += 1
                 # As in a runner: by another thread than the one that learns.
-                thread = threading.Thread(target=queue.reclaim, args=(victim,))
+                thread = threading.Thread(
+                    target=lambda: num_reclaimed.append(queue.reclaim(victim))
+                )
                 thread.start()
                 mourning.append((victim, thread))
 
@@ -223,12 +227,14 @@ def test_random_schedules_of_processes_that_are_killed_at_any_moment(
             codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         assert codes == [0, 0, 0]
         check_books(queue, tickets)
+        num_reclaims += len(num_reclaimed)
+    assert num_reclaims == num_killed
     assert num_killed > NUM_SCHEDULES  # the schedules really were violent
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("max_staleness", [0, 2])
-def test_no_wake_up_between_processes_is_lost(
+def test_no_process_sleeps_on_when_there_is_work(
     max_staleness: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nobody looks again by himself, and all sleep at once instead of watching.

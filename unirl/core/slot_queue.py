@@ -3,7 +3,7 @@ guards it.
 
 What a place says is written by whoever holds it: its actor while it runs, the learner once it is
 ready. So `commit`, `take` and `release` shut out no other process (`Guard.own`); the lock is for
-what several contend for: free places, tickets, the counts of discards.
+what several contend for: free places (but see `_refill`), tickets, the counts of discards.
 
 `LocalQueue` is the table in plain memory for threads of one process; `unirl.transports.shared` puts
 the very same table between processes.
@@ -109,7 +109,9 @@ class SlotQueue(SlotTable):
         return slot
 
     def _look_for_free(self, actor: int, sure: bool) -> Slot | None:
-        """A place for this actor. sure: not only at a glance."""
+        """A place for this actor. Unless sure, without the lock where there seems to be none: a
+        change of this moment may go unseen.
+        """
         words = self._words
         if not sure and self._acquirable() is None and not words[CLOSED]:
             return None
@@ -128,7 +130,7 @@ class SlotQueue(SlotTable):
             words[row + START_VERSION] = words[VERSION]
             words[row + START_US] = int(time.monotonic() * 1e6)  # whoever waited held nothing
             words[row + STATE] = RUNNING
-        # The place is this actor's now: what others wait for is over.
+        # Outside the lock: the place is this actor's now.
         return Slot(index, words[row + TICKET], self._data[index], actor)
 
     def _acquirable(self) -> int | None:
@@ -210,14 +212,14 @@ class SlotQueue(SlotTable):
         return Batch(taken, learner_version, wait_seconds=time.monotonic() - started)
 
     def _look_for_ready(self, learner_version: int, sure: bool) -> Slot | None:
-        """The slot to learn next, taken. sure: not only at a glance, and with the lock: a learner
-        that starves must notice who holds it for too long.
+        """The slot to learn next, taken. Unless sure, without the lock, as in `_look_for_free`. A
+        learner that starves does enter it, and so notices who holds it for too long.
         """
         words = self._words
         if not sure and READY not in self._states.tolist() and not words[CLOSED]:
             return None
         if sure and self._backlog:
-            # An actor that gave a place back could not fill it from here.
+            # Actors do not see the backlog: places that they gave back are filled here.
             with self._guard.own:
                 self._refill()
             self._waiters.ring(self._actor_bells)
@@ -341,7 +343,9 @@ class SlotQueue(SlotTable):
                 self._count_as_drawn(ticket)
 
     def _balance(self, reason: str) -> None:
-        """Count what a kill between two stores left out: a discard that was done."""
+        """Count what a kill between two stores left out, a discard that was done: for this reason,
+        as its own is not known.
+        """
         words = self._words
         started = words[NEXT_TICKET] - self._first_ticket
         out = sum(words[row + STATE] != FREE for row in self._rows) + len(self._backlog)
@@ -401,8 +405,8 @@ class SlotQueue(SlotTable):
             self._refill()
 
     def _refill(self) -> None:
-        """Free places for the lowest tickets of the backlog: until it is empty, nobody else takes
-        free ones.
+        """Free places for the lowest tickets of the backlog. Only this process has one, and as long
+        as BACKLOG is not 0 all free places are its own: it needs no lock between processes.
         """
         words = self._words
         for row in self._rows:

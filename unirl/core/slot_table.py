@@ -64,12 +64,12 @@ class SlotTable:
 
     @property
     def next_ticket(self) -> int:
-        """The ticket that the next acquired slot gets."""
+        """The ticket that the next acquired slot gets, unless another is due."""
         return int(self._words[NEXT_TICKET])
 
     @property
     def num_free(self) -> int:
-        """Places that can be acquired right now."""
+        """Places that nobody holds."""
         counts = self.counts()
         return counts["free"] + counts["due"]
 

@@ -1,4 +1,4 @@
-"""Who waits for a change of the queue's table, and how whoever makes one wakes them; source: none.
+"""Waiting for a change of the queue's table, and waking those who wait for it; source: none.
 
 Whoever waits sets a mark and looks once more; whoever changes something looks for marks after it.
 For one of the two to see the other, each one's store must be seen before it loads: in between, the
@@ -33,11 +33,11 @@ class Waiters:
         self._marks, self._guard = marks, guard
 
     def mark(self, bell: int, waits: bool = True) -> None:
-        """Say that this one waits, or does not. It must look once more after it has said so."""
+        """Say that this one waits, or does not. Who says that it waits must look once more."""
         self._marks[bell] = waits
 
     def ring(self, bells: Iterable[int]) -> None:
-        """Wake those of them that wait; after the change, and without a lock."""
+        """Wake those of them that wait. After the change, and after its lock was left."""
         for bell in bells:
             if self._marks[bell]:
                 self._guard.ring(bell)

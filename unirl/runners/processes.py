@@ -126,8 +126,6 @@ class ProcessesRunner:
                 # The queue knows of the last look alone.
                 batch.wait_seconds = time.monotonic() - started
                 return batch
-            except LockHeld as held:
-                self.actors.kill_holder(held)
             except DeadlineExceeded:
                 if lane.loop.reason is not None:
                     return None
@@ -207,6 +205,8 @@ class ActorProcesses:
 
     def start(self) -> None:
         """Start all processes and watch them."""
+        for lane in self._lanes:
+            lane.queue.end_holders_by(self._kill_holder)
         self._crew.start()
 
     def pids(self) -> list[int | None]:
@@ -226,14 +226,14 @@ class ActorProcesses:
         """Kill one actor; its slots are discarded and it is restarted. verdict: why."""
         self._actors[index].kill(verdict)
 
-    def kill_holder(self, held: LockHeld) -> None:
-        """Kill whoever has held a queue's lock for too long, if it is one of ours: the kernel frees
-        the lock then.
-        """
+    def _kill_holder(self, held: LockHeld) -> bool:
+        """Kill whoever has held a queue's lock for too long; whether it is one of ours."""
         log.warning("%s", held)
         for member in self._crew.members:
             if member.process is not None and member.process.pid == held.pid:
                 member.kill(Verdict(held.what, held.remedy))
+                return True
+        return False
 
     def raise_error(self) -> None:
         """Raise what made a process stop for good, if anything did."""
@@ -311,11 +311,7 @@ class ActorProcesses:
             for worker in dependants:
                 self._ring_actors_of(worker.index)
         lane, index = self._lane(member.index)
-        try:
-            num_lost = lane.queue.reclaim(index, reissue=lane.plan.reissue)
-        except LockHeld as held:
-            self.kill_holder(held)
-            num_lost = lane.queue.reclaim(index, reissue=lane.plan.reissue)
+        num_lost = lane.queue.reclaim(index, reissue=lane.plan.reissue)
         return f"{num_lost} unfinished slot(s) " + (
             "issued again" if lane.plan.reissue else "discarded"
         )

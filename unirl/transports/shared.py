@@ -15,12 +15,13 @@ import mmap
 import os
 import platform
 import select
+import struct
 import sys
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -137,6 +138,9 @@ class SharedGuard(AbstractContextManager[object]):
     """The table's lock and bells between processes."""
 
     watches = True
+    end_holder: Callable[[LockHeld], bool] | None = None
+    """How this process ends another that has held the lock for too long; whether it did. The kernel
+    frees the lock then."""
 
     def __init__(self, num_bells: int) -> None:
         self._block = SharedBlock(8, "unirl-lock")
@@ -145,10 +149,9 @@ class SharedGuard(AbstractContextManager[object]):
 
     def _prepare(self) -> None:
         # Record locks exclude processes, not threads of one process. Whoever waits for the record
-        # lock holds this one, so it is free after _LOCK_SECONDS at the latest.
+        # lock holds this one, so it is free after 2 * _LOCK_SECONDS at the latest.
         self._threads = threading.Lock()
         self.own: AbstractContextManager[object] = self._threads if _STORES_IN_ORDER else self
-        self._holder = memoryview(self._block.buffer).cast("q")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"block": self._block, "bells": self._bells}
@@ -158,9 +161,9 @@ class SharedGuard(AbstractContextManager[object]):
         self._prepare()
 
     def __enter__(self) -> object:
-        if not self._threads.acquire(timeout=2 * _LOCK_SECONDS):
+        if not self._threads.acquire(timeout=3 * _LOCK_SECONDS):
             raise DeadlineExceeded(
-                f"a thread of process {os.getpid()} has held the queue lock {2 * _LOCK_SECONDS:g} s"
+                f"a thread of process {os.getpid()} has held the queue lock {3 * _LOCK_SECONDS:g} s"
             )
         try:
             fcntl.lockf(self._block.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,11 +173,10 @@ class SharedGuard(AbstractContextManager[object]):
             except BaseException:
                 self._threads.release()
                 raise
-        self._holder[0] = os.getpid()
         return self
 
     def _lock_with_deadline(self) -> None:
-        deadline = time.monotonic() + _LOCK_SECONDS
+        deadline, ended_holder = time.monotonic() + _LOCK_SECONDS, False
         for num_tries in itertools.count():
             # The lock is held for microseconds, and even the shortest sleep takes several times as
             # long: only a holder that does not run is worth it.
@@ -186,13 +188,29 @@ class SharedGuard(AbstractContextManager[object]):
                 fcntl.lockf(self._block.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except OSError as error:
-                if time.monotonic() > deadline:
-                    raise LockHeld(
-                        self._holder[0],
-                        f"process {self._holder[0]} has held the queue lock {_LOCK_SECONDS:g} s",
-                        "it is held for microseconds by a process that runs",
-                        "the process is stopped or hung: kill it",
-                    ) from error
+                if time.monotonic() < deadline:
+                    continue
+                pid = self._holder()
+                held = LockHeld(
+                    pid,
+                    f"process {pid or '?'} has held the queue lock {_LOCK_SECONDS:g} s",
+                    "it is held for microseconds by a process that runs",
+                    "the process is stopped or hung: kill it",
+                )
+                if ended_holder or self.end_holder is None or not self.end_holder(held):
+                    raise held from error
+                deadline, ended_holder = time.monotonic() + _LOCK_SECONDS, True
+
+    def _holder(self) -> int:
+        """The id of the process that holds the lock; 0 where the system has no known way to ask."""
+        if sys.platform != "linux" or sys.maxsize < 2**32:
+            return 0
+        # struct flock: type, whence, start, length, process
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(
+            "hhqqi4x", fcntl.fcntl(self._block.fd, fcntl.F_GETLK, lock)
+        )
+        return 0 if kind == fcntl.F_UNLCK else int(pid)
 
     def __exit__(self, *error: object) -> None:
         fcntl.lockf(self._block.fd, fcntl.LOCK_UN)
@@ -257,6 +275,13 @@ class SharedQueue(SlotQueue):
             num_actors=parts["num_actors"],
             reasons=parts["reasons"],
         )
+
+    def end_holders_by(self, end: Callable[[LockHeld], bool]) -> None:
+        """Let this process end others that hold the lock for too long; `end` says whether it did.
+
+        Otherwise such a holder is a LockHeld error.
+        """
+        self._parts["guard"].end_holder = end
 
     def __getstate__(self) -> dict[str, Any]:
         return self._parts
