@@ -256,7 +256,7 @@ class SlotQueue(SlotTable):
         """See SampleQueue."""
         # One whole word, stored without the lock: closing must work whoever holds it.
         self._words[CLOSED] = 1
-        for bell in range(self._num_actors + 1):
+        for bell in self._all_bells:
             self._guard.ring(bell)
 
     # -- faults, checkpoints, the log

@@ -45,7 +45,7 @@ class SlotTable:
     def __init__(
         self, words: memoryview, num_slots: int, num_actors: int, reasons: tuple[str, ...]
     ) -> None:
-        self._words, self._num_actors, self._reasons = words, num_actors, reasons
+        self._words, self._reasons = words, reasons
         self._waiting = _HEADER
         """Where the mark of who listens to bell 0 stands."""
         self._committed = self._waiting + num_actors + 1

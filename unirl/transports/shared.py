@@ -143,7 +143,7 @@ class SharedGuard(AbstractContextManager[object]):
     frees the lock then."""
 
     def __init__(self, num_bells: int) -> None:
-        self._block = SharedBlock(8, "unirl-lock")
+        self._block = SharedBlock(8, "unirl-lock")  # for its descriptor; nobody reads the bytes
         self._bells = [Bell() for _ in range(num_bells)]
         self._prepare()
 
