@@ -14,7 +14,6 @@ from torch import Tensor
 
 from unirl.actors.vector import unroll_spec
 from unirl.core.actor import ActorContext
-from unirl.core.errors import UniRLError
 from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
@@ -22,6 +21,7 @@ from unirl.core.weights import WeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY, DeviceEnv, Groups, SimSpec
 from unirl.envs.sim.make import make_device_env
+from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
 
 

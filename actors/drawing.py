@@ -11,8 +11,8 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from unirl.core.errors import UniRLError
 from unirl.envs.device import POLICY, DeviceEnv, Groups
+from unirl.errors import UniRLError
 
 _CARTS = {"torch/CartPole-v1": (2.4, 1.0), "torch/Cartpole": (3.0, -1.0)}
 """Metres from the middle to the rail's end, and the sign of an angle that tilts the pole towards

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from unirl.actors.sampler import SamplerConfig
 from unirl.actors.stepping import ALL, Rows, Select, SteppedEnvs
 from unirl.core.env_workers import WorkerContext
-from unirl.core.errors import QueueClosed, UniRLError
 from unirl.core.exchange import (
     ACT,
     BEGIN,
@@ -38,6 +37,7 @@ from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.spaces import action_field
 from unirl.envs.vector import VectorEnv
+from unirl.errors import QueueClosed, UniRLError
 
 
 @dataclass

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from unirl.actors.drawing import drawn, undrawable
 from unirl.actors.evaluate_device import DeviceEvaluator, check_episodes
 from unirl.actors.memory import check_memory
-from unirl.core.errors import EnvCrashed, UniRLError, told
 from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
@@ -34,6 +33,7 @@ from unirl.envs.make import agents_of, make_vec
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_writer, obs_reader
 from unirl.envs.vector import VectorEnv
+from unirl.errors import EnvCrashed, UniRLError, format_error
 from unirl.policy import Policy, PolicyConfig, zero_state
 from unirl.policy.precision import for_cpu
 
@@ -307,7 +307,7 @@ def _explained(env_id: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise UniRLError(
-            f'env "{env_id}" failed in an evaluation: {told(error)}',
+            f'env "{env_id}" failed in an evaluation: {format_error(error)}',
             "it plays whole episodes, and nobody starts it again",
             "mend the environment",
         ) from error

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unirl.actors.drawing import drawing_of, frames_per_second
-from unirl.core.errors import UniRLError
 from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights
 from unirl.envs.device import POLICY, DeviceEnv, Groups, SimStep
+from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig, zero_state
 
 MAX_STEPS = 1_000_000

@@ -21,7 +21,6 @@ from unirl.actors.stepping import Rows
 from unirl.actors.vector import VectorActor
 from unirl.core.actor import ActorContext
 from unirl.core.device import usable_device
-from unirl.core.errors import QueueClosed
 from unirl.core.exchange import (
     ACT,
     BEGIN,
@@ -44,6 +43,7 @@ from unirl.core.tree import tree_map
 from unirl.core.waiters import LOOK_AGAIN_SECONDS
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec, spaces
+from unirl.errors import QueueClosed
 from unirl.policy import Policy, PolicyConfig, zero_state
 from unirl.policy.precision import warn_if_emulated
 from unirl.policy.recurrent import State

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unirl.core.errors import UniRLError
 from unirl.envs.vector import VectorEnv
+from unirl.errors import UniRLError
 from unirl.policy import PolicyConfig
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from unirl.actors.vector import ActorConfig
 from unirl.core.device import check_device
-from unirl.core.errors import UniRLError
 from unirl.core.exchange import Layout
 from unirl.core.queue import QueueConfig
+from unirl.errors import UniRLError
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from gymnasium import Space
 from unirl.actors.memory import check_memory
 from unirl.actors.stepping import Rows, SteppedEnvs
 from unirl.core.actor import ActorContext
-from unirl.core.errors import UniRLError
 from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
@@ -23,6 +22,7 @@ from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.spaces import action_field, obs_fields
 from unirl.envs.vector import VectorEnv
+from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig, zero_state
 from unirl.policy.precision import warn_if_emulated
 

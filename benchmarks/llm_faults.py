@@ -34,7 +34,6 @@ import measure
 
 import unirl
 from unirl.config import to_toml
-from unirl.core.checkpoint import load_checkpoint
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
@@ -42,6 +41,7 @@ from unirl.llm.models.tiny import make_tiny
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import Plan
 from unirl.runners.processes import ProcessesRunner
+from unirl.storage.checkpoint import load_checkpoint
 
 FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
 MARK = "UNIRL_FAULTS"

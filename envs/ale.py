@@ -15,9 +15,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from unirl.core.errors import UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.vector import EngineStep, env_seeds
+from unirl.errors import UniRLError
 
 
 def register() -> None:

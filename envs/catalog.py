@@ -11,11 +11,11 @@ from collections.abc import Iterable
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
-from unirl.core.errors import UniRLError
 from unirl.envs import ale
 from unirl.envs.config import MULTI_AGENT, EnvConfig
 from unirl.envs.sim import families
 from unirl.envs.toy import register_toys
+from unirl.errors import UniRLError
 
 # Module names as they stand in entry points and import errors -> the extra of this package that
 # installs them.

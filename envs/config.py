@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 EngineName = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 MULTI_AGENT = "pettingzoo/"

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
-from unirl.core.errors import UniRLError
 from unirl.core.tree import Tree, leaves
 from unirl.envs.spaces import wrong_shape
+from unirl.errors import UniRLError
 
 
 class ShapeGuard(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -21,11 +21,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector import VectorEnv as GymVectorEnv
 from numpy.typing import NDArray
 
-from unirl.core.errors import EnvCrashed, UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.guard import ShapeGuard
 from unirl.envs.lives import EpisodicLife
 from unirl.envs.vector import EngineStep, env_seeds
+from unirl.errors import EnvCrashed, UniRLError
 
 Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 PR_SET_PDEATHSIG = 1

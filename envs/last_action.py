@@ -13,9 +13,9 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
-from unirl.core.errors import UniRLError
 from unirl.envs.spaces import action_field
 from unirl.envs.vector import EnvStep, VectorEnv
+from unirl.errors import UniRLError
 
 LAST_ACTION = "last_action"
 OBS = "obs"

@@ -13,7 +13,6 @@ import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 
-from unirl.core.errors import UniRLError
 from unirl.envs import catalog, pettingzoo
 from unirl.envs.ale import AleEngine
 from unirl.envs.config import EnvConfig
@@ -25,6 +24,7 @@ from unirl.envs.sim.engine import SimEngine
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_field, obs_fields
 from unirl.envs.vector import Engine, VectorEnv, adapt
+from unirl.errors import UniRLError
 
 
 def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:

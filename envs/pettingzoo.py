@@ -20,11 +20,11 @@ from gymnasium import Space
 from gymnasium.vector.utils import create_empty_array
 from numpy.typing import NDArray
 
-from unirl.core.errors import UniRLError
 from unirl.envs import catalog
 from unirl.envs.config import MULTI_AGENT, EnvConfig
 from unirl.envs.spaces import action_writer, obs_reader, wrong_shape
 from unirl.envs.vector import Bools, EnvStep, env_seeds
+from unirl.errors import UniRLError
 
 TOYS = {
     "unirl/CountingAgents": "unirl.envs.toy:CountingAgents",

@@ -17,8 +17,8 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
-from unirl.core.errors import UniRLError
 from unirl.envs.vector import EnvStep, VectorEnv
+from unirl.errors import UniRLError
 
 
 class PushedEnv:

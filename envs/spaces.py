@@ -11,7 +11,7 @@ import torch
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 Leaf: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
 LeafTree: TypeAlias = "Leaf | dict[str, LeafTree]"

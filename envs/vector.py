@@ -13,8 +13,8 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
-from unirl.core.errors import UniRLError
 from unirl.envs.spaces import action_writer, obs_reader
+from unirl.errors import UniRLError
 
 Bools = NDArray[np.bool_]
 MAX_FILLERS = 1000

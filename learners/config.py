@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from unirl.core.device import check_device
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.learners.update import OptimizerConfig
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from unirl.core.errors import ActorFailed, UniRLError
+from unirl.errors import ActorFailed, UniRLError
 from unirl.vtrace.advantages import Reduce
 
 log = logging.getLogger(__name__)
@@ -42,14 +42,15 @@ class RankLost(ActorFailed):
 
 
 class Ranks:
-    """This process among `size` ones; rank 0 leads: it alone writes, and decides when to end.
+    """This process among `world_size` ones; rank 0 is the main one: it alone writes, and decides
+    when to end.
 
     Every method that sums or agrees is called by all ranks, in one order. It returns the same bits
     to each of them, or raises RankLost by the deadline. Alone, all of them return their input.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0) -> None:
-        self.rank, self.size, self.local_rank = rank, size, local_rank
+    def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
+        self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         self._deadline_seconds = 0.0
         self._store: Any = None
 
@@ -61,31 +62,26 @@ class Ranks:
         return cls(*(int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
 
     @property
-    def alone(self) -> bool:
-        """Whether there are no others."""
-        return self.size == 1
-
-    @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the rank that writes and decides."""
         return self.rank == 0
 
     @property
     def reduce(self) -> Reduce | None:
         """`sum` for those who can do without; None when alone."""
-        return None if self.alone else self.sum
+        return None if self.world_size == 1 else self.sum
 
     def place(self, device: str) -> str:
         """This rank's own device of that kind: cuda is cuda:LOCAL_RANK, cpu is cpu.
 
         Raises UniRLError for a device that belongs to another rank.
         """
-        if self.alone or not device.startswith("cuda"):
+        if self.world_size == 1 or not device.startswith("cuda"):
             return device
         own = f"cuda:{self.local_rank}"
         if device not in ("cuda", own):
             raise UniRLError(
-                f"rank {self.rank} of {self.size} was given device {device}",
+                f"rank {self.rank} of {self.world_size} was given device {device}",
                 f"each process has a device of its own, and this one's is {own}",
                 'set the device to "auto" or "cuda"',
             )
@@ -99,7 +95,7 @@ class Ranks:
 
         deadline_seconds: how long one waits for the others each time; longer the first time.
         """
-        if self.alone:
+        if self.world_size == 1:
             yield
             return
         self._join(deadline_seconds)
@@ -130,24 +126,26 @@ class Ranks:
             torch.cuda.set_device(self.local_rank)
         try:
             meeting = timedelta(seconds=meeting_seconds)
-            store, _, _ = next(dist.rendezvous("env://", self.rank, self.size, timeout=meeting))
+            store, _, _ = next(
+                dist.rendezvous("env://", self.rank, self.world_size, timeout=meeting)
+            )
             # A place of its own for each meeting: what an earlier one left there is not read again.
             number = store.add(f"unirl/meetings/{self.rank}", 1)
             self._store = dist.PrefixStore(f"unirl/{number}", store)
             self._store.set(f"here/{self.rank}", "")
-            everyone = [f"here/{rank}" for rank in range(self.size)]
+            everyone = [f"here/{rank}" for rank in range(self.world_size)]
             self._store.wait(everyone, meeting)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if on_cuda and dist.is_nccl_available() else "gloo",
                 store=self._store,
                 rank=self.rank,
-                world_size=self.size,
+                world_size=self.world_size,
                 timeout=deadline,
             )
         except (RuntimeError, ValueError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise RankLost(
-                f"rank {self.rank} of {self.size} did not meet the others at {address}",
+                f"rank {self.rank} of {self.world_size} did not meet the others at {address}",
                 f"all must come within {meeting_seconds:g} s: {_gist(error)}",
                 "see whether all processes were started, and reach that address",
             ) from error
@@ -158,7 +156,7 @@ class Ranks:
         """Each tensor summed over all ranks, in its own dtype; one message for all of them, in the
         dtype that holds them all. They lie on one device. Without gradient.
         """
-        if self.alone or not tensors:
+        if self.world_size == 1 or not tensors:
             return list(tensors)
         import torch.distributed as dist
 
@@ -173,16 +171,16 @@ class Ranks:
 
     def count(self, *numbers: int) -> list[int]:
         """Each number of the host summed over all ranks; no device waits for it."""
-        if self.alone:
+        if self.world_size == 1:
             return list(numbers)
         (totals,) = self.sum([torch.tensor(numbers, dtype=torch.int64)])
         return [int(total) for total in totals]
 
     def leading(self, number: float) -> float:
         """This number of the host as the rank that decides has it."""
-        if self.alone:
+        if self.world_size == 1:
             return number
-        own = number if self.leads else 0.0
+        own = number if self.is_main else 0.0
         (total,) = self.sum([torch.tensor(own, dtype=torch.float64)])
         return float(total)
 
@@ -190,17 +188,17 @@ class Ranks:
         """What every rank gave, in their order. It is pickled: small things, without tensors of a
         device.
         """
-        if self.alone:
+        if self.world_size == 1:
             return [own]
         import torch.distributed as dist
 
-        found: list[Any] = [None] * self.size
+        found: list[Any] = [None] * self.world_size
         self._meet(lambda: dist.all_gather_object(found, own))
         return found
 
     def agree(self, word: str | None) -> str | None:
         """The word of the lowest rank that has one; at most 32 bytes."""
-        if self.alone:
+        if self.world_size == 1:
             return word
         said = bytes(self._gather(list((word or "").encode().ljust(_WORD_BYTES, b"\0"))).flatten())
         words = [said[i : i + _WORD_BYTES] for i in range(0, len(said), _WORD_BYTES)]
@@ -208,16 +206,16 @@ class Ranks:
 
     def require_alike(self, **facts: str) -> None:
         """Raise UniRLError unless every fact is the same on all ranks."""
-        if self.alone:
+        if self.world_size == 1:
             return
         digests = [list(hashlib.blake2b(text.encode()).digest()[:8]) for text in facts.values()]
         found = self._gather([byte for digest in digests for byte in digest])
-        found = found.reshape(self.size, len(facts), 8)
+        found = found.reshape(self.world_size, len(facts), 8)
         for i, name in enumerate(facts):
-            other = [r for r in range(self.size) if not torch.equal(found[r, i], found[0, i])]
+            other = [r for r in range(self.world_size) if not torch.equal(found[r, i], found[0, i])]
             if other:
                 raise UniRLError(
-                    f"rank {other[0]} of {self.size} differs from rank 0 in its {name}",
+                    f"rank {other[0]} of {self.world_size} differs from rank 0 in its {name}",
                     "all processes of a training must begin alike",
                     "start them with one command, one version and one folder to resume from",
                 )
@@ -227,7 +225,7 @@ class Ranks:
         import torch.distributed as dist
 
         own = torch.tensor(numbers, dtype=torch.uint8)
-        found = [torch.empty_like(own) for _ in range(self.size)]
+        found = [torch.empty_like(own) for _ in range(self.world_size)]
         self._meet(lambda: dist.all_gather(found, own))
         return torch.stack(found)
 
@@ -238,7 +236,7 @@ class Ranks:
             collective()
         except RuntimeError as error:
             lost = self._lost(error)
-            if self.leads:
+            if self.is_main:
                 # Here as well: what follows is a checkpoint, perhaps of a device that hangs.
                 log.error("%s", lost)
             raise lost from error
@@ -246,20 +244,20 @@ class Ranks:
     def _lost(self, error: RuntimeError) -> RankLost:
         """Who is to blame: a rank that said so, else those that say nothing."""
         self._say("")
-        others = [rank for rank in range(self.size) if rank != self.rank]
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
         words = self._words_of(others)
         told = [rank for rank, word in words.items() if word]
         if told:
             return RankLost(
-                f"rank {told[0]} of {self.size} failed: {words[told[0]]}",
+                f"rank {told[0]} of {self.world_size} failed: {words[told[0]]}",
                 "the ranks of a training go on together or not at all",
                 "mend that, then go on from the newest checkpoint: unirl resume",
             )
         silent = [str(rank) for rank in others if rank not in words]
         return RankLost(
-            f"rank {', '.join(silent)} of {self.size} is gone or does not answer"
+            f"rank {', '.join(silent)} of {self.world_size} is gone or does not answer"
             if silent
-            else f"rank {self.rank} of {self.size} lost its connection to the others",
+            else f"rank {self.rank} of {self.world_size} lost its connection to the others",
             f"all ranks must meet at every update, within {self._deadline_seconds:g} s "
             f"(queue.timeout_seconds): {_gist(error)}",
             "see what that process wrote last, then go on from the newest checkpoint: unirl resume",

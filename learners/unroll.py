@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from unirl.core.device import usable_device
-from unirl.core.errors import ActorFailed, UniRLError
-from unirl.core.horizon import Countdown, Horizon
 from unirl.core.learner import LearnerContext, LearnerState
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, SampleSpec, collate
 from unirl.core.seeding import derive_seed
+from unirl.core.training_budget import ScheduleProgress, TrainingBudget
 from unirl.core.tree import tree_map
 from unirl.core.weights import Weights
+from unirl.errors import ActorFailed, UniRLError
 from unirl.learners.config import UnrollLearnerConfig, check_minibatches
 from unirl.learners.episodes import EpisodeWindow
 from unirl.learners.objective import Losses, Objective, Rows, select
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class UnrollLearner:
-    """See Learner. horizon: what schedules end at. num_recent: episodes that the training
+    """See Learner. budget: what schedules end at. num_recent: episodes that the training
     return is the mean of. policy: on config.device.
 
     ranks: processes whose batches are parts of one; the objective sums over them too. Losses, steps
@@ -51,7 +51,7 @@ class UnrollLearner:
         config: UnrollLearnerConfig,
         *,
         batch_size: int,
-        horizon: Horizon,
+        budget: TrainingBudget,
         seed: int,
         num_recent: int = 100,
         ranks: Ranks | None = None,
@@ -67,9 +67,9 @@ class UnrollLearner:
         self._policy, self._objective = policy.to(self._device), objective
         self._spec, self._config = spec, config
         self._ranks = ranks or Ranks()
-        self._countdown = Countdown(horizon, self._ranks.leading)
+        self._schedule = ScheduleProgress(budget, self._ranks.leading)
         self._update = Update(
-            self._policy, config.optimizer, countdown=self._countdown, reduce=self._ranks.reduce
+            self._policy, config.optimizer, schedule=self._schedule, reduce=self._ranks.reduce
         )
         self._staging = spec.allocate(batch_size) if batch_size > 1 else None
         self._return_norm = ReturnNorm().to(self._device) if config.normalize_reward else None
@@ -88,9 +88,9 @@ class UnrollLearner:
         """Raw returns of the most recent training episodes."""
         return tuple(self._episodes.returns)
 
-    def reach(self, seconds: float) -> None:
+    def record_training_seconds(self, seconds: float) -> None:
         """See TimedLearner."""
-        self._countdown.reach(seconds)
+        self._schedule.record_training_seconds(seconds)
 
     def step(self, batch: Batch) -> Metrics:
         """One update from one batch: up to epochs * minibatches optimiser steps."""
@@ -212,7 +212,7 @@ class UnrollLearner:
 
     def _over_all(self, own: Losses) -> Losses:
         """The losses of this minibatch's parts on all ranks together, without gradient."""
-        if self._ranks.alone:
+        if self._ranks.world_size == 1:
             return own
         sums = self._ranks.sum([scalar for loss in own for scalar in loss])
         return Losses(*(Loss(*sums[i : i + 2]) for i in range(0, len(sums), 2)))
@@ -220,7 +220,7 @@ class UnrollLearner:
     def _entropy_coef(self) -> float:
         if self._config.entropy_schedule == "constant":
             return self._config.entropy_coef
-        return self._config.entropy_coef * self._countdown.left(self.num_steps)
+        return self._config.entropy_coef * self._schedule.left(self.num_steps)
 
     def weights(self) -> Weights:
         """See Learner: the policy in its compute dtype, with its statistics."""
@@ -292,7 +292,7 @@ def make_unroll_learner(
     spec: SampleSpec,
     learner: UnrollLearnerConfig,
     batch_size: int,
-    horizon: Horizon,
+    budget: TrainingBudget,
     num_recent: int,
     ranks: Ranks | None = None,
 ) -> UnrollLearner:
@@ -300,7 +300,7 @@ def make_unroll_learner(
     policy and `learner`, and from `reduce` where there are ranks.
     """
     ranks = ranks or Ranks()
-    if not ranks.alone:
+    if ranks.world_size > 1:
         learner = replace(learner, device=ranks.place(learner.device))
         objective = partial(objective, reduce=ranks.reduce)
     warn_if_emulated(policy, learner.device, "the learner")
@@ -311,7 +311,7 @@ def make_unroll_learner(
         spec,
         learner,
         batch_size=batch_size,
-        horizon=horizon,
+        budget=budget,
         seed=context.seed,
         num_recent=num_recent,
         ranks=ranks,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from unirl.core.errors import UniRLError
-from unirl.core.horizon import Countdown
+from unirl.core.training_budget import ScheduleProgress
 from unirl.core.tree import Tree
+from unirl.errors import UniRLError
 from unirl.learners.sharded import is_part, own_part, part_of, whole
 from unirl.vtrace.advantages import Reduce
 
@@ -95,7 +95,7 @@ class OptimizerConfig:
 class Update:
     """Owns the optimiser and the float32 master copy of every parameter that computes in less.
 
-    The module's own parameters of float32 and above are their own masters. countdown: what a linear
+    The module's own parameters of float32 and above are their own masters. schedule: what a linear
     schedule falls with. reduce: sums gradients over the processes that share a batch; None: alone.
     """
 
@@ -104,10 +104,10 @@ class Update:
         module: nn.Module,
         config: OptimizerConfig,
         *,
-        countdown: Countdown,
+        schedule: ScheduleProgress,
         reduce: Reduce | None = None,
     ) -> None:
-        self._module, self._config, self._countdown = module, config, countdown
+        self._module, self._config, self._schedule = module, config, schedule
         self._reduce = reduce
         self._parameters = {
             name: parameter
@@ -136,7 +136,7 @@ class Update:
         rise = min(1.0, (num_steps + 1) / (self._config.warmup_steps + 1))
         if self._config.lr_schedule == "constant":
             return self._config.lr * rise
-        return self._config.lr * rise * self._countdown.left(num_steps)
+        return self._config.lr * rise * self._schedule.left(num_steps)
 
     def adapt(self, kl: Tensor) -> None:
         """Correct the adaptive step size by how far the policy has moved, in nats; a scalar.

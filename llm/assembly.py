@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import torch
 
 from unirl.core.actor import ActorContext
-from unirl.core.errors import UniRLError
 from unirl.core.learner import LearnerContext
 from unirl.core.queue import QueueConfig
 from unirl.core.tree import flatten
 from unirl.core.weights import Weights
+from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm.algorithms.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
 from unirl.llm.algorithms.resolve import check_num_steps
@@ -193,7 +193,7 @@ def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
         config.sampling,
         seed=config.run.seed,
         first=ranks.rank,
-        stride=ranks.size,
+        stride=ranks.world_size,
         max_staleness=config.max_staleness,
         sleeps=config.mode == "colocated",
         decode=_decoder(tokenizer),
@@ -220,7 +220,7 @@ def make_learner(
     teacher = make_teacher(
         config.teacher, config.model, device, temperature=config.sampling.temperature
     )
-    if config.model.shard and not ranks.alone:
+    if config.model.shard and ranks.world_size > 1:
         for each in (policy, reference, teacher.policy if teacher is not None else None):
             if isinstance(each, LanguagePolicy):
                 shard(each, ranks)
@@ -231,7 +231,7 @@ def make_learner(
         reward_weights=config.reward.weight_of,
         max_tokens=config.sampling.max_tokens,
         skip_zero=config.rollout.zero_variance != "train",
-        horizon=config.run.horizon,
+        budget=config.run.budget,
         seed=context.seed,
         num_recent=config.run.target_window,
         reference=reference,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from unirl.core.device import check_device
-from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
+from unirl.errors import UniRLError
 from unirl.llm.http import require_url
 
 Finish = Literal["stop", "length", "aborted"]

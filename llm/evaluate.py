@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from unirl.core.errors import UniRLError
 from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights
+from unirl.errors import UniRLError
 from unirl.llm.engine import Completion, Engine, Request, SamplingConfig
 from unirl.llm.rewards.rewards import Rewarder, combine
 from unirl.llm.tasks.prompts import Prompt, PromptSource

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
 from unirl.core.sample import Field, SampleSpec
+from unirl.errors import UniRLError
 from unirl.llm.engine import Completion
 
 FINISHES = ("stop", "length", "aborted")

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
     import httpx2

@@ -6,7 +6,7 @@ import difflib
 import importlib
 from typing import Any
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 
 def is_own(name: str) -> bool:

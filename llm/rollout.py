@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
-from unirl.core.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
+from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.llm.engine import Completion, Engine, EngineFailed, Request, SamplingConfig
 from unirl.llm.group import Score, write_group
 from unirl.llm.rewards.rewards import Rewarder, combine

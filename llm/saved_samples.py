@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 
-from unirl.core import disk
 from unirl.core.actor import ActorContext
-from unirl.core.errors import UniRLError
 from unirl.core.learner import LearnerContext, LearnerState
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
+from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm import assembly
 from unirl.llm.assembly import LanguageConfig, Probe
@@ -33,6 +32,7 @@ from unirl.llm.models.lora import add_adapters
 from unirl.llm.models.model import load_model, load_tokenizer
 from unirl.llm.training.report import report_groups
 from unirl.llm.training.token_batch import TokenBatch
+from unirl.storage import disk
 
 FOLDER = "groups"
 _KIND = "unirl groups"
@@ -289,7 +289,7 @@ def make_replay(context: ActorContext, *, config: LanguageConfig, samples: str) 
         context.weights,
         seed=config.run.seed,
         first=ranks.rank,
-        stride=ranks.size,
+        stride=ranks.world_size,
     )
 
 

@@ -35,10 +35,10 @@ from unirl.commands.bench import SUITES, Suite, left_out
 from unirl.commands.shipped import shipped_configs
 from unirl.config import fields_help, flag_of
 from unirl.core.actor import ActorContext
-from unirl.core.errors import ActorFailed, UniRLError
 from unirl.core.learner import LearnerContext
 from unirl.core.sample import Batch, SampleSpec, Slot
 from unirl.core.weights import LocalWeightStore
+from unirl.errors import ActorFailed, UniRLError
 from unirl.policy import Policy
 from unirl.policy.precision import has_bfloat16
 from unirl.runners.inline import InlineRunner

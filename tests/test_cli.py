@@ -18,8 +18,8 @@ import pytest
 import unirl
 from unirl import cli
 from unirl.config import load_toml
-from unirl.core.errors import UniRLError
 from unirl.envs.config import EngineName
+from unirl.errors import UniRLError
 
 ROOT = Path(cli.__file__).resolve().parent.parent
 SMALL = ["--env.id", "CartPole-v1", "--actor.num-envs", "8", "--run.total-steps", "2000"]
@@ -266,7 +266,7 @@ def test_an_unexpected_error_is_one_message_and_a_trace_in_the_log(
 
 @pytest.mark.parametrize("runner", ["inline", "processes"])
 def test_ctrl_c_finishes_the_update_and_prints_how_to_go_on(tmp_path: Path, runner: str) -> None:
-    from unirl.core.checkpoint import load_checkpoint
+    from unirl.storage.checkpoint import load_checkpoint
 
     flags = [*SMALL[:-1], "1e9", *ONE_THREAD, "--runner.kind", runner]
     words, step = ["train", "impala", *flags, "--name", "x"], 0
@@ -406,7 +406,7 @@ def test_one_checkpoint_of_a_run_stands_for_the_run(
     pytest.importorskip("matplotlib")
     import shutil
 
-    from unirl.core.checkpoint import list_checkpoints
+    from unirl.storage.checkpoint import list_checkpoints
 
     shutil.copytree(trained, "runs/b", symlinks=True)
     more = ["--run.total-steps", "4e3", "--no-console"]

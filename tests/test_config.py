@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unirl import config as configs
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import unirl
-from unirl.core.checkpoint import load_checkpoint
 from unirl.core.learner import LearnerContext, LearnerState
 from unirl.runners.plan import Plan
+from unirl.storage.checkpoint import load_checkpoint
 
 SETTINGS = {
     "env.id": "CartPole-v1",

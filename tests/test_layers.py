@@ -130,7 +130,7 @@ def test_the_house_keeps_its_contracts(house: Path) -> None:
         ("vtrace/breach.py", "from unirl.policy import networks"),
         ("envs/breach.py", "from unirl.core.queue import QueueConfig"),
         ("envs/breach.py", "import unirl.vtrace"),
-        ("unirl/policy/breach.py", "from unirl.core import checkpoint"),
+        ("unirl/policy/breach.py", "from unirl.storage import checkpoint"),
         ("actors/breach.py", "import unirl.learners"),
         ("llm/weights/breach.py", "from unirl.llm.engines import make"),
         ("llm/breach.py", "import torch"),

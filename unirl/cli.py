@@ -35,8 +35,8 @@ from unirl.commands.resume import ResumeOptions, resume
 from unirl.commands.session import Crash
 from unirl.commands.train import TrainOptions, recipe_and_files, train
 from unirl.commands.tune import TuneOptions, tune
-from unirl.core import disk
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
+from unirl.storage import disk
 
 EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 

@@ -16,12 +16,10 @@ from pathlib import Path
 import torch
 
 from unirl.config import to_toml
-from unirl.core import disk
-from unirl.core.checkpoint import Checkpoint, load_checkpoint
-from unirl.core.errors import UniRLError
 from unirl.core.evaluator import EvalResult
 from unirl.core.learner import Learner, TimedLearner
 from unirl.core.seeding import derive_seed
+from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.report.console import Console, Progress, make_console
 from unirl.report.log import log_to_file, notes_on
@@ -41,6 +39,8 @@ from unirl.runners.loop import Hook, TrainLoop
 from unirl.runners.plan import Plan
 from unirl.runners.process_settings import keep_freed_memory
 from unirl.runners.processes import ProcessesRunner
+from unirl.storage import disk
+from unirl.storage.checkpoint import Checkpoint, load_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -83,15 +83,15 @@ def run(
     queue.timeout_seconds when another process is lost: the first one then writes a checkpoint.
     """
     run_dir, ranks = Path(run_dir), Ranks.from_environment()
-    if not ranks.alone:
+    if ranks.world_size > 1:
         plan = _with_ranks(plan, ranks)
-    if not ranks.leads:
+    if not ranks.is_main:
         return _follow(plan, resume, ranks)
     with disk.explained(run_dir, f"free some space, then: unirl resume {run_dir}"):
         checkpoint = load_checkpoint(resume) if resume is not None else None
         if checkpoint is not None:
             state.check_fingerprint(plan, checkpoint)
-            state.check_ranks(plan, checkpoint, ranks.size)
+            state.check_ranks(plan, checkpoint, ranks.world_size)
         if checkpoint is None or not _is_of(checkpoint, run_dir):
             _refuse_taken(plan, run_dir)
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def _follow(plan: Plan, resume: Path | None, ranks: Ranks) -> RunResult:
     """The run on a rank that writes nothing: rank 0 says when it ends."""
     checkpoint = load_checkpoint(resume) if resume is not None else None
     if checkpoint is not None:
-        state.check_ranks(plan, checkpoint, ranks.size)
+        state.check_ranks(plan, checkpoint, ranks.world_size)
     keep_freed_memory()
     with ExitStack() as stack:
         stack.enter_context(_threads(plan))
@@ -165,11 +165,11 @@ def _follow(plan: Plan, resume: Path | None, ranks: Ranks) -> RunResult:
         _require_alike(loop, ranks)
         _require_timed(loop)
         cursors = _CursorHook.of(loop, ranks)
-        begin_anew = RestartHook(
-            plan.run.checkpoint_steps, runner.begin_anew, start_step=loop.learner.num_steps
+        restart_actors = RestartHook(
+            plan.run.checkpoint_steps, runner.restart_actors, start_step=loop.learner.num_steps
         )
         with _stop_on_signals(runner):
-            runner.run([*cursors, begin_anew])
+            runner.run([*cursors, restart_actors])
         learner = loop.learner
         return RunResult(
             learner.num_steps, learner.version, loop.seconds, loop.reason or "", None, None, {}
@@ -181,14 +181,14 @@ def _with_ranks(plan: Plan, ranks: Ranks) -> Plan:
     remedy = "start it once, without torchrun"
     if plan.runner.kind != "inline":
         raise UniRLError(
-            f"recipe {plan.recipe} runs in the {plan.runner.kind} runner, in {ranks.size} processes"
-            " of torchrun",
+            f"recipe {plan.recipe} runs in the {plan.runner.kind} runner, in {ranks.world_size} "
+            "processes of torchrun",
             "processes that train together need runner.kind inline",
             remedy,
         )
     if "ranks" not in inspect.signature(plan.make_learner).parameters:
         raise UniRLError(
-            f"recipe {plan.recipe} was started in {ranks.size} processes of torchrun",
+            f"recipe {plan.recipe} was started in {ranks.world_size} processes of torchrun",
             "its learner does not sum over processes: what makes it takes no `ranks`",
             remedy,
         )
@@ -198,14 +198,14 @@ def _with_ranks(plan: Plan, ranks: Ranks) -> Plan:
 
 def _require_alike(loop: TrainLoop, ranks: Ranks) -> None:
     """Raise UniRLError unless all ranks begin with the same config, at the same weights."""
-    if ranks.alone:
+    if ranks.world_size == 1:
         return
     plan, digest = loop.plan, hashlib.blake2b()
     for _, value in sorted(loop.learner.weights().items()):
         digest.update(value.cpu().flatten().view(torch.uint8).numpy().tobytes())
     ranks.require_alike(
         config=to_toml(plan.config, recipe=plan.recipe) if plan.config is not None else plan.recipe,
-        horizon=repr(plan.run.horizon),
+        budget=repr(plan.run.budget),
         steps=f"{loop.learner.version} {loop.learner.num_steps}",
         weights=digest.hexdigest(),
     )
@@ -216,7 +216,7 @@ def _require_timed(loop: TrainLoop) -> None:
     if loop.plan.run.anneal_over == "seconds" and not isinstance(loop.learner, TimedLearner):
         raise UniRLError(
             "run.anneal_over is seconds",
-            f"{type(loop.learner).__name__} has no method reach(seconds) to be told the time",
+            f"{type(loop.learner).__name__} has no method record_training_seconds(seconds)",
             "give it that method (unirl.core.learner.TimedLearner), or leave run.anneal_over out",
         )
 
@@ -232,7 +232,7 @@ class _CursorHook:
     @classmethod
     def of(cls, loop: TrainLoop, ranks: Ranks) -> list[_CursorHook]:
         """First among the hooks of each rank; none where tickets may be lost. Called by all."""
-        if ranks.alone or not loop.plan.reissue:
+        if ranks.world_size == 1 or not loop.plan.reissue:
             return []
         hook = cls(ranks)
         hook.after_update(loop)  # a run that has nothing left to do is saved too
@@ -267,7 +267,7 @@ class _Desk:
         self.evaluate = _make_eval_hook(plan, folder, start_step)
         self.log = LogHook(sinks, plan.run.log_seconds, self.evaluate)
         self.save = CheckpointHook(
-            folder, plan.run.checkpoint_steps, runner.begin_anew, start_step=start_step
+            folder, plan.run.checkpoint_steps, runner.restart_actors, start_step=start_step
         )
         stop = StopHook(plan.run.target_return, plan.run.max_seconds, window=plan.run.target_window)
         samples = SamplesHook(folder, plan.run.log_seconds, resume_step)
@@ -327,7 +327,7 @@ def _open_sinks(
 
 def _make_runner(plan: Plan, run_dir: Path, ranks: Ranks) -> InlineRunner | ProcessesRunner:
     if plan.runner.kind == "inline":
-        return InlineRunner(plan, agree=None if ranks.alone else ranks.agree)
+        return InlineRunner(plan, agree=None if ranks.world_size == 1 else ranks.agree)
     return ProcessesRunner(plan, log_dir=run_dir / "logs")
 
 

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 RECIPES: Mapping[str, str] = MappingProxyType(
     {

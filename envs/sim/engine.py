@@ -11,9 +11,9 @@ from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from unirl.core.errors import UniRLError
 from unirl.envs.device import POLICY, DeviceEnv, Groups
 from unirl.envs.vector import Bools, EngineStep
+from unirl.errors import UniRLError
 
 Observations = dict[str, NDArray[Any]]
 

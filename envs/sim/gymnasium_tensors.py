@@ -17,10 +17,10 @@ from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY, Groups, SimSpec, SimStep
+from unirl.errors import UniRLError
 
 log = logging.getLogger(__name__)
 

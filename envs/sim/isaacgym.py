@@ -25,7 +25,6 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY, Groups, SimSpec, SimStep
@@ -37,6 +36,7 @@ from unirl.envs.sim.gymnasium_tensors import (
     with_index,
     wrong_device,
 )
+from unirl.errors import UniRLError
 
 FAMILY = "isaacgym/"
 FIRST = 'python -c "import sys, isaacgym; from unirl.cli import main; sys.exit(main())" train ...'

@@ -18,7 +18,6 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import Groups, SimSpec, SimStep
@@ -33,6 +32,7 @@ from unirl.envs.sim.gymnasium_tensors import (
     with_index,
     wrong_device,
 )
+from unirl.errors import UniRLError
 
 FAMILY = "isaaclab/"
 SETTINGS: Mapping[str, Any] = {"headless": True, "overrides": []}

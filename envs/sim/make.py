@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import torch
 
-from unirl.core.errors import UniRLError
 from unirl.envs import catalog
 from unirl.envs.config import SIM_FAMILIES, EnvConfig
 from unirl.envs.device import DeviceEnv
 from unirl.envs.sim import families
+from unirl.errors import UniRLError
 
 
 def make_device_env(config: EnvConfig, num_envs: int, device: torch.device) -> DeviceEnv:

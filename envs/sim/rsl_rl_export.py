@@ -10,9 +10,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
 from unirl.envs.device import DeviceEnv, Groups
 from unirl.envs.sim.episodes import Episodes
+from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

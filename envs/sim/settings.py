@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
-from unirl.core.errors import UniRLError
 from unirl.envs.config import EnvConfig
+from unirl.errors import UniRLError
 
 
 def read_settings(config: EnvConfig, defaults: Mapping[str, float]) -> dict[str, float]:

@@ -19,8 +19,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
 from unirl.envs.device import POLICY, Groups, SimSpec, SimStep
+from unirl.errors import UniRLError
 
 COUNTERS = ("nan_states", "constraint_overflows", "contact_overflows", "solver_limits")
 """What `WarpEnv.counters` tells. nan_states: worlds reset because their state, or the action they

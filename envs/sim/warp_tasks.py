@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from unirl.core.errors import UniRLError
 from unirl.envs.catalog import unknown_id
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import DeviceEnv
+from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
     from unirl.envs.sim.warp_sim import Task

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 _KIND = "unirl token batch"
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 _AT_LEAST: dict[str, float] = {
     "epsilon": 0.0,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.algorithms.terms import Algorithm
 
 

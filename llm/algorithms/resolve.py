@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from unirl import config as configs
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.algorithms.effect import check_effect
 from unirl.llm.algorithms.presets import PRESETS

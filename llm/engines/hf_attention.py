@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.engines.kv_cache import CacheShape, KeyValueCache
 
 NAME = "unirl_cached"

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
+from unirl.errors import UniRLError
 from unirl.llm.device import device_of
 from unirl.llm.engine import (
     Capabilities,

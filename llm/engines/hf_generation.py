@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.engine import Finish
 from unirl.llm.engines import hf_attention
 from unirl.llm.engines.decoding import draw

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.engine import Engine, EngineConfig
 from unirl.llm.models.model import ModelConfig
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
+from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig, EngineFailed
 from unirl.llm.engines.openai_http import HttpClient
 from unirl.llm.http import BadStatus, HttpFailed

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
+from unirl.errors import UniRLError
 from unirl.llm.engine import (
     Capabilities,
     Completion,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.engine import EngineFailed
 from unirl.llm.http import BadStatus
 

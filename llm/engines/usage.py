@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.engine import Completion, Finish, Request
 
 

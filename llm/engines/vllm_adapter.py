@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
+from unirl.errors import UniRLError
 from unirl.llm.engine import EngineFailed
 from unirl.llm.weights.own_folder import OwnFolder
 from unirl.llm.weights.proof import unnamed_reading

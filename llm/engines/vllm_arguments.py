@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig
 from unirl.llm.engines.vllm_lifeline import OWNER, owner_tag
 from unirl.llm.engines.vllm_worker import BACKEND, EXTENSION

@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
+from unirl.errors import UniRLError
 from unirl.llm.engine import (
     Capabilities,
     Completion,

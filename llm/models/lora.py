@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
+from unirl.errors import UniRLError
 from unirl.llm.models.model import ModelConfig, flat_weights, load_model
 
 _PREFIX = "base_model.model."

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.models.model import import_transformers
 from unirl.llm.models.tiny import check_new_folder
 

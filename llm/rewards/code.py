@@ -9,14 +9,14 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.engine import Completion
 from unirl.llm.group import Score
 from unirl.llm.own_code import load_own
 from unirl.llm.rewards.limits import Limits, within
 from unirl.llm.rewards.pool import WorkerDied, WorkerPool
 from unirl.llm.rewards.reward import as_score, failed, timed_out
-from unirl.llm.rewards.worker import told, wanted
+from unirl.llm.rewards.worker import format_error, wanted
 from unirl.llm.tasks.prompts import Prompt
 
 OFFERED = ("text", "answer", "prompt", "messages", "info", "task", "num_tokens", "finish")
@@ -91,7 +91,7 @@ class AsyncReward:
             except TimeoutError as error:
                 return timed_out(str(error))
             except Exception as error:
-                return failed(told(error))
+                return failed(format_error(error))
 
     def close(self) -> None:
         """Nothing to let go of."""

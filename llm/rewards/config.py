@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from unirl.core.device import check_device
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.rewards.judge import JudgeConfig
 
 

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.group import SCORE, Score
 from unirl.llm.http import Http, HttpFailed, bearer, require_url
 from unirl.llm.rewards.limits import Limits, within

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.device import device_of
 from unirl.llm.engine import Completion
 from unirl.llm.group import Score

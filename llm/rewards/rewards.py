@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.engine import Completion
 from unirl.llm.group import SCORE, Score
 from unirl.llm.own_code import is_own

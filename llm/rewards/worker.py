@@ -90,10 +90,10 @@ def _answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[
         # As numbers only: what a library returns for them (numpy, sympy) JSON does not know.
         return {"value": value if value is None or isinstance(value, str) else float(value)}
     except Exception as error:
-        return {"error": told(error)[:_ERROR_CHARACTERS]}
+        return {"error": format_error(error)[:_ERROR_CHARACTERS]}
 
 
-def told(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """What a function raised, and in which line: its author looks for it there."""
     calls = traceback.extract_tb(error.__traceback__)
     where = f" ({os.path.basename(calls[-1].filename)}:{calls[-1].lineno})" if calls else ""

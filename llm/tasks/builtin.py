@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.task import Example, Examples, Subset, Task, checked_options, question, split
 

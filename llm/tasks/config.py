@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.task import Example, Examples, Message, Subset, Task, checked_options, split
 

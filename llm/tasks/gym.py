@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.task import MOST_HELD_OUT, Example, Subset, Task, checked_options
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.prompt_order import PromptOrder
 from unirl.llm.tasks.task import Example, Examples, Indices, Message, Task, empty_split

@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from unirl.core.errors import UniRLError
 from unirl.core.seeding import derive_seed
+from unirl.errors import UniRLError
 from unirl.llm.own_code import is_own, load_own
 from unirl.llm.tasks.config import TaskConfig
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.http import require_url
 from unirl.llm.models.model import ModelConfig, ModelDtype, load_model, load_tokenizer
 from unirl.llm.training.language_policy import LanguagePolicy

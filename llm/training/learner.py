@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from unirl.core.device import check_device
-from unirl.core.errors import UniRLError
-from unirl.core.horizon import Countdown, Horizon
 from unirl.core.learner import LearnerState
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
 from unirl.core.seeding import derive_seed
+from unirl.core.training_budget import ScheduleProgress, TrainingBudget
 from unirl.core.weights import Weights
+from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.learners.sharded import is_part
 from unirl.learners.update import ADAPTIVE_BOUNDS, OptimizerConfig, Update
@@ -119,7 +119,7 @@ class LlmLearner:
         reward_weights: Mapping[str, float],
         max_tokens: int,
         skip_zero: bool,
-        horizon: Horizon,
+        budget: TrainingBudget,
         seed: int,
         num_recent: int = 100,
         reference: LanguagePolicy | None = None,
@@ -142,9 +142,9 @@ class LlmLearner:
         self._is_divided = any(is_part(parameter) for parameter in policy.parameters())
         self._whole: tuple[int, Weights] = -1, {}
         """Where the policy is divided: version and weights that were gathered last."""
-        self._countdown = Countdown(horizon, self._ranks.leading)
+        self._schedule = ScheduleProgress(budget, self._ranks.leading)
         self._update = Update(
-            policy, config.optimizer, countdown=self._countdown, reduce=self._ranks.reduce
+            policy, config.optimizer, schedule=self._schedule, reduce=self._ranks.reduce
         )
         self._device = next(policy.parameters()).device
         self._generator = torch.Generator()
@@ -175,9 +175,9 @@ class LlmLearner:
         """One row of `take_samples` in a line."""
         return summary(row)
 
-    def reach(self, seconds: float) -> None:
+    def record_training_seconds(self, seconds: float) -> None:
         """See TimedLearner."""
-        self._countdown.reach(seconds)
+        self._schedule.record_training_seconds(seconds)
 
     def step(self, batch: Batch) -> Metrics:
         """One update from one batch: up to epochs * minibatches steps of the optimiser."""
@@ -192,12 +192,12 @@ class LlmLearner:
         report_groups(tokens, batch, self.version, self._reward_names, metrics)
         now, drawn = time.monotonic(), int(tokens.length.sum())
         # Tokens of all ranks per second of one: merging adds up both.
-        share = 1 / self._ranks.size
+        share = 1 / self._ranks.world_size
         metrics.ratio("perf/learner_tokens_per_s", drawn, (now - started) * share)
         if self._ended is not None:
             metrics.ratio("perf/tokens_per_s", drawn, (now - self._ended) * share)
         self._ended = now
-        if self._tokenizer is not None and self._ranks.leads:
+        if self._tokenizer is not None and self._ranks.is_main:
             # Copied: slots are written anew before anyone asks. Text is made when somebody does.
             copies = [one.copy() for one in tokens.groups]
             self._newest = replace(tokens, groups=tuple(copies)), known.advantage.cpu()
@@ -329,7 +329,7 @@ class LlmLearner:
             + [torch.tensor(float(len(packs)))]
         )
         if not num_packs:
-            metrics.total("losses/empty_steps", int(self._ranks.leads))
+            metrics.total("losses/empty_steps", int(self._ranks.is_main))
             return None
         divisor = max(float(below), 1.0)
         teacher_coef = self._teacher.coef if self._teacher is not None else 0.0

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.training.packed_layout import Block, Layout
 from unirl.llm.training.packed_rows import as_rows, as_tokens, prompts_of, split_blocks
 from unirl.llm.training.packed_short import fold_mask, short_attention, suits

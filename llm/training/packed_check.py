@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.group import Group
 from unirl.llm.training.packed_attention import causal_model
 from unirl.llm.training.packing import pack_groups

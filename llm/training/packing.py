@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.group import Group
 from unirl.llm.training.packed_layout import Layout, Row, place
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.learners.sharded import whole
 from unirl.llm.models.lora import published_weights
@@ -45,7 +45,7 @@ def shard(policy: LanguagePolicy, ranks: Ranks) -> None:
         if parameter.requires_grad and parameter.dtype.itemsize < 4:
             parameter.data = parameter.data.float()
     device = next(policy.parameters()).device
-    mesh = init_device_mesh(device.type, (ranks.size,))
+    mesh = init_device_mesh(device.type, (ranks.world_size,))
     precision = MixedPrecisionPolicy()
     if compute.itemsize < 4:
         precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unirl.core.errors import ActorFailed, UniRLError
+from unirl.errors import ActorFailed, UniRLError
 from unirl.llm.engine import EngineFailed
 from unirl.llm.engines.openai_http import HttpClient
 from unirl.llm.group import Group

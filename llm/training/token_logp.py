@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.training.packed_attention import causal_model, hidden_states
 from unirl.llm.training.packing import Pack
 

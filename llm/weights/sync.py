@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
+from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig, EngineFailed
 from unirl.llm.weights.proof import differences, expected
 from unirl.llm.weights.swap import SwapTimes

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
 from unirl.core.weights import Weights
+from unirl.errors import UniRLError
 from unirl.llm.models.checksum import checksum
 from unirl.llm.weights.group import BroadcastGroup, join, listen
 from unirl.llm.weights.layout import Layout

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from unirl.actors.evaluate import PolicyEvaluator
-from unirl.core.errors import UniRLError
 from unirl.core.evaluator import Player
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
+from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
 
 COUNTING = EnvConfig("unirl/Counting-v0", kwargs={"terminate_after": 3, "truncate_after": 2})

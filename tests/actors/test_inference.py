@@ -27,7 +27,6 @@ from unirl.actors.vector import unroll_spec
 from unirl.core.actor import ActorContext
 from unirl.core.device import usable_device
 from unirl.core.env_workers import WorkerContext
-from unirl.core.errors import QueueClosed, UniRLError
 from unirl.core.exchange import HELLO, OBS
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import SampleSpec, Slot
@@ -36,6 +35,7 @@ from unirl.core.tree import leaves
 from unirl.core.weights import LocalWeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
+from unirl.errors import QueueClosed, UniRLError
 from unirl.policy import Policy, PolicyConfig
 from unirl.runners.fork_server import process_context
 from unirl.transports.shared import SharedExchange, SharedQueue, SharedWeightStore

@@ -10,12 +10,12 @@ import torch
 
 from unirl.actors.vector import ActorConfig, VectorActor, make_vector_actor, unroll_spec
 from unirl.core.actor import ActorContext
-from unirl.core.errors import UniRLError
 from unirl.core.sample import Slot
 from unirl.core.tree import flatten
 from unirl.core.weights import LocalWeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec, spaces
+from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
 
 GAMMA = 0.5

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from unirl.core.device import check_device, usable_device
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 
 @pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:3"])

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from unirl.core.errors import UniRLError
 from unirl.core.metrics import Metrics
+from unirl.errors import UniRLError
 
 
 def test_a_mean_weighs_every_sample_alike_however_it_was_split() -> None:

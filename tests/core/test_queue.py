@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unirl.core.errors import DeadlineExceeded, QueueClosed, UniRLError
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import Batch, Field, SampleSpec, Slot, collate
 from unirl.core.slot_queue import LocalQueue, SlotQueue
 from unirl.core.tree import tree_map
+from unirl.errors import DeadlineExceeded, QueueClosed, UniRLError
 from unirl.transports.shared import SharedQueue
 
 SPEC = SampleSpec(

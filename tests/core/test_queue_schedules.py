@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from unirl.core.errors import DeadlineExceeded, LockHeld, QueueClosed
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import Field, SampleSpec
 from unirl.core.slot_queue import LocalQueue, SlotQueue
 from unirl.core.weights import LocalWeightStore, Weights, WeightStore
+from unirl.errors import DeadlineExceeded, LockHeld, QueueClosed
 from unirl.transports import shared
 from unirl.transports.shared import SharedQueue, SharedWeightStore
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unirl.core.errors import UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec, spaces
+from unirl.errors import UniRLError
 
 pytest.importorskip("ale_py", reason="the extra atari is not installed")
 ENGINES = ["ale", "envpool"]

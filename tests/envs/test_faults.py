@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from unirl.core.errors import EnvCrashed, UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.guard import check_finite
 from unirl.envs.make import known_env_ids, make_vec, spaces
+from unirl.errors import EnvCrashed, UniRLError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -109,7 +109,7 @@ def test_a_missing_package_names_the_extra_to_install() -> None:
         import sys
         for name in ("ale_py", "mujoco", "envpool", "Box2D"):
             sys.modules[name] = None
-        from unirl.core.errors import UniRLError
+        from unirl.errors import UniRLError
         from unirl.envs.config import EnvConfig
         from unirl.envs.make import known_env_ids, make_vec
         for env_id, engine in [("ALE/Pong-v5", "auto"), ("HalfCheetah-v5", "auto"),

@@ -12,10 +12,10 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from unirl.actors.evaluate import PolicyEvaluator
-from unirl.core.errors import UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.make import spaces as spaces_of
+from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
 
 

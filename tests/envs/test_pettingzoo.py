@@ -25,8 +25,6 @@ import unirl
 from unirl.actors.evaluate import PolicyEvaluator
 from unirl.actors.vector import ActorConfig, make_vector_actor, unroll_spec
 from unirl.core.actor import ActorContext
-from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import UniRLError
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import Slot
 from unirl.core.tree import flatten
@@ -37,7 +35,9 @@ from unirl.envs.make import agents_of, known_env_ids, make_vec, spaces
 from unirl.envs.pettingzoo import ParallelEnvs
 from unirl.envs.toy import CountingAgents
 from unirl.envs.vector import env_seeds
+from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
+from unirl.storage.checkpoint import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTING = EnvConfig("pettingzoo/unirl/CountingAgents")
@@ -493,7 +493,7 @@ def test_a_missing_package_names_what_installs_it() -> None:
         import sys
         for name in sys.argv[1].split(","):
             sys.modules[name] = None
-        from unirl.core.errors import UniRLError
+        from unirl.errors import UniRLError
         from unirl.envs.config import EnvConfig
         from unirl.envs.make import known_env_ids, make_vec
         print("pettingzoo/unirl/Duel" in known_env_ids(), "CartPole-v1" in known_env_ids())

@@ -11,11 +11,11 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 from unirl.actors.evaluate import PolicyEvaluator
-from unirl.core.errors import UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.push import PushedEnv
 from unirl.envs.vector import EnvStep
+from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from unirl.core.errors import UniRLError
 from unirl.core.sample import Field, SampleSpec
 from unirl.core.tree import flatten
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.spaces import action_field, action_writer, obs_fields, obs_reader, write_obs
+from unirl.errors import UniRLError
 
 NESTED = spaces.Dict(
     {

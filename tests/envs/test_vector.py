@@ -10,11 +10,11 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from unirl.core.errors import UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.toy import Counting, register_toys
 from unirl.envs.vector import MAX_FILLERS, VectorEnv, adapt, env_seeds
+from unirl.errors import UniRLError
 
 # Episodes of Counting by hand: number 0 terminates after 3 steps, number 1 is truncated after 2,
 # and so on in turn. One row per step: observation after it, reward, terminated, truncated, mask.

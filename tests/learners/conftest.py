@@ -11,8 +11,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from unirl.actors.vector import ActorConfig, unroll_spec
-from unirl.core.horizon import Horizon
 from unirl.core.sample import SampleSpec, Slot
+from unirl.core.training_budget import TrainingBudget
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.unroll import UnrollLearner
@@ -65,7 +65,7 @@ def make() -> Callable[..., Made]:
             spec,
             config,
             batch_size=batch_size,
-            horizon=Horizon(1000),
+            budget=TrainingBudget(1000),
             seed=0,
         )
         return Made(learner, policy, spec)

@@ -12,9 +12,9 @@ import torch
 
 import unirl
 from unirl.core.actor import ActorContext
-from unirl.core.errors import UniRLError
 from unirl.core.sample import Batch, Slot
 from unirl.core.weights import LocalWeightStore
+from unirl.errors import UniRLError
 from unirl.learners.impala import RunningScale
 from unirl.vtrace.reference import slow_vtrace_targets
 

@@ -15,11 +15,11 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from unirl.actors.vector import ActorConfig, unroll_spec
-from unirl.core.errors import UniRLError
-from unirl.core.horizon import Countdown, Horizon
 from unirl.core.learner import LearnerContext
 from unirl.core.sample import Batch, Field, SampleSpec, Slot
+from unirl.core.training_budget import ScheduleProgress, TrainingBudget
 from unirl.core.tree import leaves
+from unirl.errors import UniRLError
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
 from unirl.learners.parallel import RankLost, Ranks
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
@@ -101,7 +101,7 @@ def learn(case: str, num_envs: int, samples: Any, ranks: Ranks | None = None) ->
         spec=spec_of(num_envs),
         learner=config,
         batch_size=1,
-        horizon=Horizon(1000),
+        budget=TrainingBudget(1000),
         num_recent=10,
         ranks=ranks,
     )
@@ -130,9 +130,9 @@ def work(folder: Path) -> None:
             learner = learn(case, NUM_ENVS, lambda update: part(ranks.rank, update), ranks)
             found[case] = outcome(learner)
         found["dtypes"] = ranks.sum([torch.tensor(2**53 + 1), torch.ones(2, dtype=torch.int32)])
-        countdown = Countdown(Horizon(100, max_seconds=100.0), ranks.leading)
-        countdown.reach(10.0 + 20.0 * ranks.rank)
-        found["left"] = countdown.left(0)
+        schedule = ScheduleProgress(TrainingBudget(100, max_seconds=100.0), ranks.leading)
+        schedule.record_training_seconds(10.0 + 20.0 * ranks.rank)
+        found["left"] = schedule.left(0)
         found["words"] = [
             ranks.agree(w) for w in (None, "late" if ranks.rank else None, f"r{ranks.rank}")
         ]
@@ -262,7 +262,7 @@ def test_the_error_of_one_rank_ends_the_other_with_its_reason(found: list[dict[s
 
 
 def test_without_torchrun_a_process_is_alone() -> None:
-    assert Ranks.from_environment({"RANK": "1", "WORLD_SIZE": "2"}).alone
+    assert Ranks.from_environment({"RANK": "1", "WORLD_SIZE": "2"}).world_size == 1
     ranks = Ranks.from_environment({})
     tensors = [torch.ones(2)]
     with ranks.joined(1.0):
@@ -273,7 +273,7 @@ def test_without_torchrun_a_process_is_alone() -> None:
 
 
 def test_each_rank_computes_on_its_own_device() -> None:
-    ranks = Ranks(rank=3, size=4, local_rank=1)
+    ranks = Ranks(rank=3, world_size=4, local_rank=1)
     assert [ranks.place(name) for name in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda:1", "cuda:1"]
     with pytest.raises(UniRLError, match="given device cuda:0"):
         ranks.place("cuda:0")

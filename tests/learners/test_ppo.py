@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from unirl.core.errors import UniRLError
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
+from unirl.errors import UniRLError
 from unirl.learners.ppo import PpoLearnerConfig
 from unirl.policy import Policy
 from unirl.vtrace.reference import slow_gae, slow_vtrace_gae

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.learners.two_states import GAMMA, VALUES, TwoStates
 from unirl.actors.device import DeviceActor, SimConfig, device_spec
-from unirl.core.horizon import Horizon
 from unirl.core.sample import Batch, Slot
+from unirl.core.training_budget import TrainingBudget
 from unirl.core.weights import LocalWeightStore
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
@@ -71,7 +71,7 @@ def learned_values(objective: str, **settings: Any) -> Tensor:
     )
     learner = UnrollLearner(
         policy, objective_type(policy, config), spec, config,
-        batch_size=1, horizon=Horizon(300 * 256), seed=0,
+        batch_size=1, budget=TrainingBudget(300 * 256), seed=0,
     )  # fmt: skip
     slot = Slot(0, 0, spec.allocate())
     for _ in range(300):

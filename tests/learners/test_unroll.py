@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.learners.test_ppo import act_on_policy
-from unirl.core.errors import UniRLError
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
 from unirl.core.tree import flatten, tree_map
+from unirl.errors import UniRLError
 from unirl.learners.impala import ImpalaLearnerConfig
 from unirl.learners.objective import Losses, Rows, select
 from unirl.learners.ppo import PpoLearnerConfig

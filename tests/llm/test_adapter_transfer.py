@@ -17,9 +17,9 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 pytest.importorskip("peft", reason="adapters need peft, of the extra llm")
 
 from unirl.core.actor import ActorContext
-from unirl.core.errors import UniRLError
 from unirl.core.learner import LearnerContext
 from unirl.core.weights import LocalWeightStore
+from unirl.errors import UniRLError
 from unirl.learners.update import OptimizerConfig
 from unirl.llm import assembly, saved_samples
 from unirl.llm.engine import EngineConfig, Request, SamplingConfig

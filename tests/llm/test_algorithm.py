@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from unirl.commands.algorithms import algorithms
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.algorithms.advantages import Advantages
 from unirl.llm.algorithms.algorithm import (
     Algorithm,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.device import device_of
 
 

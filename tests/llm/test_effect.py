@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.algorithms.algorithm import Algorithm, AlgorithmConfig, resolve
 from unirl.llm.algorithms.batch_file import example_batch
 from unirl.llm.algorithms.diff import Outcome, outcome

@@ -13,10 +13,10 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
 from unirl.cli import main
-from unirl.core.checkpoint import load_checkpoint
 from unirl.llm.assembly import weights_of
 from unirl.llm.models.tiny import make_tiny
 from unirl.recipes.grpo import Config
+from unirl.storage.checkpoint import load_checkpoint
 
 SMALL: dict[str, Any] = {
     "task.name": "reverse",

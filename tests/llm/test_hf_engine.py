@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.engine import (
     Completion,
     EngineConfig,

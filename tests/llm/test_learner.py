@@ -14,9 +14,9 @@ from torch import Tensor
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 from tests.llm.packed_groups import make_groups, make_model
-from unirl.core.errors import UniRLError
-from unirl.core.horizon import Horizon
 from unirl.core.sample import Batch, Slot
+from unirl.core.training_budget import TrainingBudget
+from unirl.errors import UniRLError
 from unirl.learners.update import OptimizerConfig
 from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
 from unirl.llm.group import FINISHES, Group, GroupShape
@@ -66,7 +66,7 @@ def make_learner(
     skip_zero = settings.pop("skip_zero", True)
     optimizer = settings.pop("optimizer", PLAIN)
     prepare = settings.pop("prepare", None)
-    horizon = settings.pop("horizon", Horizon(1000))
+    budget = settings.pop("budget", TrainingBudget(1000))
     others = {name: settings.pop(name) for name in ("ranks", "teacher") if name in settings}
     resolved = resolve(algorithm or AlgorithmConfig(), max_tokens=16)
     model = settings.pop("model", None) or make_model(dtype=dtype).requires_grad_(True)
@@ -93,7 +93,7 @@ def make_learner(
         reward_weights={"test": 1.0},
         max_tokens=16,
         skip_zero=skip_zero,
-        horizon=horizon,
+        budget=budget,
         seed=3,
         reference=reference,
         **others,
@@ -175,8 +175,8 @@ def test_the_gradient_is_that_of_the_formula() -> None:
 
 def test_the_step_size_falls_with_the_training_time_where_that_ends_first() -> None:
     optimizer = OptimizerConfig(lr=0.01, lr_schedule="linear")
-    learner = make_learner(optimizer=optimizer, horizon=Horizon(10**9, max_seconds=10.0))
-    learner.reach(5.0)
+    learner = make_learner(optimizer=optimizer, budget=TrainingBudget(10**9, max_seconds=10.0))
+    learner.record_training_seconds(5.0)
     row = learner.step(batch_of(groups_with_rewards())).flush()
     assert row["losses/learning_rate"] == pytest.approx(0.005)
 

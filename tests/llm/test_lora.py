@@ -17,8 +17,8 @@ pytest.importorskip("peft", reason="adapters need peft, of the extra llm")
 from tests.llm.packed_groups import make_groups, make_model
 from tests.llm.test_learner import PLAIN, batch_of, close, groups_with_rewards, make_learner, moved
 from tests.llm.test_ranks import copied
-from unirl.core.errors import UniRLError
-from unirl.core.horizon import Horizon
+from unirl.core.training_budget import TrainingBudget
+from unirl.errors import UniRLError
 from unirl.learners.update import OptimizerConfig
 from unirl.llm import assembly
 from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
@@ -121,7 +121,7 @@ def test_the_base_serves_as_the_reference() -> None:
             reward_weights={"test": 1.0},
             max_tokens=16,
             skip_zero=True,
-            horizon=Horizon(1000),
+            budget=TrainingBudget(1000),
             seed=3,
             reference=reference,
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.models.checksum import checksum
 from unirl.llm.models.model import (
     ModelConfig,

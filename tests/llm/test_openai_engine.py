@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.llm.completion_server import END, CompletionServer, distribution, table
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
 from unirl.llm.engines.openai_engine import OpenAiEngine
 from unirl.llm.engines.openai_http import HttpClient

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.llm.packed_groups import VOCAB, gradients, make_groups, make_model, plain_logp
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.group import Group
 from unirl.llm.training.packed_attention import hidden_states
 from unirl.llm.training.packed_check import check_packing

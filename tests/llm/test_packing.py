@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.llm.packed_groups import make_groups
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.group import Group
 from unirl.llm.training.packed_layout import CALL_COST, Row, place
 from unirl.llm.training.packing import Pack, pack_groups

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.prompt_order import PromptOrder
 from unirl.llm.tasks.prompts import PromptSource, Tokenizer

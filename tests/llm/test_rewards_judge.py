@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.llm.test_rewards import DONE, TASK, prompt
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Score
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.judge import JudgeConfig

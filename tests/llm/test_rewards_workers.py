@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.llm.test_rewards import DONE, OWN, TASK, prompt
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Score
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder

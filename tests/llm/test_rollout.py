@@ -18,9 +18,9 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 import unirl
 from tests.llm.rollout_code import TOLD
 from unirl.core.actor import ActorContext
-from unirl.core.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.core.sample import Slot
 from unirl.core.weights import LocalWeightStore
+from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.llm.engine import NOBODY
 from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Group, read_group
 from unirl.llm.models.model import flat_weights

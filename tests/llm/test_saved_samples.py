@@ -14,12 +14,12 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
 from tests.llm.test_learner import groups_with_rewards
-from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import UniRLError
 from unirl.core.sample import Slot
 from unirl.core.weights import LocalWeightStore
+from unirl.errors import UniRLError
 from unirl.llm.group import read_group
 from unirl.llm.saved_samples import Replay, SavedGroups, save_groups
+from unirl.storage.checkpoint import load_checkpoint
 
 SETTINGS: dict[str, Any] = {
     "model.path": "tiny",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.tasks.builtin import BUILT_IN, CHARACTERS
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.task import Example, Examples, Task, make_tasks

@@ -19,13 +19,13 @@ from tests.llm.completion_server import CompletionServer
 from tests.llm.packed_groups import VOCAB, make_groups
 from tests.llm.test_learner import batch_of, make_learner
 from tests.system.grpo_settings import SMALL
-from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import ActorFailed, UniRLError
+from unirl.errors import ActorFailed, UniRLError
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.models.tiny import make_tiny
 from unirl.llm.training.distill import Teacher, TeacherConfig, make_teacher
 from unirl.llm.training.teacher_server import TeacherServer
 from unirl.llm.training.token_batch import TokenBatch
+from unirl.storage.checkpoint import load_checkpoint
 
 GROUPS = make_groups((3, [1, 4, 2]), (2, [3, 1]), (1, [2, 2, 2, 5]), seed=3)
 TABLE = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5))

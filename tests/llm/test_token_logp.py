@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.training.token_logp import token_logp
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig
 from unirl.llm.engines.vllm_arguments import environment
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
 from unirl.llm.engines.vllm_engine import VllmEngine
 from unirl.llm.engines.vllm_processes import _descendants

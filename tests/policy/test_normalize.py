@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.policy.normalize import ReturnNorm, RunningNorm
 
 

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
 from unirl.policy.pixel_norm import MAX_ROWS, PixelNorm, few_rows
 

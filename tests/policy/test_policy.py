@@ -15,8 +15,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from unirl.core.errors import UniRLError
 from unirl.core.tree import tree_map
+from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
 from unirl.policy.config import ComputeDtypeName, CoreName
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.report.card import write_card
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.report.plots import group_curves, mean_and_band, plot_runs, smooth
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.report.sinks import JsonlSink, TensorBoardSink, read_metrics
 
 
@@ -77,7 +77,7 @@ def test_a_full_disk_is_an_error_a_person_can_act_on(tmp_path: Path, sink: str, 
     script = f"""
 import resource, signal
 from pathlib import Path
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.report.sinks import {sink}
 sink = {sink}(Path({str(tmp_path)!r}) / "{name}")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

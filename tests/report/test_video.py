@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.report.video import Frame, write_video
 
 

@@ -14,14 +14,14 @@ import torch
 
 import unirl
 from unirl.core.actor import ActorContext
-from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import ActorFailed, DiscardSlot, ReissueSlot
 from unirl.core.learner import LearnerContext, LearnerState
 from unirl.core.metrics import Metrics
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import Batch, Field, SampleSpec, Slot
 from unirl.core.weights import Weights
+from unirl.errors import ActorFailed, DiscardSlot, ReissueSlot
 from unirl.runners.plan import Plan, RunConfig, RunnerConfig
+from unirl.storage.checkpoint import load_checkpoint
 
 SPEC = SampleSpec({"ticket": Field((1,), torch.int64, None), "pid": Field((1,), torch.int64, None)})
 

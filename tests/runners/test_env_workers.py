@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import unirl
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.runners.loop import TrainLoop
 from unirl.runners.processes import ProcessesRunner
 

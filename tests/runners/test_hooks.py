@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 import unirl
-from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import ActorFailed, UniRLError
 from unirl.core.evaluator import EvalResult
+from unirl.errors import ActorFailed, UniRLError
 from unirl.runners.hooks import LogHook
 from unirl.runners.inline import InlineRunner
 from unirl.runners.loop import TrainLoop
+from unirl.storage.checkpoint import load_checkpoint
 
 SMALL: dict[str, Any] = {
     "env.id": "CartPole-v1",

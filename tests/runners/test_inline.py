@@ -13,17 +13,17 @@ import torch
 
 import unirl
 from unirl.core.actor import ActorContext
-from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import ActorFailed, DiscardSlot, UniRLError
 from unirl.core.learner import LearnerContext, LearnerState
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
 from unirl.core.tree import flatten
 from unirl.core.weights import Weights
+from unirl.errors import ActorFailed, DiscardSlot, UniRLError
 from unirl.runners.hooks import CheckpointHook
 from unirl.runners.inline import InlineRunner
 from unirl.runners.loop import TrainLoop
 from unirl.runners.state import restore
+from unirl.storage.checkpoint import load_checkpoint
 
 SMALL: dict[str, Any] = {
     "env.id": "CartPole-v1",
@@ -281,7 +281,7 @@ def test_a_place_that_is_never_given_back_ends_the_run_with_a_checkpoint(tmp_pat
         def at_end(self, loop: TrainLoop) -> None:
             pass
 
-    save = CheckpointHook(tmp_path, 1_000_000, runner.begin_anew)
+    save = CheckpointHook(tmp_path, 1_000_000, runner.restart_actors)
     with pytest.raises(ActorFailed, match="has held ticket 6"):
         runner.run([Hoarder(), save])
     assert load_checkpoint(tmp_path).state["version"] == 3

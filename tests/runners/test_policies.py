@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import unirl
-from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import UniRLError
 from unirl.core.tree import leaves
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
+from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
 from unirl.runners.processes import ProcessesRunner
+from unirl.storage.checkpoint import load_checkpoint
 
 pytest.importorskip("pettingzoo", reason="the extra multiagent is not installed")
 

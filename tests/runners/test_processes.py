@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 import unirl
-from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import ActorFailed, UniRLError
+from unirl.errors import ActorFailed, UniRLError
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import RunnerConfig
 from unirl.runners.processes import ProcessesRunner
+from unirl.storage.checkpoint import load_checkpoint
 
 SMALL: dict[str, Any] = {
     "env.id": "CartPole-v1",

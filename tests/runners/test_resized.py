@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import unirl
-from unirl.core.checkpoint import load_checkpoint
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import Field, SampleSpec
 from unirl.core.slot_queue import LocalQueue, SlotQueue
 from unirl.learners.parallel import RankLost
 from unirl.runners.plan import Plan
+from unirl.storage.checkpoint import load_checkpoint
 from unirl.transports.shared import SharedQueue
 
 SPEC = SampleSpec({"x": Field((1,), torch.float32, batch_axis=None)})

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import unirl
-from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.runners.inline import InlineRunner
 from unirl.runners.state import check_fingerprint, restore, save
+from unirl.storage.checkpoint import load_checkpoint
 
 
 def test_a_resume_goes_on_with_torchs_random_numbers_and_the_training_time(tmp_path: Path) -> None:

@@ -13,15 +13,15 @@ import pytest
 import unirl
 from tests.runners.test_async_actors import KINDS, Holder, Noter, Sleeper, make
 from unirl.core.actor import ActorContext
-from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import ActorFailed, DiscardSlot
 from unirl.core.learner import LearnerContext
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
+from unirl.errors import ActorFailed, DiscardSlot
 from unirl.report.console import limiting_rate, waiting_share
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import Plan
 from unirl.runners.processes import ProcessesRunner
+from unirl.storage.checkpoint import load_checkpoint
 
 
 class OneByOne:

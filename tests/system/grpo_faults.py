@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from unirl.core.actor import ActorContext
-from unirl.core.checkpoint import load_checkpoint
 from unirl.core.weights import Weights
 from unirl.llm import assembly
 from unirl.llm.engine import EngineFailed
 from unirl.llm.engines.hf_engine import HfEngine
 from unirl.llm.rollout import Rollout
+from unirl.storage.checkpoint import load_checkpoint
 
 MARK = "UNIRL_FAULTS"
 """Names, in the environment, a folder that processes leave their ids in; so it marks them, too."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import unirl
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 LR = 1e-3
 SETTINGS: dict[str, Any] = {
@@ -81,7 +81,7 @@ def test_step_sizes_stay_up_until_they_fall(tmp_path: Path) -> None:
 
 
 class Deaf:
-    """A learner that cannot be told the time: `reach` is missing."""
+    """A learner that cannot be told the time: `record_training_seconds` is missing."""
 
     def __init__(self, learner: Any) -> None:
         self._learner = learner
@@ -93,5 +93,5 @@ class Deaf:
 def test_a_learner_that_cannot_hear_the_time_is_refused(tmp_path: Path) -> None:
     plan = unirl.make_plan("impala", **SETTINGS)
     deaf = replace(plan, make_learner=lambda context: Deaf(plan.make_learner(context)))
-    with pytest.raises(UniRLError, match=r"Deaf has no method reach"):
+    with pytest.raises(UniRLError, match=r"Deaf has no method record_training_seconds"):
         unirl.run(deaf, tmp_path / "run", console=False)

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import unirl
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 
 ROOT = Path(__file__).resolve().parents[2]

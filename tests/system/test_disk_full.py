@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import unirl
-from unirl.core.checkpoint import load_checkpoint
+from unirl.storage.checkpoint import load_checkpoint
 
 ROOT = Path(unirl.__file__).resolve().parent.parent
 TRAIN = ["train", "impala", "--env.id", "CartPole-v1", "--actor.num-envs", "8", "--name", "x"]

@@ -17,9 +17,9 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
 from tests.system.grpo_settings import SMALL
-from unirl.core.checkpoint import load_checkpoint
 from unirl.core.tree import flatten
 from unirl.llm.models.tiny import make_tiny
+from unirl.storage.checkpoint import load_checkpoint
 
 GROUP, BATCH = 8, 4
 BASE: dict[str, Any] = {**SMALL, "rollout.group_size": GROUP, "queue.batch_size": BATCH}

@@ -27,11 +27,11 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 import unirl
 from tests.system.grpo_faults import MARK, account, learned, make_refusing, marked
 from tests.system.grpo_settings import SMALL
-from unirl.core.checkpoint import load_checkpoint
 from unirl.core.tree import flatten
 from unirl.llm.models.tiny import make_tiny
 from unirl.runners.loop import TrainLoop
 from unirl.runners.processes import ProcessesRunner
+from unirl.storage.checkpoint import load_checkpoint
 
 ROOT = Path(unirl.__file__).resolve().parents[1]
 SYSTEM = "tests.system.grpo_faults"

@@ -21,13 +21,13 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
 from tests.system.grpo_settings import SMALL
-from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm.engine import Completion
 from unirl.llm.group import Score
 from unirl.llm.models.tiny import make_tiny
 from unirl.llm.tasks.prompts import Prompt
+from unirl.storage.checkpoint import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP, BATCH = 4, 2

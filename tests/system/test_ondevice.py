@@ -15,12 +15,12 @@ from tests.actors.clock_sim import ClockSim
 from unirl.actors.device import DeviceActor, device_spec
 from unirl.bench.host_reads import CountHostReads
 from unirl.core.actor import ActorContext
-from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import UniRLError
 from unirl.core.sample import Batch, Slot
 from unirl.core.tree import flatten
 from unirl.core.weights import LocalWeightStore
+from unirl.errors import UniRLError
 from unirl.policy import Policy
+from unirl.storage.checkpoint import load_checkpoint
 
 CARTPOLE: dict[str, Any] = {
     "env.id": "torch/Cartpole",

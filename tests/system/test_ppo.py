@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import unirl
-from unirl.core.checkpoint import load_checkpoint
-from unirl.core.errors import UniRLError
 from unirl.core.tree import flatten
+from unirl.errors import UniRLError
+from unirl.storage.checkpoint import load_checkpoint
 
 ACTOR: dict[str, Any] = {"actor.num_envs": 32, "actor.unroll_length": 32}
 SAMPLER: dict[str, Any] = {

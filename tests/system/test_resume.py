@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import unirl
-from unirl.core.checkpoint import load_checkpoint, save_checkpoint
-from unirl.core.errors import DiscardSlot
+from unirl.errors import DiscardSlot
 from unirl.runners.hooks import SamplesHook
 from unirl.runners.plan import Plan
+from unirl.storage.checkpoint import load_checkpoint, save_checkpoint
 
 BATCH = 4
 FILTERED = "queue/discarded/filtered"

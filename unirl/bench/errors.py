@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 
 class Unmeasurable(UniRLError):

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from unirl.actors.sampler import SamplerConfig
 from unirl.actors.vector import ActorConfig
 from unirl.bench.parts import section
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 Shape: TypeAlias = Mapping[str, Any]
 """Values by dotted key, the same keys in every shape of a plan."""

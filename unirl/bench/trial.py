@@ -23,7 +23,7 @@ from typing import Any
 from unirl.bench import usage
 from unirl.bench.errors import RemoteTrace, StageCrashed, Unmeasurable, parts_of
 from unirl.bench.stages import Figures, StageName, measure
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.runners.fork_server import interrupts_blocked
 from unirl.runners.plan import Plan
 from unirl.runners.process_settings import die_with_parent

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from unirl import config as configs
 from unirl.commands.arguments import parse
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from unirl import config as configs
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 T = TypeVar("T")
 

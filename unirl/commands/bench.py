@@ -20,7 +20,7 @@ from unirl import registry
 from unirl.commands.arguments import split
 from unirl.commands.shipped import shipped_configs
 from unirl.commands.train import recipe_and_files
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
     from unirl.bench.limits import Limit

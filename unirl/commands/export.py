@@ -12,8 +12,8 @@ from unirl import config as configs
 from unirl.commands import run_folder
 from unirl.commands.arguments import missing_run, parse
 from unirl.commands.command import NoOptions
-from unirl.core import disk
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
+from unirl.storage import disk
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -56,9 +56,9 @@ def _language_config(run_dir: Path) -> Any:
 
 def _write(config: Any, where: Path, folder: Path) -> int:
     """Model and tokenizer into the folder; the step of the checkpoint."""
-    from unirl.core.checkpoint import load_checkpoint
     from unirl.llm.assembly import weights_of
     from unirl.llm.models.model import load_flat_weights, load_model, load_tokenizer
+    from unirl.storage.checkpoint import load_checkpoint
 
     checkpoint = load_checkpoint(where)
     # As in training: what an engine had is what is written, adapters added, in the same dtype.

@@ -14,7 +14,7 @@ from unirl import config as configs
 from unirl.commands import run_folder
 from unirl.commands.arguments import first, missing_run, one_run, parse, split
 from unirl.commands.command import NoOptions
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
     from unirl.runners.plan import Plan

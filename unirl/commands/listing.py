@@ -12,7 +12,7 @@ from unirl import registry
 from unirl.commands.arguments import parse
 from unirl.commands.command import NoOptions
 from unirl.commands.shipped import shipped_configs
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 ENGINES = {
     "auto": "ale for ALE/*, else the environment's own vector class where it has one, else sync",

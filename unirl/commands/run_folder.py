@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from unirl import config as configs
 from unirl import registry
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
-    from unirl.core.checkpoint import Checkpoint
     from unirl.runners.plan import Plan
+    from unirl.storage.checkpoint import Checkpoint
 
 _FAILED = "failed.txt"
 
@@ -101,7 +101,7 @@ def load(where: Path, changes: Mapping[str, Any] | None = None) -> tuple[Plan, C
 
     changes: flags of the recipe, which change the run's config.
     """
-    from unirl.core.checkpoint import load_checkpoint
+    from unirl.storage.checkpoint import load_checkpoint
 
     module, table = read_config(folder_of(where))
     table = configs.merge(table, configs.nest(module.Config, changes or {}))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.commands.run_folder import mark_failed
-from unirl.core import disk
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
+from unirl.storage import disk
 
 if TYPE_CHECKING:
     from unirl.launch import RunResult
@@ -41,7 +41,7 @@ def start(
     from unirl.runners.process_settings import name_process
 
     name_process("unirl learner")
-    if not leads_run():
+    if not is_main_process():
         run(plan, run_dir, resume=resume_from, console=False)
         return 0
     record = run_dir / "command.txt"
@@ -72,11 +72,11 @@ def start(
     return 0
 
 
-def leads_run() -> bool:
+def is_main_process() -> bool:
     """Whether this process writes the run folder: of those that torchrun starts only the first."""
     from unirl.learners.parallel import Ranks
 
-    return Ranks.from_environment().leads
+    return Ranks.from_environment().is_main
 
 
 def _print_end(plan: Plan, run_dir: Path, result: RunResult) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from unirl import config as configs
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 
 def shipped_configs() -> dict[str, Path]:

@@ -13,9 +13,9 @@ from unirl import config as configs
 from unirl import registry
 from unirl.commands import run_folder
 from unirl.commands.arguments import split
-from unirl.commands.session import leads_run, start
+from unirl.commands.session import is_main_process, start
 from unirl.commands.shipped import config_file
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
     from unirl.runners.plan import Plan
@@ -58,15 +58,15 @@ def train(arguments: Sequence[str]) -> int:
         module.Config, configs.merge(*tables.values(), configs.nest(module.Config, changes))
     )
     plan: Plan = module.plan(config)
-    leads = leads_run()
+    is_main = is_main_process()
     if options.dry_run:
-        if leads:
+        if is_main:
             print(configs.to_toml(config if plan.config is None else plan.config, recipe=name))
             print(textwrap.indent(plan.describe(), "# "))
         return 0
     folder = options.name or (run_names[-1] if run_names else _default_name(name, config))
     run_dir = options.runs_dir / folder
-    if leads:
+    if is_main:
         run_folder.claim(run_dir, options.overwrite)
         if options.console and plan.notes:
             print("\n".join(plan.notes))

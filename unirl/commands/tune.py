@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from unirl import config as configs
 from unirl.commands.bench import Chosen, check_seconds, choose, disturbance, figure_cells, say
-from unirl.core import disk
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
+from unirl.storage import disk
 
 if TYPE_CHECKING:
     from unirl.bench.shapes import Shape, Tried

@@ -10,7 +10,7 @@ from unirl.config.field_help import FieldHelp, fields_help, flag_of
 from unirl.config.spelling import unknown_key
 from unirl.config.tables import canonical
 from unirl.config.values import SWITCH_WORDS, Text
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 
 def parse_flags(

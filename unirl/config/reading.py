@@ -15,7 +15,7 @@ from unirl.config.tables import canonical, merge, nest
 from unirl.config.values import Spelled, as_text, checked
 from unirl.config.wording import describe
 from unirl.config.writing import to_mapping
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from unirl.config.field_help import fields_help, flag_of
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from unirl.config.fields import dataclass_in, kind_at
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 
 def nest(cls: type, dotted: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from unirl.config.fields import dataclass_in, fields, hints, is_mapping, members
 from unirl.config.spelling import suggestion
 from unirl.config.wording import describe, kind_of, shown
 from unirl.config.writing import value_to_toml
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 SWITCH_WORDS: Mapping[str, bool] = MappingProxyType(
     {word: True for word in ("true", "yes", "on", "1")}

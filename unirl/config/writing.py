@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.config.fields import defaults, fields
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 
 def to_mapping(config: Any) -> dict[str, Any]:

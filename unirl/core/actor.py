@@ -10,11 +10,11 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from typing_extensions import TypeIs
 
-from unirl.core.errors import UniRLError
 from unirl.core.exchange import Exchange
 from unirl.core.sample import Slot
 from unirl.core.slot_queue import SlotQueue
 from unirl.core.weights import WeightStore
+from unirl.errors import UniRLError
 
 
 class Actor(Protocol):

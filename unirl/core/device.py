@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 
 def check_device(setting: str, device: str, *, may_be_auto: bool = False) -> None:

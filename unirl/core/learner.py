@@ -63,7 +63,7 @@ class EpisodicLearner(Protocol):
 class TimedLearner(Protocol):
     """A learner whose schedules may follow the clock: what `run.anneal_over` seconds needs."""
 
-    def reach(self, seconds: float) -> None:
+    def record_training_seconds(self, seconds: float) -> None:
         """The training time so far, earlier sessions included; told before each step."""
 
 

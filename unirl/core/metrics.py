@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 Scalar: TypeAlias = "int | float | torch.Tensor"
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from unirl.core.errors import UniRLError
 from unirl.core.sample import Batch, Slot
+from unirl.errors import UniRLError
 
 
 @dataclass(frozen=True)

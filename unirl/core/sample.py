@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from unirl.core.errors import UniRLError
 from unirl.core.tree import Path, unflatten
+from unirl.errors import UniRLError
 
 
 @dataclass(frozen=True)

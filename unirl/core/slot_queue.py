@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from unirl.core.errors import DeadlineExceeded, QueueClosed, UniRLError
 from unirl.core.guard import Guard, LocalGuard
 from unirl.core.queue import QueueConfig, Snapshot
 from unirl.core.sample import Batch, SampleSpec, Slot
@@ -46,6 +45,7 @@ from unirl.core.slot_table import (
     table_words,
 )
 from unirl.core.waiters import Waiters
+from unirl.errors import DeadlineExceeded, QueueClosed, UniRLError
 
 LEARNER = 0
 """The learner's bell; actor i listens to bell i + 1."""

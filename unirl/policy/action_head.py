@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.policy.distributions import (
     PADDED_LOGIT,
     Categorical,

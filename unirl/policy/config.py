@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 TorsoName = Literal["auto", "mlp", "nature", "shallow", "impala"]
 ActivationName = Literal["tanh", "relu", "elu"]

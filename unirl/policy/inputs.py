@@ -12,8 +12,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from unirl.core.errors import UniRLError
 from unirl.core.tree import Path
+from unirl.errors import UniRLError
 from unirl.policy.blocks import BLOCK, to_blocks
 from unirl.policy.config import PolicyConfig
 from unirl.policy.normalize import RunningNorm

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 Reduce: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Sums each tensor over all processes that see a part of the data."""

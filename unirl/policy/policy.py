@@ -9,8 +9,8 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from unirl.core.errors import UniRLError
 from unirl.core.tree import leaves, tree_map
+from unirl.errors import UniRLError
 from unirl.policy.action_head import make_action_head
 from unirl.policy.config import PolicyConfig
 from unirl.policy.distributions import Distribution

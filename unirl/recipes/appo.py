@@ -18,9 +18,9 @@ from unirl.actors.evaluate import PolicyEvaluator
 from unirl.actors.inference import make_policy_worker
 from unirl.actors.sampler import SamplerConfig, check_places
 from unirl.core.env_workers import EnvWorkers
-from unirl.core.errors import UniRLError
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
+from unirl.errors import UniRLError
 from unirl.learners.config import check_minibatches
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.policy import PolicyConfig

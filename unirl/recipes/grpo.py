@@ -13,10 +13,10 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from unirl.core.actor import AnyActor
-from unirl.core.errors import UniRLError
 from unirl.core.evaluator import Evaluator
 from unirl.core.learner import Learner
 from unirl.core.slot_table import REASONS
+from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm import assembly, saved_samples
 from unirl.llm.algorithms.algorithm import AlgorithmConfig
@@ -143,9 +143,9 @@ def plan(config: Config) -> Plan:
 def _require_one_process() -> None:
     """Raise UniRLError under torchrun: its processes learn together, and rollouts do not learn."""
     ranks = Ranks.from_environment()
-    if not ranks.alone:
+    if ranks.world_size > 1:
         raise UniRLError(
-            f"only = rollout was started in {ranks.size} processes of torchrun",
+            f"only = rollout was started in {ranks.world_size} processes of torchrun",
             "nothing is learned together, and one process alone writes the groups of a run folder",
             "start it once, without torchrun; several runs want names and seeds of their own",
         )

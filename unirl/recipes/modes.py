@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from unirl.core.errors import UniRLError
 from unirl.core.queue import QueueConfig
+from unirl.errors import UniRLError
 from unirl.runners.plan import RunnerConfig
 
 Mode = Literal["sync", "colocated", "partial", "one-step-off", "async"]

@@ -17,10 +17,10 @@ from functools import partial
 
 from unirl.actors.device import SimConfig, SimMaker, make_device_actor
 from unirl.actors.evaluate_device import DeviceEvaluator
-from unirl.core.errors import UniRLError
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, SimSpec
+from unirl.errors import UniRLError
 from unirl.learners.config import check_minibatches
 from unirl.learners.parallel import Ranks
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
@@ -132,7 +132,9 @@ def plan(config: Config) -> Plan:
 
 def _placed(sim: SimConfig, ranks: Ranks) -> SimConfig:
     """On this process's own device, where several train together."""
-    return sim if ranks.alone else replace(sim, device=ranks.place(str(sim.torch_device())))
+    if ranks.world_size == 1:
+        return sim
+    return replace(sim, device=ranks.place(str(sim.torch_device())))
 
 
 def _policy_for(policy: PolicyConfig, sim: SimSpec) -> PolicyConfig:

@@ -12,11 +12,11 @@ from typing import Any
 from gymnasium import Space
 
 from unirl.actors.vector import ActorConfig, unroll_spec
-from unirl.core.errors import UniRLError
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.sample import SampleSpec
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import agents_of, spaces
+from unirl.errors import UniRLError
 from unirl.learners.unroll import make_unroll_learner
 from unirl.policy import Policy, PolicyConfig
 
@@ -77,7 +77,7 @@ def bind_learner(config: Any, found: Probe, objective: Any) -> Callable[[Learner
         spec=found.spec,
         learner=learner,
         batch_size=config.queue.batch_size,
-        horizon=config.run.horizon,
+        budget=config.run.budget,
         num_recent=config.run.target_window,
     )
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from unirl.core import disk
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.report.sinks import read_metrics
+from unirl.storage import disk
 
 _RETURN = "charts/episodic_return"
 _PACKAGES = ("unirl", "torch", "numpy", "gymnasium", "ale-py", "envpool", "mujoco")

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 from unirl.report.sinks import read_metrics
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"

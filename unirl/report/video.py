@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 Frame: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from unirl.core.actor import AsyncActor
-from unirl.core.errors import DeadlineExceeded, DiscardSlot, QueueClosed, ReissueSlot
 from unirl.core.queue import SampleQueue
 from unirl.core.sample import Slot
 from unirl.core.slot_queue import SlotQueue
+from unirl.errors import DeadlineExceeded, DiscardSlot, QueueClosed, ReissueSlot
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
-from unirl.core.errors import ActorFailed, UniRLError
+from unirl.errors import ActorFailed, UniRLError
 from unirl.runners.fork_server import interrupts_blocked, parent_pid, process_context
 from unirl.runners.worker import EXIT_USER_ERROR, Job, Lifeline, process_main
 

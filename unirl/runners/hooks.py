@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from unirl.core import disk
-from unirl.core.checkpoint import JSON
-from unirl.core.errors import ActorFailed, UniRLError, told
 from unirl.core.evaluator import EvalResult, Evaluator
 from unirl.core.learner import EpisodicLearner
+from unirl.errors import ActorFailed, UniRLError, format_error
 from unirl.runners import state
 from unirl.runners.loop import TrainLoop
+from unirl.storage import disk
+from unirl.storage.checkpoint import JSON
 
 log = logging.getLogger(__name__)
 
@@ -118,19 +118,19 @@ def _is_divided(loop: TrainLoop) -> bool:
 
 
 class CheckpointHook:
-    """Every `every_steps` steps, and at the end: a checkpoint. `begin_anew` then restarts what no
-    checkpoint can hold.
+    """Every `every_steps` steps, and at the end: a checkpoint. `restart_actors` then restarts what
+    no checkpoint can hold.
     """
 
     def __init__(
         self,
         run_dir: Path,
         every_steps: int,
-        begin_anew: Callable[[], None],
+        restart_actors: Callable[[], None],
         *,
         start_step: int = 0,
     ) -> None:
-        self._run_dir, self._every_steps, self._begin_anew = run_dir, every_steps, begin_anew
+        self._run_dir, self._every_steps, self._begin_anew = run_dir, every_steps, restart_actors
         # Multiples of every_steps from the start: a resumed run saves where the whole one does.
         self._next = _next_multiple(start_step, every_steps)
         self.path: Path | None = None
@@ -161,14 +161,14 @@ class CheckpointHook:
 
 
 class RestartHook:
-    """`begin_anew` at the updates at which another process writes a checkpoint of this training.
-    Where the learner is divided, that process gets this one's part, then and at the end.
+    """`restart_actors` at the updates at which another process writes a checkpoint of this
+    training. Where the learner is divided, that process gets this one's part, then and at the end.
     """
 
     def __init__(
-        self, every_steps: int, begin_anew: Callable[[], None], *, start_step: int = 0
+        self, every_steps: int, restart_actors: Callable[[], None], *, start_step: int = 0
     ) -> None:
-        self._every_steps, self._begin_anew = every_steps, begin_anew
+        self._every_steps, self._begin_anew = every_steps, restart_actors
         self._next = _next_multiple(start_step, every_steps)
         self._version = -1
 
@@ -240,7 +240,8 @@ class EvalHook:
             raise ActorFailed(*error.parts) from error  # the learner is sound, and is saved
         except Exception as error:
             raise ActorFailed(
-                f"the evaluation after {loop.learner.num_steps} steps failed: {told(error)}",
+                f"the evaluation after {loop.learner.num_steps} steps failed: "
+                f"{format_error(error)}",
                 "it plays whole episodes, and nobody starts it again",
                 "mend the environment or the evaluator, then `unirl resume`",
             ) from error

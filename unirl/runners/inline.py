@@ -15,18 +15,18 @@ from unirl.core.actor import (
     is_async,
     require_one_by_one,
 )
-from unirl.core.errors import (
+from unirl.core.sample import Batch, Slot
+from unirl.core.seeding import derive_seed
+from unirl.core.slot_queue import LocalQueue
+from unirl.core.weights import LocalWeightStore
+from unirl.errors import (
     ActorFailed,
     DeadlineExceeded,
     DiscardSlot,
     QueueClosed,
     UniRLError,
-    told,
+    format_error,
 )
-from unirl.core.sample import Batch, Slot
-from unirl.core.seeding import derive_seed
-from unirl.core.slot_queue import LocalQueue
-from unirl.core.weights import LocalWeightStore
 from unirl.runners.async_actors import EventLoop, fill_round
 from unirl.runners.loop import Agree, Hook, TrainLoop
 from unirl.runners.plan import Plan
@@ -59,12 +59,12 @@ class InlineRunner:
         a checkpoint.
         """
         try:
-            self.begin_anew()
+            self.restart_actors()
             self.loop.run(hooks, take=self._take)
         finally:
             self.close()
 
-    def begin_anew(self) -> None:
+    def restart_actors(self) -> None:
         """Restart all actors from seeds of this version.
 
         Environments cannot be saved. So at a checkpoint an inline run does what a resumed one must
@@ -221,7 +221,7 @@ class InlineRunner:
 def actor_died(index: int, error: BaseException, max_restarts: int) -> ActorFailed:
     """The error that ends a run whose actor cannot be kept alive."""
     return ActorFailed(
-        f"actor {index} died: {told(error)}",
+        f"actor {index} died: {format_error(error)}",
         f"it was restarted {max_restarts} of {max_restarts} times (runner.max_restarts)",
         "full trace: the run's log.txt; mend the environment or actor, then `unirl resume`",
     )

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from unirl.core.errors import ActorFailed
 from unirl.core.learner import Learner, TimedLearner
 from unirl.core.metrics import Metrics
 from unirl.core.queue import Cursor
 from unirl.core.sample import Batch
 from unirl.core.slot_queue import SlotQueue
 from unirl.core.weights import WeightStore
+from unirl.errors import ActorFailed
 from unirl.runners.plan import Plan
 
 Agree: TypeAlias = Callable[[str | None], str | None]
@@ -110,7 +110,7 @@ class TrainLoop:
             return False
         started = time.monotonic()
         if isinstance(self.learner, TimedLearner):
-            self.learner.reach(self.seconds)
+            self.learner.record_training_seconds(self.seconds)
         self.metrics.update(self.learner.step(batch))
         # Publish first: a released place is acquired at once, and must see these weights.
         self.weights.publish(self.learner.weights(), self.learner.version)

@@ -10,16 +10,16 @@ from typing import Any, Literal
 
 from unirl.core.actor import ActorContext, AnyActor
 from unirl.core.env_workers import EnvWorkers
-from unirl.core.errors import UniRLError
 from unirl.core.evaluator import Evaluator
-from unirl.core.horizon import Horizon
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import SampleSpec
 from unirl.core.seeding import derive_seed
 from unirl.core.slot_table import REASONS
+from unirl.core.training_budget import TrainingBudget
 from unirl.core.tree import flatten
 from unirl.core.weights import Weights
+from unirl.errors import UniRLError
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,11 @@ class RunConfig:
                 )
 
     @property
-    def horizon(self) -> Horizon:
+    def budget(self) -> TrainingBudget:
         """What schedules end at."""
         by_clock = self.anneal_over == "seconds"
-        return Horizon(self.total_steps, self.max_seconds if by_clock else None, self.anneal_from)
+        max_seconds = self.max_seconds if by_clock else None
+        return TrainingBudget(self.total_steps, max_seconds, self.anneal_from)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from unirl.core.actor import ActorContext
 from unirl.core.env_workers import WorkerContext
-from unirl.core.errors import ActorFailed, DeadlineExceeded, LockHeld, QueueClosed
 from unirl.core.sample import Batch
 from unirl.core.seeding import derive_seed
+from unirl.errors import ActorFailed, DeadlineExceeded, LockHeld, QueueClosed
 from unirl.runners.crew import END_SECONDS, Crew, Member, Verdict
 from unirl.runners.loop import Hook, TrainLoop
 from unirl.runners.plan import Plan
@@ -70,7 +70,7 @@ class ProcessesRunner:
         finally:
             self.close()
 
-    def begin_anew(self) -> None:
+    def restart_actors(self) -> None:
         """Nothing: actors run on through a checkpoint; this runner promises no determinism."""
 
     def close(self) -> None:

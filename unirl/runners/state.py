@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from unirl.core.checkpoint import JSON, Checkpoint, save_checkpoint
-from unirl.core.errors import UniRLError
 from unirl.core.learner import LearnerState
 from unirl.core.sample import Slot
 from unirl.core.tree import Tree, leaves, tree_map
+from unirl.errors import UniRLError
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import Plan
+from unirl.storage.checkpoint import JSON, Checkpoint, save_checkpoint
 
 
 def save(loop: TrainLoop, run_dir: Path) -> Path:

@@ -29,9 +29,9 @@ from unirl.core.actor import (
     StreamingActor,
     is_async,
 )
-from unirl.core.errors import DeadlineExceeded, DiscardSlot, QueueClosed, UniRLError
 from unirl.core.queue import SampleQueue
 from unirl.core.slot_queue import SlotQueue
+from unirl.errors import DeadlineExceeded, DiscardSlot, QueueClosed, UniRLError
 from unirl.runners.async_actors import serve
 from unirl.runners.process_settings import die_with_parent, keep_freed_memory, name_process
 

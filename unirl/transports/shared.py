@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 
-from unirl.core.errors import DeadlineExceeded, LockHeld, UniRLError
 from unirl.core.exchange import Exchange, Layout, exchange_words
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import SampleSpec
@@ -36,6 +35,7 @@ from unirl.core.slot_queue import SlotQueue
 from unirl.core.slot_table import REASONS, table_words
 from unirl.core.tree import unflatten
 from unirl.core.weights import Loadable, Weights
+from unirl.errors import DeadlineExceeded, LockHeld, UniRLError
 
 _ALIGN = 64  # a cache line; enough for every dtype and for aligned vector loads
 _LOCK_SECONDS = 30.0

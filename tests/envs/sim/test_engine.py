@@ -9,11 +9,11 @@ import pytest
 from gymnasium import spaces
 
 from tests.envs.sim.countdown import Countdown
-from unirl.core.errors import UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.sim.engine import SimEngine
 from unirl.envs.vector import EnvStep, VectorEnv, adapt
+from unirl.errors import UniRLError
 
 STAY, BREAK = 0.0, 1.0
 

@@ -13,12 +13,12 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from unirl.core.errors import UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY, SimStep
 from unirl.envs.sim import gymnasium_tensors
 from unirl.envs.sim.gymnasium_tensors import GymnasiumTensors
 from unirl.envs.sim.make import make_device_env
+from unirl.errors import UniRLError
 
 CPU = torch.device("cpu")
 LIMIT = 8

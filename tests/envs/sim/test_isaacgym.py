@@ -14,12 +14,12 @@ import torch
 
 from tests.envs.sim import fake_isaacgym
 from tests.envs.sim.fake_isaacgym import CLIP_OBS, LIMIT, NEVER, fails_at
-from unirl.core.errors import UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY, SimStep
 from unirl.envs.sim import isaacgym
 from unirl.envs.sim.isaacgym import IsaacGymSim
 from unirl.envs.sim.make import make_device_env
+from unirl.errors import UniRLError
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[3]
@@ -404,7 +404,7 @@ def run_script(folder: Path, first_lines: str) -> str:
     """What a process prints that makes the environments after `first_lines`, error or not."""
     code = first_lines + (
         "import torch\n"
-        "from unirl.core.errors import UniRLError\n"
+        "from unirl.errors import UniRLError\n"
         "from unirl.envs.config import EnvConfig\n"
         "from unirl.envs.sim.isaacgym import make_sim\n"
         "try:\n"

@@ -8,12 +8,12 @@ import pytest
 import torch
 from gymnasium import spaces as gym_spaces
 
-from unirl.core.errors import UniRLError
 from unirl.envs import catalog
 from unirl.envs.config import SIM_FAMILIES, EnvConfig
 from unirl.envs.make import known_env_ids, make_vec, spaces
 from unirl.envs.sim.families import MODULES, known_ids
 from unirl.envs.sim.make import make_device_env
+from unirl.errors import UniRLError
 
 CPU = torch.device("cpu")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.envs.sim.countdown import Countdown
-from unirl.core.errors import UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.sim.make import make_device_env
+from unirl.errors import UniRLError
 
 pytest.importorskip("tensordict", reason="rsl_rl's observations are TensorDicts")
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from unirl.core.errors import UniRLError
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY
 from unirl.envs.sim.warp_tasks import known_ids, make_sim
+from unirl.errors import UniRLError
 
 CPU = torch.device("cpu")
 NUM_ENVS = 32

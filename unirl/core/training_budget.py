@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Horizon:
+class TrainingBudget:
     """What schedules end at: samples, and seconds of training where they follow the clock too."""
 
     total_steps: int
@@ -22,28 +22,30 @@ class Horizon:
     """The share of the run that is over when they begin to fall, below 1."""
 
 
-class Countdown:
-    """Counts a learner towards its horizon.
+class ScheduleProgress:
+    """Counts a learner towards its budget.
 
     leading: where several processes learn together: a number as the one has it that ends the run.
     """
 
-    def __init__(self, horizon: Horizon, leading: Callable[[float], float] | None = None) -> None:
-        self.horizon, self._leading = horizon, leading
+    def __init__(
+        self, budget: TrainingBudget, leading: Callable[[float], float] | None = None
+    ) -> None:
+        self.budget, self._leading = budget, leading
         self._seconds = 0.0
 
-    def reach(self, seconds: float) -> None:
+    def record_training_seconds(self, seconds: float) -> None:
         """So much training time has passed. Once per update, so that all of its steps have one
         size; where several learn together, all of them call this.
         """
-        if self.horizon.max_seconds is not None:
+        if self.budget.max_seconds is not None:
             self._seconds = seconds if self._leading is None else self._leading(seconds)
 
     def left(self, num_steps: int) -> float:
         """What linear schedules have left after `num_steps` samples, from 1 to 0: the share of the
         run that lies ahead, over that which does when they begin to fall.
         """
-        used = num_steps / self.horizon.total_steps
-        if self.horizon.max_seconds is not None:
-            used = max(used, self._seconds / self.horizon.max_seconds)
-        return min(1.0, max(0.0, 1.0 - used) / (1.0 - self.horizon.anneal_from))
+        used = num_steps / self.budget.total_steps
+        if self.budget.max_seconds is not None:
+            used = max(used, self._seconds / self.budget.max_seconds)
+        return min(1.0, max(0.0, 1.0 - used) / (1.0 - self.budget.anneal_from))

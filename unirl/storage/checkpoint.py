@@ -21,9 +21,10 @@ from typing import Any, BinaryIO, TypeAlias
 
 import torch
 
-from unirl.core import disk
-from unirl.core.errors import UniRLError
-from unirl.core.tensor_file import (
+from unirl.core.tree import Tree
+from unirl.errors import UniRLError
+from unirl.storage import disk
+from unirl.storage.tensor_file import (
     Damage,
     note_tree,
     parse_tensors,
@@ -32,7 +33,6 @@ from unirl.core.tensor_file import (
     write_synced,
     write_tensors,
 )
-from unirl.core.tree import Tree
 
 log = logging.getLogger(__name__)
 

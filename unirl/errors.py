@@ -26,7 +26,7 @@ class UniRLError(Exception):
         return tuple(part for part in (self.what, self.rule, self.remedy) if part)
 
 
-def told(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """An error of foreign code in one line: type, deepest frame and message."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from unirl.core.checkpoint import latest, list_checkpoints, load_checkpoint, save_checkpoint
-from unirl.core.errors import UniRLError
 from unirl.core.tree import leaves
+from unirl.errors import UniRLError
+from unirl.storage.checkpoint import latest, list_checkpoints, load_checkpoint, save_checkpoint
 
 DTYPES = [
     torch.float64,
@@ -332,8 +332,8 @@ def test_a_full_disk_leaves_the_previous_checkpoint_and_nothing_half(
     script = f"""
 import resource, sys, torch
 from pathlib import Path
-from unirl.core.checkpoint import save_checkpoint
-from unirl.core.errors import UniRLError
+from unirl.storage.checkpoint import save_checkpoint
+from unirl.errors import UniRLError
 tree = {{"small": torch.zeros(500), "large": torch.zeros(25_000)}}
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
 try:
@@ -364,7 +364,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_a_person_can_act_on(tmp_pat
 WRITERS = """
 import itertools, os, signal, sys, torch
 from pathlib import Path
-from unirl.core.checkpoint import latest, save_checkpoint
+from unirl.storage.checkpoint import latest, save_checkpoint
 root, keep = Path(sys.argv[1]), int(sys.argv[2])
 for _ in sys.stdin:
     writer = os.fork()
@@ -440,7 +440,7 @@ def test_a_writer_killed_at_any_moment_leaves_every_checkpoint_readable(tmp_path
 DYING_WRITER = """
 import os, shutil, sys, torch
 from pathlib import Path
-from unirl.core.checkpoint import save_checkpoint
+from unirl.storage.checkpoint import save_checkpoint
 start, step, keep = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 num_left = 0
 

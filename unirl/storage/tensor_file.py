@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 _DTYPES = {
     torch.float64: "F64",

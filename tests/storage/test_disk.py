@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from unirl.core.disk import explained
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
+from unirl.storage.disk import explained
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])

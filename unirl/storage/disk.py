@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from unirl.core.errors import UniRLError
+from unirl.errors import UniRLError
 
 
 def replace_text(path: Path, text: str) -> None:
