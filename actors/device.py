@@ -151,7 +151,7 @@ class DeviceActor:
             self._pull(slot)
             pulled = self._stream.record_event()
             self._unroll_on_stream(slot.index, rows)
-            slot.ready = self._stream.record_event()
+            slot.write_event = self._stream.record_event()
         # Before the store's memory is published to again it must have been read.
         learner_stream.wait_event(pulled)
 

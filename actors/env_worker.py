@@ -15,9 +15,16 @@ import torch
 from numpy.typing import NDArray
 
 from unirl.actors.sampler import SamplerConfig
-from unirl.actors.stepping import ALL, Rows, Select, SteppedEnvs
-from unirl.core.env_workers import WorkerContext
-from unirl.core.exchange import (
+from unirl.actors.stepping import ALL, Select, SteppedEnvs, UnrollRows
+from unirl.core.pool import HelperContext
+from unirl.core.queue import Event, SlotBuffers
+from unirl.core.seeding import derive_seed
+from unirl.envs.config import EnvConfig
+from unirl.envs.make import make_vec
+from unirl.envs.spaces import action_field
+from unirl.envs.vector import VectorEnv
+from unirl.errors import QueueClosed, UniRLError
+from unirl.handshake.handshake import (
     ACT,
     BEGIN,
     EMPTY,
@@ -28,62 +35,57 @@ from unirl.core.exchange import (
     SEED,
     SLOT,
     TURN,
-    Exchange,
+    Handshake,
 )
-from unirl.core.seeding import derive_seed
-from unirl.core.slot_queue import SlotQueue
-from unirl.core.waiters import LOOK_AGAIN_SECONDS
-from unirl.envs.config import EnvConfig
-from unirl.envs.make import make_vec
-from unirl.envs.spaces import action_field
-from unirl.envs.vector import VectorEnv
-from unirl.errors import QueueClosed, UniRLError
+
+LOOK_AGAIN_SECONDS = 0.1
+"""A lost notification must never become a hang: every sleeper looks again after this long."""
 
 
 @dataclass
-class _Part:
+class _Split:
     """What one policy decides for in a group."""
 
     row: int
-    """Where its words lie in the exchange."""
+    """Where its cells are in the handshake."""
     number: int
-    queue: SlotQueue
-    actor: int
-    """The policy worker, as its queue counts."""
+    slots: SlotBuffers
+    actor_event: Event
+    """Wakes its policy worker."""
     own: Select
     """Which of the group's rows."""
-    rows: dict[int, Rows] = field(default_factory=dict)
+    rows: dict[int, UnrollRows] = field(default_factory=dict)
 
 
 @dataclass
 class _Group:
     number: int
     envs: SteppedEnvs
-    parts: list[_Part]
+    splits: list[_Split]
     action: NDArray[Any] | None = None
-    """Where the parts' actions come together; None with a single part."""
+    """Where the splits' actions come together; None with a single split."""
 
 
 def serve_environments(
-    context: WorkerContext, *, env: EnvConfig, sampler: SamplerConfig, gamma: float
+    context: HelperContext, *, env: EnvConfig, sampler: SamplerConfig, gamma: float
 ) -> None:
     """The main function of a worker: bind all but `context` with functools.partial.
 
     Runs until QueueClosed. Raises UniRLError for an engine that hides first observations.
     """
-    exchange = context.exchange
-    assert isinstance(exchange, Exchange)
+    handshake = context.handshake
+    assert isinstance(handshake, Handshake)
     groups: list[_Group] = []
     try:
-        for number in exchange.layout.groups_of(context.index):
+        for number in handshake.layout.groups_of(context.index):
             vector_env = _require_next_step(make_vec(env, sampler.num_envs), env)
             envs = SteppedEnvs(vector_env, gamma=gamma, env_id=env.id)
-            group = _Group(number, envs, _parts(context, exchange, number, sampler))
+            group = _Group(number, envs, _splits(context, handshake, number, sampler))
             groups.append(group)
-            if len(group.parts) > 1:
+            if len(group.splits) > 1:
                 shape, dtype = action_field(vector_env.action_space, sampler.num_envs)
                 group.action = torch.empty(shape, dtype=dtype).numpy()
-        worker = _Worker(context, exchange, groups, sampler.unroll_length)
+        worker = _Worker(context, handshake, groups, sampler.unroll_length)
         worker.greet(context.seed)
         worker.run_in_threads() if sampler.group_threads else worker.run()
     finally:
@@ -103,16 +105,19 @@ def _require_next_step(vector_env: VectorEnv, env: EnvConfig) -> VectorEnv:
     return vector_env
 
 
-def _parts(
-    context: WorkerContext, exchange: Exchange, group: int, sampler: SamplerConfig
-) -> list[_Part]:
-    actor = context.index % exchange.layout.num_actors
-    numbers = exchange.layout.parts_of_group(group)
-    if len(numbers) == 1:
-        return [_Part(exchange.row(numbers[0]), numbers[0], context.queues[0], actor, ALL)]
+def _splits(
+    context: HelperContext, handshake: Handshake, group: int, sampler: SamplerConfig
+) -> list[_Split]:
+    numbers = handshake.layout.splits_of_group(group)
     return [
-        _Part(exchange.row(number), number, queue, actor, np.array(sampler.rows_of(policy)))
-        for policy, (number, queue) in enumerate(zip(numbers, context.queues, strict=True))
+        _Split(
+            handshake.row(number),
+            number,
+            slots,
+            handshake.actor_events[handshake.layout.actor_of(number)],
+            ALL if len(numbers) == 1 else np.array(sampler.rows_of(policy)),
+        )
+        for policy, (number, slots) in enumerate(zip(numbers, context.slots, strict=True))
     ]
 
 
@@ -124,29 +129,30 @@ def group_seed(worker_seed: int, group: int) -> int:
 class _Worker:
     def __init__(
         self,
-        context: WorkerContext,
-        exchange: Exchange,
+        context: HelperContext,
+        handshake: Handshake,
         groups: list[_Group],
         unroll_length: int,
     ) -> None:
-        self._index, self._exchange, self._queues = context.index, exchange, context.queues
+        self._index, self._handshake, self._slots = context.index, handshake, context.slots
+        self._event = handshake.worker_events[context.index]
         self._groups, self._length = groups, unroll_length
 
     def greet(self, seed: int) -> None:
-        """Reset all groups, then say so: whoever is greeted asks for rows at once, and a group that
-        is yet to be reset would count as late.
+        """Reset all groups, then say so: a policy worker that is greeted asks for rows at once, and
+        a group that is yet to be reset would count as late.
         """
-        words = self._exchange.words
+        cells = self._handshake.cells
         seeds = [group_seed(seed, i) for i in range(len(self._groups))]
         for group, own in zip(self._groups, seeds, strict=True):
             group.envs.restart(own)
         for group, own in zip(self._groups, seeds, strict=True):
-            for part in group.parts:
-                while words[part.row + LOST] or words[part.row + TURN] != EMPTY:
+            for split in group.splits:
+                while cells[split.row + LOST] or cells[split.row + TURN] != EMPTY:
                     self._sleep()  # a policy worker still clears up
-                words[part.row + SEED] = own
-                self._exchange.give_turn(part.number, HELLO)
-                part.queue.ring_actor(part.actor)
+                cells[split.row + SEED] = own
+                self._handshake.give_turn(split.number, HELLO)
+                split.actor_event.set()
 
     def run(self) -> None:
         """Step whichever group has its actions, in turn, until the queue closes."""
@@ -168,49 +174,49 @@ class _Worker:
                         before.result()
                         del stepping[group.number]
                     if group.number not in stepping and self._owes(group):
-                        stepping[group.number] = pool.submit(self._step_and_ring, group)
+                        stepping[group.number] = pool.submit(self._step_and_notify, group)
                 self._sleep()
 
     def _owes(self, group: _Group) -> bool:
-        turns = [self._exchange.words[part.row + TURN] for part in group.parts]
+        turns = [self._handshake.cells[split.row + TURN] for split in group.splits]
         return all(turn == ACT for turn in turns) or BEGIN in turns
 
-    def _step_and_ring(self, group: _Group) -> None:
+    def _step_and_notify(self, group: _Group) -> None:
         try:
             self._step(group)
         finally:
-            self._exchange.ring_worker(self._index)  # the main thread looks after what was raised
+            self._event.set()  # the main thread looks after what was raised
 
     def _step(self, group: _Group) -> None:
-        self._exchange.begin_work(self._index, group.number)
-        words = self._exchange.words
-        begin = [part for part in group.parts if words[part.row + TURN] == BEGIN]
-        for part in begin:
-            group.envs.write_first(self._rows(part), part.own)
+        self._handshake.begin_work(self._index, group.number)
+        cells = self._handshake.cells
+        begin = [split for split in group.splits if cells[split.row + TURN] == BEGIN]
+        for split in begin:
+            group.envs.write_first(self._rows(split), split.own)
         if not begin:
-            rows = [self._rows(part) for part in group.parts]
-            steps = [words[part.row + ROW] for part in group.parts]
+            rows = [self._rows(split) for split in group.splits]
+            steps = [cells[split.row + ROW] for split in group.splits]
             if group.action is None:
                 action = rows[0].action_array[steps[0]]
             else:
                 action = group.action
-                for part, own, t in zip(group.parts, rows, steps, strict=True):
-                    action[part.own] = own.action_array[t]
-            owns = [part.own for part in group.parts]
-            group.envs.step_parts(action, list(zip(rows, steps, owns, strict=True)))
-        self._exchange.end_work(self._index, group.number)
-        for part in begin or group.parts:
-            self._exchange.give_turn(part.number, OBS)
-            part.queue.ring_actor(part.actor)
+                for split, own, t in zip(group.splits, rows, steps, strict=True):
+                    action[split.own] = own.action_array[t]
+            owns = [split.own for split in group.splits]
+            group.envs.step_splits(action, list(zip(rows, steps, owns, strict=True)))
+        self._handshake.end_work(self._index, group.number)
+        for split in begin or group.splits:
+            self._handshake.give_turn(split.number, OBS)
+            split.actor_event.set()
 
-    def _rows(self, part: _Part) -> Rows:
-        slot = self._exchange.words[part.row + SLOT]
-        rows = part.rows.get(slot)
+    def _rows(self, split: _Split) -> UnrollRows:
+        slot = self._handshake.cells[split.row + SLOT]
+        rows = split.rows.get(slot)
         if rows is None:
-            rows = part.rows[slot] = Rows(part.queue.slot_data(slot), self._length)
+            rows = split.rows[slot] = UnrollRows(split.slots.buffer(slot), self._length)
         return rows
 
     def _sleep(self) -> None:
-        if any(queue.closed for queue in self._queues):
+        if any(slots.closed for slots in self._slots):
             raise QueueClosed
-        self._exchange.wait_as_worker(self._index, LOOK_AGAIN_SECONDS)
+        self._event.wait(LOOK_AGAIN_SECONDS)

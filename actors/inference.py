@@ -1,4 +1,4 @@
-"""The policy worker: decides for many environment workers at once, in batches of whatever is ready
+"""The policy worker: decides for many environment workers at once, in batches of all that wait
 (Sample Factory, arXiv 2006.11751, section 3; SEED RL, arXiv 1910.06591).
 
     environment worker --obs, reward, flags--> slot <--action, logp, state-- policy worker
@@ -15,13 +15,21 @@ from typing import Any
 
 import torch
 
-from unirl.actors.env_worker import group_seed
+from unirl.actors.env_worker import LOOK_AGAIN_SECONDS, group_seed
 from unirl.actors.sampler import SamplerConfig
-from unirl.actors.stepping import Rows
+from unirl.actors.stepping import UnrollRows
 from unirl.actors.vector import VectorActor
 from unirl.core.actor import ActorContext
+from unirl.core.clock import micros
 from unirl.core.device import usable_device
-from unirl.core.exchange import (
+from unirl.core.queue import REASONS, QueueClient
+from unirl.core.sample import Slot
+from unirl.core.seeding import derive_seed
+from unirl.core.tree import tree_map
+from unirl.envs.config import EnvConfig
+from unirl.envs.make import make_vec, spaces
+from unirl.errors import QueueClosed
+from unirl.handshake.handshake import (
     ACT,
     BEGIN,
     HELLO,
@@ -32,242 +40,236 @@ from unirl.core.exchange import (
     SINCE_US,
     SLOT,
     TURN,
-    Exchange,
-    micros,
+    Handshake,
 )
-from unirl.core.sample import Slot
-from unirl.core.seeding import derive_seed
-from unirl.core.slot_queue import SlotQueue
-from unirl.core.slot_table import REASONS
-from unirl.core.tree import tree_map
-from unirl.core.waiters import LOOK_AGAIN_SECONDS
-from unirl.envs.config import EnvConfig
-from unirl.envs.make import make_vec, spaces
-from unirl.errors import QueueClosed
 from unirl.policy import Policy, PolicyConfig, zero_state
 from unirl.policy.precision import warn_if_emulated
 from unirl.policy.recurrent import State
 
 
 @dataclass
-class _Part:
-    """What a policy worker knows of its part of one group."""
+class _Split:
+    """What a policy worker knows of its split of one group."""
 
     number: int
     row: int
-    """Where its words lie in the exchange."""
+    """Where its cells are in the handshake."""
     worker: int
     state: State
     generator: torch.Generator
     slot: Slot | None = None
-    rows: Rows | None = None
+    rows: UnrollRows | None = None
     t: int = 0
     """The row that is decided next."""
     stash: Any = None
-    """The observation the next unroll begins with, while no place is free for it."""
+    """The observation the next unroll begins with, while no slot is free for it."""
     parked_us: int = 0
     started_us: int = 0
-    is_ready: bool = False
+    is_due: bool = False
     """Row t can be decided."""
-    history: dict[int, Rows] = field(default_factory=dict)
+    history: dict[int, UnrollRows] = field(default_factory=dict)
 
 
 class PolicyWorker:
-    """See StreamingActor. Fills as many slots at a time as there are parts."""
+    """See StreamingActor. Fills as many slots at a time as there are splits."""
 
     def __init__(
         self,
         context: ActorContext,
         policy: Policy,
-        exchange: Exchange,
+        handshake: Handshake,
         config: SamplerConfig,
     ) -> None:
-        self._index, self._policy, self._weights = context.index, policy, context.weights
-        self._exchange, self._config, self._version = exchange, config, -1
-        self._number = context.policy * exchange.layout.num_actors + context.index
-        self._num_rows = len(config.rows_of(context.policy))
+        self._policy, self._weights = policy, context.weights
+        self._handshake, self._config, self._version = handshake, config, -1
+        self._number = context.learner * handshake.layout.num_actors + context.index
+        self._num_rows = len(config.rows_of(context.learner))
         self._device = torch.device(config.device)
-        self._parts = [
-            _Part(
+        self._splits = [
+            _Split(
                 number,
-                exchange.row(number),
-                exchange.layout.worker_of(number),
+                handshake.row(number),
+                handshake.layout.worker_of(number),
                 self._policy.initial_state(self._num_rows),
                 torch.Generator(device=self._device),
             )
-            for number in exchange.layout.parts_of_actor(self._number)
+            for number in handshake.layout.splits_of_actor(self._number)
         ]
         self._queue_is_full = False
 
-    def serve(self, queue: SlotQueue) -> None:
+    def serve(self, queue: QueueClient) -> None:
         """See StreamingActor."""
-        exchange, max_parts = self._exchange, len(self._parts)
+        handshake, max_splits = self._handshake, len(self._splits)
         if self._config.batch_rows:
-            max_parts = self._config.batch_rows // self._config.num_envs
+            max_splits = self._config.batch_rows // self._config.num_envs
         wait_us = self._config.batch_wait_ms * 1e3
         while True:
-            exchange.beat(self._number)
+            queue.progress()
             self._queue_is_full = False
-            for part in self._parts:
-                self._look_at(part, queue)
-            ready = [part for part in self._parts if part.is_ready]
-            if not ready:
+            for split in self._splits:
+                self._look_at(split, queue)
+            due = [split for split in self._splits if split.is_due]
+            if not due:
                 self._sleep(queue, LOOK_AGAIN_SECONDS)
                 continue
-            if wait_us and len(ready) < max_parts and self._others_step(ready):
-                oldest = min(exchange.words[part.row + SINCE_US] for part in ready)
+            if wait_us and len(due) < max_splits and self._others_step(due):
+                oldest = min(handshake.cells[split.row + SINCE_US] for split in due)
                 left_us = wait_us - (micros() - oldest)
                 if left_us > 0:
                     self._sleep(queue, left_us / 1e6)
                     continue
-            for start in range(0, len(ready), max_parts):
-                self._decide(ready[start : start + max_parts])
+            for start in range(0, len(due), max_splits):
+                self._decide(due[start : start + max_splits])
 
     def close(self) -> None:
         """Nothing to let go of: the environments belong to their workers."""
 
     # -- whose turn it is --------------------------------------------------------------------------
 
-    def _look_at(self, part: _Part, queue: SlotQueue) -> None:
-        """Move the part on as far as it goes without a decision."""
-        words = self._exchange.words
-        if words[part.row + LOST]:
-            self._bury(part, queue)
+    def _look_at(self, split: _Split, queue: QueueClient) -> None:
+        """Move the split on as far as it goes without a decision."""
+        cells = self._handshake.cells
+        if cells[split.row + LOST]:
+            self._drop(split, queue)
             return
-        turn = words[part.row + TURN]
+        turn = cells[split.row + TURN]
         if turn == HELLO:
-            self._welcome(part, queue)
-        elif turn == OBS and not part.is_ready:
-            if part.stash is not None:
-                part.is_ready = self._begin_parked(part, queue)
-            elif part.t < 0:  # the answer to BEGIN: row 0 is there
-                part.t, part.is_ready = 0, True
+            self._begin_group(split, queue)
+        elif turn == OBS and not split.is_due:
+            if split.stash is not None:
+                split.is_due = self._begin_parked(split, queue)
+            elif split.t < 0:  # the answer to BEGIN: row 0 is there
+                split.t, split.is_due = 0, True
             else:
-                part.is_ready = self._advance(part, queue)
+                split.is_due = self._advance(split, queue)
 
-    def _advance(self, part: _Part, queue: SlotQueue) -> bool:
-        """The environments have answered row t: go on to the next, perhaps in another slot."""
-        rows = part.rows
+    def _advance(self, split: _Split, queue: QueueClient) -> bool:
+        """The environments have answered row t: continue with the next, perhaps in another slot."""
+        rows = split.rows
         assert rows is not None
-        if part.state and not rows.mask[part.t].all():
-            fillers = torch.from_numpy(~rows.mask[part.t]).to(self._device)
-            part.state = zero_state(part.state, fillers)
-        part.t += 1
-        return part.t < self._config.unroll_length or self._turn_over(part, queue)
+        if split.state and not rows.mask[split.t].all():
+            fillers = torch.from_numpy(~rows.mask[split.t]).to(self._device)
+            split.state = zero_state(split.state, fillers)
+        split.t += 1
+        return split.t < self._config.unroll_length or self._turn_over(split, queue)
 
-    def _turn_over(self, part: _Part, queue: SlotQueue) -> bool:
+    def _turn_over(self, split: _Split, queue: QueueClient) -> bool:
         """The unroll is complete: commit it and begin the next with its last observation."""
-        finished, rows = part.slot, part.rows
+        finished, rows = split.slot, split.rows
         assert finished is not None and rows is not None
-        finished.work_seconds = (micros() - part.started_us) / 1e6
-        last = rows.obs[part.t]
-        found = self._acquire(part, queue)
+        finished.work_seconds = (micros() - split.started_us) / 1e6
+        last = rows.obs[split.t]
+        found = self._acquire(split, queue)
         if found:
-            assert part.rows is not None
-            _copy(last, part.rows.obs[0])
+            assert split.rows is not None
+            _copy(last, split.rows.obs[0])
         else:
             # Once committed, the slot may be learned and written anew at any moment.
-            part.stash, part.parked_us = tree_map(torch.clone, last), micros()
+            split.stash, split.parked_us = tree_map(torch.clone, last), micros()
         queue.commit(finished)
         return found
 
-    def _begin_parked(self, part: _Part, queue: SlotQueue) -> bool:
-        if not self._acquire(part, queue):
+    def _begin_parked(self, split: _Split, queue: QueueClient) -> bool:
+        if not self._acquire(split, queue):
             return False
-        assert part.slot is not None and part.rows is not None
-        _copy(part.stash, part.rows.obs[0])
-        part.stash = None
-        part.slot.wait_seconds = (micros() - part.parked_us) / 1e6
+        assert split.slot is not None and split.rows is not None
+        _copy(split.stash, split.rows.obs[0])
+        split.stash = None
+        split.slot.wait_seconds = (micros() - split.parked_us) / 1e6
         return True
 
-    def _acquire(self, part: _Part, queue: SlotQueue) -> bool:
-        """A new slot for the part, if a place is free."""
-        part.slot = part.rows = None
-        slot = None if self._queue_is_full else queue.try_acquire(self._index)
+    def _acquire(self, split: _Split, queue: QueueClient) -> bool:
+        """A new slot for the split, if one is free."""
+        split.slot = split.rows = None
+        slot = None if self._queue_is_full else queue.try_acquire()
         if slot is None:
             self._queue_is_full = True
             return False
-        rows = part.history.get(slot.index)
+        rows = split.history.get(slot.index)
         if rows is None:
-            rows = part.history[slot.index] = Rows(slot.data, self._config.unroll_length)
-        part.slot, part.rows, part.t, part.started_us = slot, rows, 0, micros()
+            rows = split.history[slot.index] = UnrollRows(slot.data, self._config.unroll_length)
+        split.slot, split.rows, split.t, split.started_us = slot, rows, 0, micros()
         return True
 
-    def _welcome(self, part: _Part, queue: SlotQueue) -> None:
-        """A worker has reset this part's environments: give it a slot."""
-        if not self._acquire(part, queue):
+    def _begin_group(self, split: _Split, queue: QueueClient) -> None:
+        """A worker has reset this split's environments: give it a slot."""
+        if not self._acquire(split, queue):
             return
-        assert part.slot is not None
-        words = self._exchange.words
-        part.generator.manual_seed(derive_seed(words[part.row + SEED], "actions"))
-        part.state = self._policy.initial_state(self._num_rows)
-        part.t = -1
-        words[part.row + SLOT] = part.slot.index
-        self._exchange.give_turn(part.number, BEGIN)
-        self._exchange.ring_worker(part.worker)
+        assert split.slot is not None
+        cells = self._handshake.cells
+        split.generator.manual_seed(derive_seed(cells[split.row + SEED], "actions"))
+        split.state = self._policy.initial_state(self._num_rows)
+        split.t = -1
+        cells[split.row + SLOT] = split.slot.index
+        self._handshake.give_turn(split.number, BEGIN)
+        self._handshake.worker_events[split.worker].set()
 
-    def _bury(self, part: _Part, queue: SlotQueue) -> None:
+    def _drop(self, split: _Split, queue: QueueClient) -> None:
         """The worker died: what it left unfinished is discarded."""
-        if part.slot is not None:
-            queue.discard(part.slot, REASONS[self._exchange.words[part.row + LOST] - 1])
-        part.slot = part.rows = part.stash = None
-        part.is_ready = False
-        self._exchange.clear(part.number)
-        self._exchange.ring_worker(part.worker)
+        if split.slot is not None:
+            queue.discard(split.slot, REASONS[self._handshake.cells[split.row + LOST] - 1])
+        split.slot = split.rows = split.stash = None
+        split.is_due = False
+        self._handshake.clear(split.number)
+        self._handshake.worker_events[split.worker].set()
 
-    def _others_step(self, ready: Sequence[_Part]) -> bool:
-        """Whether a worker that has no group in `ready` is stepping one."""
-        words, have = self._exchange.words, {part.worker for part in ready}
+    def _others_step(self, due: Sequence[_Split]) -> bool:
+        """Whether a worker that has no group in `due` is stepping one."""
+        cells, have = self._handshake.cells, {split.worker for split in due}
         return any(
-            part.worker not in have and words[part.row + TURN] == ACT for part in self._parts
+            split.worker not in have and cells[split.row + TURN] == ACT for split in self._splits
         )
 
-    def _sleep(self, queue: SlotQueue, seconds: float) -> None:
+    def _sleep(self, queue: QueueClient, seconds: float) -> None:
         if queue.closed:
             raise QueueClosed
-        queue.wait_as_actor(self._index, seconds)
+        event = self._handshake.actor_events[self._number]
+        if self._queue_is_full:  # some split has no slot: a free one is of interest, too
+            queue.wait(seconds, event)
+        else:
+            event.wait(seconds)
 
     # -- deciding ----------------------------------------------------------------------------------
 
-    def _decide(self, parts: Sequence[_Part]) -> None:
-        """One forward pass over the rows of these parts; each environment worker is rung once."""
-        started, exchange = micros(), self._exchange
+    def _decide(self, splits: Sequence[_Split]) -> None:
+        """One forward pass over the rows of these splits; each environment worker is notified once."""
+        started, handshake = micros(), self._handshake
         self._version = self._weights.pull(self._policy, self._version)
-        for part in parts:
-            assert part.slot is not None
-            part.slot.last_version = self._version
-            if part.t == 0:
-                part.slot.first_version = self._version
-                for name, value in part.state.items():
-                    part.slot.data["state"][name].copy_(value)
-        self._act(parts)
-        words = exchange.words
-        for part in parts:
-            assert part.slot is not None
-            part.is_ready = False
-            words[part.row + SLOT] = part.slot.index
-            words[part.row + ROW] = part.t
-            exchange.give_turn(part.number, ACT)
-        for worker in {part.worker for part in parts}:
-            exchange.ring_worker(worker)
-        exchange.count_forward(self._number, started, len(parts) * self._num_rows)
+        for split in splits:
+            assert split.slot is not None
+            split.slot.last_version = self._version
+            if split.t == 0:
+                split.slot.first_version = self._version
+                for name, value in split.state.items():
+                    split.slot.data["state"][name].copy_(value)
+        self._act(splits)
+        cells = handshake.cells
+        for split in splits:
+            assert split.slot is not None
+            split.is_due = False
+            cells[split.row + SLOT] = split.slot.index
+            cells[split.row + ROW] = split.t
+            handshake.give_turn(split.number, ACT)
+        for worker in {split.worker for split in splits}:
+            handshake.worker_events[worker].set()
+        handshake.count_forward(self._number, started, len(splits) * self._num_rows)
 
-    def _act(self, parts: Sequence[_Part]) -> None:
-        obs = _join([part.rows.obs[part.t] for part in parts if part.rows is not None])
+    def _act(self, splits: Sequence[_Split]) -> None:
+        obs = _join([split.rows.obs[split.t] for split in splits if split.rows is not None])
         if self._device.type != "cpu":
             obs = tree_map(lambda leaf: leaf.to(self._device, non_blocking=True), obs)
-        state = _join([part.state for part in parts])
-        results = self._policy.act_groups(obs, state, [part.generator for part in parts])
+        state = _join([split.state for split in splits])
+        results = self._policy.act_groups(obs, state, [split.generator for split in splits])
         actions, logps = [one.action for one in results], [one.logp for one in results]
         if self._device.type != "cpu":
-            # device -> host, once for all parts: every copy waits for the device
-            actions = list(torch.cat(actions).cpu().chunk(len(parts)))
-            logps = list(torch.cat(logps).cpu().chunk(len(parts)))
-        for part, result, action, logp in zip(parts, results, actions, logps, strict=True):
-            assert part.rows is not None
-            part.rows.action[part.t].copy_(action)
-            part.rows.logp[part.t].copy_(logp)
-            part.state = result.state
+            # device -> host, once for all splits: every copy waits for the device
+            actions = list(torch.cat(actions).cpu().chunk(len(splits)))
+            logps = list(torch.cat(logps).cpu().chunk(len(splits)))
+        for split, result, action, logp in zip(splits, results, actions, logps, strict=True):
+            assert split.rows is not None
+            split.rows.action[split.t].copy_(action)
+            split.rows.logp[split.t].copy_(logp)
+            split.state = result.state
 
 
 class GroupsActor:
@@ -309,18 +311,19 @@ def make_policy_worker(
 ) -> PolicyWorker | GroupsActor:
     """The factory of a plan: bind all but `context` with functools.partial.
 
-    With an exchange the policy worker; without (the inline runner) the same groups in this process.
+    With a handshake the policy worker; without (the inline runner) the same groups in this
+    process.
     """
-    if context.exchange is None:
+    if context.handshake is None:
         return _make_groups(context, env, policy, sampler, gamma)
-    assert isinstance(context.exchange, Exchange)
+    assert isinstance(context.handshake, Handshake)
     device = usable_device("sampler.device", sampler.device)
     if context.index == 0:
         warn_if_emulated(policy, device, "the policy worker")
     observation_space, action_space = spaces(env)
     module = Policy(observation_space, action_space, policy, seed=context.seed % 2**31)
     module = module.eval().to(device)
-    return PolicyWorker(context, module, context.exchange, sampler)
+    return PolicyWorker(context, module, context.handshake, sampler)
 
 
 def _make_groups(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from unirl.actors.vector import ActorConfig
 from unirl.core.device import check_device
-from unirl.core.exchange import Layout
 from unirl.core.queue import QueueConfig
 from unirl.errors import UniRLError
+from unirl.handshake.layout import HandshakeLayout
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class SamplerConfig:
     num_policy_workers: int = 1
     """Processes that hold a policy copy and decide. More helps only where one cannot keep up."""
     batch_rows: int = 0
-    """Environments of one forward pass at most, in whole groups. 0: all that are ready. With
+    """Environments of one forward pass at most, in whole groups. 0: all that wait. With
     num_envs every group is decided for on its own, and samples are bit for bit those of the inline
     runner.
     """
     batch_wait_ms: float = 0.0
-    """How long the first ready group waits for one of every other worker; about the time that
+    """How long the first group that is due waits for one of every other worker; about the time that
     stepping a group takes brings workers into step, and then nobody waits. More: larger batches,
     more latency where steps take unequally long.
     """
@@ -109,9 +109,11 @@ class SamplerConfig:
         agents = self.agent_policies or (0,)
         return [row for row in range(self.num_envs) if agents[row % len(agents)] == policy]
 
-    def layout(self) -> Layout:
+    def layout(self) -> HandshakeLayout:
         """Which worker has which groups, and who decides for them."""
-        return Layout(self.num_workers, self.num_groups, self.num_policy_workers, self.num_policies)
+        return HandshakeLayout(
+            self.num_workers, self.num_groups, self.num_policy_workers, self.num_policies
+        )
 
     def shape(self, policy: int) -> ActorConfig:
         """The size of one slot of a policy: its rows of a group, for unroll_spec."""
@@ -119,13 +121,13 @@ class SamplerConfig:
         return ActorConfig(self.num_policy_workers, rows, self.unroll_length)
 
 
-def check_places(sampler: SamplerConfig, queue: QueueConfig) -> None:
-    """Raise UniRLError unless there is a place for every group: else some never step."""
+def check_slots(sampler: SamplerConfig, queue: QueueConfig) -> None:
+    """Raise UniRLError unless there is a slot for every group: else some never step."""
     if sampler.total_groups <= queue.num_slots:
         return
     enough = -(-sampler.total_groups // queue.batch_size) - 1
     raise UniRLError(
-        f"{sampler.total_groups} groups of environments share {queue.num_slots} places",
+        f"{sampler.total_groups} groups of environments share {queue.num_slots} slots",
         "sampler.num_workers * sampler.num_groups <= (max_staleness + 1) * batch_size must hold",
         f"set queue.max_staleness to {enough}, or use fewer groups",
     )

@@ -19,7 +19,7 @@ Select = slice | NDArray[np.intp]
 ALL = slice(None)
 
 
-class Rows:
+class UnrollRows:
     """A slot's memory cut into rows once, so that a step writes without looking anything up."""
 
     def __init__(self, data: Mapping[str, Any], length: int) -> None:
@@ -52,7 +52,7 @@ class SteppedEnvs:
         """Rows of the last step that were fillers, whose next row begins an episode; None: none."""
 
     def restart(self, seed: int) -> None:
-        """Begin anew: reset environments and running totals."""
+        """Begin again: reset environments and running totals."""
         num_envs = self.env.num_envs
         self.obs = self.env.reset(derive_seed(seed, "environments") % 2**32)
         self.acting_obs = self.fillers = None
@@ -60,26 +60,28 @@ class SteppedEnvs:
         self._lengths = np.zeros(num_envs, np.int32)
         self._carry = np.zeros(num_envs, np.float32)
 
-    def write_first(self, rows: Rows, own: Select = ALL) -> None:
+    def write_first(self, rows: UnrollRows, own: Select = ALL) -> None:
         """Put the observation that the environments stand at into row 0."""
         write_obs(rows.obs[0], _select(self.obs, own))
 
-    def step(self, rows: Rows, t: int) -> None:
+    def step(self, rows: UnrollRows, t: int) -> None:
         """Take the actions of row t and write all that follows from them, the observation of row
         t + 1 included.
         """
-        self.step_parts(rows.action_array[t], [(rows, t, ALL)])
+        self.step_splits(rows.action_array[t], [(rows, t, ALL)])
 
-    def step_parts(self, action: NDArray[Any], parts: Sequence[tuple[Rows, int, Select]]) -> None:
-        """The same with the environments' rows spread over several slots: each part is a slot, its
-        row t, and which environments it holds.
+    def step_splits(
+        self, action: NDArray[Any], splits: Sequence[tuple[UnrollRows, int, Select]]
+    ) -> None:
+        """The same with the environments' rows spread over several slots: each split is a slot,
+        its row t, and which environments it holds.
         """
-        for rows, t, own in parts:
+        for rows, t, own in splits:
             if t == 0:
                 rows.carry[:] = self._carry[own]
         step = self.env.step(action)
         self._account(step)
-        for rows, t, own in parts:
+        for rows, t, own in splits:
             self._write(rows, t, own, step)
 
     def _account(self, step: EnvStep) -> None:
@@ -99,7 +101,7 @@ class SteppedEnvs:
             self._returns[self.fillers] = 0.0
             self._lengths[self.fillers] = 0
 
-    def _write(self, rows: Rows, t: int, own: Select, step: EnvStep) -> None:
+    def _write(self, rows: UnrollRows, t: int, own: Select, step: EnvStep) -> None:
         write_obs(rows.obs[t + 1], _select(step.obs, own))
         rows.reward[t], rows.terminated[t], rows.truncated[t] = (
             step.reward[own],

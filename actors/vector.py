@@ -12,7 +12,7 @@ import torch
 from gymnasium import Space
 
 from unirl.actors.memory import check_memory
-from unirl.actors.stepping import Rows, SteppedEnvs
+from unirl.actors.stepping import SteppedEnvs, UnrollRows
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
@@ -123,7 +123,7 @@ class VectorActor:
         self._envs = SteppedEnvs(env, gamma=gamma, env_id=env_id)
         self._policy, self._weights, self._length = policy, weights, unroll_length
         self._version = -1
-        self._rows: dict[int, Rows] = {}
+        self._rows: dict[int, UnrollRows] = {}
         self._generator = torch.Generator()
         self.restart(seed)
 
@@ -139,14 +139,14 @@ class VectorActor:
         slot.first_version = slot.last_version = self._version
         rows = self._rows.get(slot.index)
         if rows is None or rows.data is not slot.data:
-            rows = self._rows[slot.index] = Rows(slot.data, self._length)
+            rows = self._rows[slot.index] = UnrollRows(slot.data, self._length)
         self._envs.write_first(rows)
         for name, value in self._state.items():
             slot.data["state"][name].copy_(value)
         for t in range(self._length):
             self._step(rows, t)
 
-    def _step(self, rows: Rows, t: int) -> None:
+    def _step(self, rows: UnrollRows, t: int) -> None:
         # The policy reads the slot's own memory; only a same-step engine wants it to act on
         # something else.
         acting_obs = self._envs.acting_obs

@@ -96,7 +96,7 @@ class UnrollLearner:
         """One update from one batch: up to epochs * minibatches optimiser steps."""
         metrics = Metrics()
         for slot in batch.slots:
-            slot.wait_ready()
+            slot.wait_written()
         data = collate(batch, self._spec, self._staging)
         num_rows, num_nan_states = self._ranks.count(*self._episodes.read(data, metrics))
         self._count(data, num_nan_states, metrics)

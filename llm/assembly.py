@@ -53,7 +53,7 @@ from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig
 from unirl.llm.training.packed_check import check_packing
 from unirl.llm.training.sharding import shard
-from unirl.runners.plan import RunConfig
+from unirl.runners.config import RunConfig
 
 
 class LanguageConfig(Protocol):

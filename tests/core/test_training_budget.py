@@ -6,7 +6,7 @@ import pytest
 
 from unirl.core.training_budget import ScheduleProgress, TrainingBudget
 from unirl.errors import UniRLError
-from unirl.runners.plan import RunConfig
+from unirl.runners.config import RunConfig
 
 
 def test_without_a_time_limit_the_clock_has_no_say_and_nobody_is_asked() -> None:

@@ -31,7 +31,7 @@ from unirl.llm.rollout import Rollout
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig
 from unirl.recipes.grpo import Config
-from unirl.runners.plan import RunConfig
+from unirl.runners.config import RunConfig
 
 MODEL = ModelConfig(lora_rank=4, lora_alpha=16.0)
 VLLM = EngineConfig(kind="vllm", transfer="lora", memory_gib=0.25, max_sequences=16)

@@ -22,7 +22,7 @@ import pytest
 import unirl
 from unirl.errors import ActorFailed, UniRLError
 from unirl.runners.loop import TrainLoop
-from unirl.runners.plan import RunnerConfig
+from unirl.runners.config import RunnerConfig
 from unirl.runners.processes import ProcessesRunner
 from unirl.storage.checkpoint import load_checkpoint
 

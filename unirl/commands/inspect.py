@@ -84,15 +84,15 @@ def evaluate(arguments: Sequence[str]) -> int:
     options = configs.from_mapping(EvalOptions, own)
     _check_changes(changes, has_env="env" in module.Config.__dataclass_fields__)
     plan, checkpoint = run_folder.load(where, changes)
-    if plan.make_evaluator is None:
+    if plan.learner.make_evaluator is None:
         raise _no_evaluation(plan, "evaluated")
     from unirl.runners.hooks import write_evaluation
 
     deterministic = _deterministic(options, plan)
-    evaluator = plan.make_evaluator(options.seed)
+    evaluator = plan.learner.make_evaluator(options.seed)
     try:
         result = evaluator.evaluate(
-            plan.weights_in(checkpoint.model), options.episodes, deterministic=deterministic
+            plan.learner.weights_in(checkpoint.model), options.episodes, deterministic=deterministic
         )
     finally:
         evaluator.close()
@@ -143,9 +143,9 @@ def play(arguments: Sequence[str]) -> int:
     from unirl.core.evaluator import Player
     from unirl.report.video import write_video
 
-    if plan.make_evaluator is None:
+    if plan.learner.make_evaluator is None:
         raise _no_evaluation(plan, "shown as a video")
-    player = plan.make_evaluator(options.seed)
+    player = plan.learner.make_evaluator(options.seed)
     if not isinstance(player, Player):
         player.close()
         raise UniRLError(
@@ -158,7 +158,7 @@ def play(arguments: Sequence[str]) -> int:
     )
     try:
         frames = player.frames(
-            plan.weights_in(checkpoint.model),
+            plan.learner.weights_in(checkpoint.model),
             deterministic=_deterministic(options, plan),
             num_episodes=options.episodes,
         )

@@ -53,7 +53,7 @@ def _check_checkpoint(plan: Plan, where: Path) -> None:
     from unirl.storage.checkpoint import load_checkpoint
 
     checkpoint = load_checkpoint(where)
-    check_fingerprint(plan, checkpoint)
+    check_fingerprint(plan, plan.learner, checkpoint)
     num_steps, total_steps = int(checkpoint.state["num_steps"]), plan.run.total_steps
     if num_steps >= total_steps:
         raise UniRLError(

@@ -87,7 +87,7 @@ def _print_end(plan: Plan, run_dir: Path, result: RunResult) -> None:
     )
     if result.reason == "interrupted":
         print(f"go on with:  unirl resume {shlex.quote(str(run_dir))}")
-    elif plan.make_evaluator is None:
+    elif plan.learner.make_evaluator is None:
         print(f"next:  unirl plot {shlex.quote(str(run_dir))}  (or card)")
     else:
         print(f"next:  unirl eval {shlex.quote(str(run_dir))}  (or play, plot, card)")

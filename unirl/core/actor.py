@@ -1,18 +1,18 @@
-"""Who produces samples. An actor owns environments (or an inference engine) and a copy of the
+"""What produces samples. An actor owns environments (or an inference engine) and a copy of the
 policy, and never knows who learns.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from typing_extensions import TypeIs
 
-from unirl.core.exchange import Exchange
+from unirl.core.queue import QueueClient
 from unirl.core.sample import Slot
-from unirl.core.slot_queue import SlotQueue
 from unirl.core.weights import WeightStore
 from unirl.errors import UniRLError
 
@@ -21,7 +21,7 @@ class Actor(Protocol):
     """Fills slots one after the other.
 
     One that also has `restart(seed)`, which puts environments, recurrent state and random numbers
-    where a new actor of this seed has them, is not made anew at the checkpoints of the inline
+    where a new actor of this seed has them, is not replaced at the checkpoints of the inline
     runner.
     """
 
@@ -36,14 +36,14 @@ class AsyncActor(Protocol):
     """Fills many slots at once, all on one event loop: groups of completions, tools, agents."""
 
     async def produce(self, slot: Slot) -> None:
-        """As Actor.produce, while other slots of the same actor are under way.
+        """As Actor.produce, while other slots of the same actor are in flight.
 
         Raises DiscardSlot, or ReissueSlot where the slot's ticket must be done again.
         """
 
     async def interrupt(self) -> None:
-        """Make every `produce` under way end soon with ReissueSlot, keeping what it has; called
-        where enough samples are ready and nothing can go on beside the learner.
+        """Make every `produce` in flight end soon with ReissueSlot, keeping what it has; called
+        where enough samples are committed and nothing can run beside the learner.
         """
 
     async def close(self) -> None:
@@ -54,14 +54,25 @@ class AsyncActor(Protocol):
 class StreamingActor(Protocol):
     """Fills many slots at a time and asks for them itself; it has a process of its own."""
 
-    def serve(self, queue: SlotQueue) -> None:
+    def serve(self, queue: QueueClient) -> None:
         """Acquire, fill, commit or discard until the queue raises QueueClosed."""
 
     def close(self) -> None:
         """Let go of what it holds; idempotent."""
 
 
-AnyActor: TypeAlias = Actor | AsyncActor | StreamingActor
+@runtime_checkable
+class JointActor(Protocol):
+    """Fills one slot of each learner at once: players of one game that learn apart."""
+
+    def produce_all(self, slots: Sequence[Slot]) -> None:
+        """As Actor.produce, for one slot of each learner that its pool feeds, in their order."""
+
+    def close(self) -> None:
+        """Let go of environments and engines; idempotent."""
+
+
+AnyActor: TypeAlias = Actor | AsyncActor | StreamingActor | JointActor
 
 
 def is_async(actor: AnyActor) -> TypeIs[AsyncActor]:
@@ -69,7 +80,7 @@ def is_async(actor: AnyActor) -> TypeIs[AsyncActor]:
     return inspect.iscoroutinefunction(getattr(actor, "produce", None))
 
 
-def require_one_by_one(actor: AnyActor) -> Actor | AsyncActor:
+def require_one_by_one(actor: AnyActor) -> Actor | AsyncActor | JointActor:
     """The actor itself; UniRLError for one that asks for slots itself."""
     if isinstance(actor, StreamingActor):
         raise UniRLError(
@@ -82,18 +93,19 @@ def require_one_by_one(actor: AnyActor) -> Actor | AsyncActor:
 
 @dataclass(frozen=True)
 class ActorContext:
-    """What a runner tells an actor when it makes one."""
+    """What a runner passes to an actor's factory."""
 
     index: int
-    num_actors: int
+    """Its number within the pool, among those that feed the same learner."""
     seed: int
-    """Derived from the run's seed, the actor's index and how often it was restarted: no two actors
+    """Derived from the run's seed, the actor's number and how often it was restarted: no two actors
     share one.
     """
     weights: WeightStore
-    exchange: Exchange | None = None
-    """Where environment workers and actors meet; None: the actor owns its environments."""
-    policy: int = 0
-    """Which policy it acts with, where several play in the same environments; `index` counts the
-    actors of this one.
-    """
+    """Of the learner that it acts for."""
+    learner: int = 0
+    """Which of the learners that its pool feeds: 0 is the first."""
+    all_weights: Sequence[WeightStore] = ()
+    """Of all learners that its pool feeds: what a JointActor pulls."""
+    handshake: Any = None
+    """Where it meets its pool's helpers; None: it has none, and owns its environments."""

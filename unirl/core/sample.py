@@ -1,10 +1,10 @@
-"""What travels: the SampleSpec declares it, a Slot is the place it is written to, a Batch is what
+"""What travels: a SampleSpec declares it, a Slot is one buffer it is written to, a Batch is what
 the learner gets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,9 @@ class Field:
     """The axis that grows when slots are batched: 1 for time-major [T, B, ...], 0 for [B, ...],
     None: never joined.
     """
+    is_variable: bool = False
+    """Only the first `Slot.used` entries along axis 0 hold data; all of them where `used` is None.
+    """
 
     @property
     def num_bytes(self) -> int:
@@ -41,7 +44,7 @@ class SampleSpec:
 
     fields: Mapping[str, Field]
     device: str = "cpu"
-    """Where slots lie: elsewhere than on the CPU only in the inline runner."""
+    """Where the buffers are: elsewhere than on the CPU only in the inline runner."""
     resets_in_step: bool = False
     """What follows a row that ends an episode: the first observation of the next one, instead of
     the true final observation and a filler row.
@@ -61,6 +64,14 @@ class SampleSpec:
         """Payload bytes of one slot."""
         return sum(item.num_bytes for item in self.fields.values())
 
+    def used_part(self, data: Mapping[str, Any], used: int | None) -> dict[str, Any]:
+        """Views of what a commit said is used: all that a transport has to carry."""
+        flat = {}
+        for name, item in self.fields.items():
+            leaf = _at(data, tuple(name.split("/")))
+            flat[name] = leaf[:used] if item.is_variable and used is not None else leaf
+        return unflatten(flat)
+
     def allocate(self, num_slots: int = 1) -> dict[str, Any]:
         """A zeroed tree that holds `num_slots` samples joined along their batch axes.
 
@@ -79,32 +90,46 @@ class SampleSpec:
 
 @dataclass
 class Slot:
-    """The right to produce one sample, and the memory to write it to: committed or discarded,
-    always.
-
-    `data` is the tree of the spec, written in place. The actor sets the versions of the weights it
-    acted with.
+    """The right to produce one sample, and the buffer to write it to: committed, discarded or
+    reissued, always. `data` is the tree of the spec, written in place.
     """
 
     index: int
+    """Which of the queue's buffers."""
     ticket: int
+    """The sample's id: tickets are numbered in the order in which samples are started."""
     data: Mapping[str, Any]
-    actor: int = -1
+    lease: int = 0
+    """The number of this right. Once it is revoked, whatever still comes with it is refused."""
+    member: int = 0
+    """Who holds the slot: the number that `QueueServer.join` gave."""
+    pool: int = 0
+    """Index of the pool that produces this sample."""
+    pool_ticket: int = 0
+    """The number of the ticket within its pool: where the pool's data is, such as its prompts."""
     first_version: int = -1
     """Version of the oldest weights that acted in this sample: its age is judged by this one."""
     last_version: int = -1
+    used: int | None = None
+    """Entries of the variable fields that hold data, set before the commit. None: all."""
     wait_seconds: float = 0.0
-    """How long the actor waited for this place."""
+    """How long the actor waited for this slot."""
     work_seconds: float = 0.0
     """How long the actor worked to fill it."""
-    ready: Any = None
-    """Where a device still writes: an event that a reader's stream waits for (`wait_ready`)."""
+    write_event: Any = None
+    """Of a device that still writes: a CUDA event that a reader's stream waits for."""
+    on_progress: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
-    def wait_ready(self) -> None:
+    def progress(self) -> None:
+        """A sign of life: the actor works on this slot and does not hang. Costs a microsecond."""
+        if self.on_progress is not None:
+            self.on_progress()
+
+    def wait_written(self) -> None:
         """Let the reader's stream wait until the slot is written; the host does not."""
-        if self.ready is not None:
+        if self.write_event is not None:
             # Of the event's own device, which need not be the current one.
-            torch.cuda.current_stream(self.ready.device).wait_event(self.ready)
+            torch.cuda.current_stream(self.write_event.device).wait_event(self.write_event)
 
 
 @dataclass

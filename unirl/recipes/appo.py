@@ -12,22 +12,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from unirl.actors.env_worker import serve_environments
 from unirl.actors.evaluate import PolicyEvaluator
 from unirl.actors.inference import make_policy_worker
-from unirl.actors.sampler import SamplerConfig, check_places
-from unirl.core.env_workers import EnvWorkers
+from unirl.actors.sampler import SamplerConfig, check_slots
+from unirl.core.pool import Helpers, Pool
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
 from unirl.errors import UniRLError
+from unirl.handshake.handshake import Handshake
 from unirl.learners.config import check_minibatches
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
 from unirl.recipes.probe import bind_learner, check_agents, probe
-from unirl.runners.plan import Plan, RunConfig, RunnerConfig
-from unirl.transports.shared import SharedExchange
+from unirl.runners.config import RunConfig, RunnerConfig
+from unirl.runners.plan import LearnerPlan, Plan
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Config:
 def plan(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
     sampler = config.sampler
-    if config.runner.kind == "inline" and sampler.device != "cpu":
+    if config.runner.is_inline and sampler.device != "cpu":
         raise UniRLError(
             f"sampler.device is {sampler.device} in the inline runner",
             "without processes there are no policy workers: policies act on the CPU",
@@ -58,15 +60,38 @@ def plan(config: Config) -> Plan:
         )
     devices = sampler.device, config.learner.device
     config = replace(config, policy=settle_dtype(config.policy, *devices))
-    check_places(sampler, config.queue)
+    check_slots(sampler, config.queue)
     check_agents(config.env, sampler.num_envs, sampler.agent_policies)
-    first, *others = [_plan_policy(config, i) for i in range(sampler.num_policies)]
-    return replace(first, other_policies=tuple(others))
+    learners = tuple(_plan_learner(config, i) for i in range(sampler.num_policies))
+    settings: dict[str, Any] = {
+        "env": config.env,
+        "sampler": sampler,
+        "gamma": config.learner.gamma,
+    }
+    pool = Pool(
+        partial(make_policy_worker, policy=config.policy, **settings),
+        count=sampler.num_policy_workers,
+        learners=tuple(learner.name for learner in learners),
+        helpers=Helpers(
+            sampler.num_workers,
+            partial(Handshake, sampler.layout()),
+            partial(serve_environments, **settings),
+            config.env.step_timeout,
+        ),
+    )
+    return Plan(
+        "appo",
+        pools=(pool,),
+        learners=learners,
+        config=config,
+        runner=config.runner,
+        run=config.run,
+    )
 
 
-def _plan_policy(config: Config, policy: int) -> Plan:
-    """What one policy needs; that of the first also has what all share."""
-    sampler, gamma = config.sampler, config.learner.gamma
+def _plan_learner(config: Config, policy: int) -> LearnerPlan:
+    """What one policy needs."""
+    sampler = config.sampler
     shape = sampler.shape(policy)
     rows = "sampler.num_envs" if not sampler.agent_policies else f"rows of policy {policy}"
     check_minibatches(
@@ -78,25 +103,12 @@ def _plan_policy(config: Config, policy: int) -> Plan:
     )
     found = probe(config.env, config.policy, shape)
     several = sampler.num_policies > 1
-    return Plan(
-        recipe="appo",
-        config=config,
-        spec=found.spec,
-        queue=config.queue,
-        num_actors=sampler.num_policy_workers,
-        make_actor=partial(
-            make_policy_worker, env=config.env, policy=config.policy, sampler=sampler, gamma=gamma
-        ),
-        make_learner=bind_learner(config, found, PpoObjective),
-        runner=config.runner,
-        run=config.run,
+    return LearnerPlan(
+        bind_learner(config, found, PpoObjective),
+        found.spec,
+        config.queue,
+        name=f"policy-{policy}" if several else "learner",
         # An evaluation plays every agent with one policy.
         make_evaluator=None if several else partial(PolicyEvaluator, config.env, config.policy),
         fingerprint={**found.fingerprint, **({"policy_index": policy} if several else {})},
-        env_workers=EnvWorkers(
-            sampler.num_workers,
-            partial(SharedExchange, sampler.layout()),
-            partial(serve_environments, env=config.env, sampler=sampler, gamma=gamma),
-            config.env.step_timeout,
-        ),
     )

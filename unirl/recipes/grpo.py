@@ -15,7 +15,8 @@ from typing import ClassVar, Literal
 from unirl.core.actor import AnyActor
 from unirl.core.evaluator import Evaluator
 from unirl.core.learner import Learner
-from unirl.core.slot_table import REASONS
+from unirl.core.pool import Pool
+from unirl.core.queue import REASONS
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm import assembly, saved_samples
@@ -29,7 +30,8 @@ from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.training.distill import TeacherConfig
 from unirl.llm.training.learner import LlmLearnerConfig
 from unirl.recipes.modes import Mode, ModeQueue, ModeRunner, queue_of, runner_of
-from unirl.runners.plan import Plan, RunConfig
+from unirl.runners.config import RunConfig
+from unirl.runners.plan import LearnerPlan, Plan
 
 
 @dataclass(frozen=True)
@@ -119,24 +121,27 @@ def plan(config: Config) -> Plan:
         make_learner = partial(saved_samples.make_saver, config=config)
         # A goal for learning and a schedule of it, and nothing is learned.
         run = replace(run, target_return=None, anneal_over="steps", anneal_from=0.0)
+    # Two seconds that an actor's start and every restart would take longer.
+    preload = ("transformers.modeling_utils",) if config.engine.kind == "hf" else ()
     return Plan(
-        recipe="grpo",
+        "grpo",
+        pools=(Pool(make_actor, preload=preload),),
+        learners=(
+            LearnerPlan(
+                make_learner,
+                found.shape.spec(),
+                queue_of(config.mode, config.queue),
+                make_evaluator=make_evaluator,
+                weights_of=partial(assembly.weights_of, config=config),
+                fingerprint={**found.fingerprint, **({"only": config.only} if config.only else {})},
+                reasons=tuple(dict.fromkeys((*REASONS, *GROUP_REASONS))),
+                reissue=True,
+            ),
+        ),
         config=config,
-        spec=found.shape.spec(),
-        queue=queue_of(config.mode, config.queue),
-        num_actors=1,
-        make_actor=make_actor,
-        make_learner=make_learner,
         runner=runner_of(config.mode, config.runner),
         run=run,
-        make_evaluator=make_evaluator,
-        weights_of=partial(assembly.weights_of, config=config),
-        fingerprint={**found.fingerprint, **({"only": config.only} if config.only else {})},
         notes=found.notes,
-        reasons=tuple(dict.fromkeys((*REASONS, *GROUP_REASONS))),
-        reissue=True,
-        # Two seconds that an actor's start and every restart would take longer.
-        preload=("transformers.modeling_utils",) if config.engine.kind == "hf" else (),
     )
 
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
-from unirl.actors.evaluate import PolicyEvaluator
-from unirl.actors.vector import ActorConfig, make_vector_actor
+from unirl.actors.vector import ActorConfig
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
@@ -23,8 +21,9 @@ from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
-from unirl.recipes.probe import Probe, bind_learner, check_agents, probe
-from unirl.runners.plan import Plan, RunConfig, RunnerConfig
+from unirl.recipes.probe import EnvFacts, bind_learner, check_agents, probe, vector_plan
+from unirl.runners.config import RunConfig, RunnerConfig
+from unirl.runners.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -51,32 +50,14 @@ def plan(config: Config) -> Plan:
     )
     check_agents(config.env, config.actor.num_envs)
     found = probe(config.env, config.policy, config.actor)
-    return Plan(
-        recipe="impala",
-        config=config,
-        spec=found.spec,
-        queue=config.queue,
-        num_actors=config.actor.num_actors,
-        make_actor=partial(
-            make_vector_actor,
-            env=config.env,
-            policy=config.policy,
-            actor=config.actor,
-            gamma=config.learner.gamma,
-        ),
-        make_learner=_bind(config, found),
-        runner=config.runner,
-        run=config.run,
-        make_evaluator=partial(PolicyEvaluator, config.env, config.policy),
-        fingerprint=found.fingerprint,
-    )
+    return vector_plan("impala", config, found, _bind(config, found))
 
 
-def _bind(config: Config, found: Probe) -> Callable[[LearnerContext], Learner]:
+def _bind(config: Config, found: EnvFacts) -> Callable[[LearnerContext], Learner]:
     """The learner with the policy gradient, or with the clipped objective where a clip is set."""
     learner = config.learner
     if learner.policy_clip is None:
         return bind_learner(config, found, ImpalaObjective)
-    # What IMPALA can be told, PPO can be told too; the rest has no say here.
+    # PPO has all of IMPALA's settings; its further ones have no effect here.
     clipped: Any = replace(config, learner=PpoLearnerConfig(**vars(learner)))  # type: ignore[arg-type]
     return bind_learner(clipped, found, PpoObjective)

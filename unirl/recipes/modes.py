@@ -9,7 +9,7 @@ from typing import Literal
 
 from unirl.core.queue import QueueConfig
 from unirl.errors import UniRLError
-from unirl.runners.plan import RunnerConfig
+from unirl.runners.config import RunnerConfig
 
 Mode = Literal["sync", "colocated", "partial", "one-step-off", "async"]
 _OPEN = ("partial", "async")

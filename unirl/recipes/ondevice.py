@@ -17,6 +17,7 @@ from functools import partial
 
 from unirl.actors.device import SimConfig, SimMaker, make_device_actor
 from unirl.actors.evaluate_device import DeviceEvaluator
+from unirl.core.pool import Pool
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, SimSpec
@@ -27,8 +28,9 @@ from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.update import OptimizerConfig
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
-from unirl.recipes.probe import Probe, bind_learner, fingerprint_of
-from unirl.runners.plan import Plan, RunConfig, RunnerConfig
+from unirl.recipes.probe import EnvFacts, bind_learner, fingerprint_of
+from unirl.runners.config import RunConfig, RunnerConfig
+from unirl.runners.plan import LearnerPlan, Plan
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Config:
 
 def plan(config: Config) -> Plan:
     """Make the simulator once to ask it, let it go, and bind the pieces."""
-    if config.runner.kind != "inline":
+    if not config.runner.is_inline:
         raise UniRLError(
             f"recipe ondevice runs in the {config.runner.kind} runner",
             "tensors that never leave their device need one process: runner.kind must be inline",
@@ -102,31 +104,31 @@ def plan(config: Config) -> Plan:
             "evaluate afterwards: unirl eval RUN",
         )
     spaces = (sim.observation_space, sim.action_space)
-    found = Probe(spaces, spec, fingerprint_of(config.env.id, spaces, policy))
+    found = EnvFacts(spaces, spec, fingerprint_of(config.env.id, spaces, policy))
     learner = replace(config.learner, device=str(sim.device))
     on_policy = config.queue.max_staleness == 0
+    make_actor = partial(
+        make_device_actor, make_env=maker, policy=policy, sim=placed, gamma=config.learner.gamma
+    )
     return Plan(
-        recipe="ondevice",
+        "ondevice",
+        pools=(Pool(make_actor),),
+        learners=(
+            LearnerPlan(
+                bind_learner(
+                    replace(config, policy=policy, learner=learner),
+                    found,
+                    partial(PpoObjective, on_policy=on_policy),
+                ),
+                spec,
+                config.queue,
+                make_evaluator=partial(DeviceEvaluator, maker, policy),
+                fingerprint=found.fingerprint,
+            ),
+        ),
         config=config,
-        spec=spec,
-        queue=config.queue,
-        num_actors=1,
-        make_actor=partial(
-            make_device_actor,
-            make_env=maker,
-            policy=policy,
-            sim=placed,
-            gamma=config.learner.gamma,
-        ),
-        make_learner=bind_learner(
-            replace(config, policy=policy, learner=learner),
-            found,
-            partial(PpoObjective, on_policy=on_policy),
-        ),
         runner=config.runner,
         run=config.run,
-        make_evaluator=partial(DeviceEvaluator, maker, policy),
-        fingerprint=found.fingerprint,
     )
 
 

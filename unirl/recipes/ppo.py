@@ -9,18 +9,17 @@ Schulman et al., arXiv 1707.06347.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 
-from unirl.actors.evaluate import PolicyEvaluator
-from unirl.actors.vector import ActorConfig, make_vector_actor
+from unirl.actors.vector import ActorConfig
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
 from unirl.learners.config import check_minibatches
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
-from unirl.recipes.probe import bind_learner, check_agents, probe
-from unirl.runners.plan import Plan, RunConfig, RunnerConfig
+from unirl.recipes.probe import bind_learner, check_agents, probe, vector_plan
+from unirl.runners.config import RunConfig, RunnerConfig
+from unirl.runners.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -48,22 +47,4 @@ def plan(config: Config) -> Plan:
     )
     check_agents(config.env, config.actor.num_envs)
     found = probe(config.env, config.policy, config.actor)
-    return Plan(
-        recipe="ppo",
-        config=config,
-        spec=found.spec,
-        queue=config.queue,
-        num_actors=config.actor.num_actors,
-        make_actor=partial(
-            make_vector_actor,
-            env=config.env,
-            policy=config.policy,
-            actor=config.actor,
-            gamma=config.learner.gamma,
-        ),
-        make_learner=bind_learner(config, found, PpoObjective),
-        runner=config.runner,
-        run=config.run,
-        make_evaluator=partial(PolicyEvaluator, config.env, config.policy),
-        fingerprint=found.fingerprint,
-    )
+    return vector_plan("ppo", config, found, bind_learner(config, found, PpoObjective))

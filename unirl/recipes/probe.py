@@ -11,18 +11,21 @@ from typing import Any
 
 from gymnasium import Space
 
-from unirl.actors.vector import ActorConfig, unroll_spec
+from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.vector import ActorConfig, make_vector_actor, unroll_spec
 from unirl.core.learner import Learner, LearnerContext
+from unirl.core.pool import Pool
 from unirl.core.sample import SampleSpec
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import agents_of, spaces
 from unirl.errors import UniRLError
 from unirl.learners.unroll import make_unroll_learner
 from unirl.policy import Policy, PolicyConfig
+from unirl.runners.plan import LearnerPlan, Plan
 
 
 @dataclass(frozen=True)
-class Probe:
+class EnvFacts:
     """Spaces of the environment, content of an unroll, and what a checkpoint must agree on."""
 
     spaces: tuple[Space[Any], Space[Any]]
@@ -30,14 +33,44 @@ class Probe:
     fingerprint: Mapping[str, Any]
 
 
-def probe(env: EnvConfig, policy: PolicyConfig, actor: ActorConfig) -> Probe:
+def probe(env: EnvConfig, policy: PolicyConfig, actor: ActorConfig) -> EnvFacts:
     """Make one environment and one policy, ask them, and let them go."""
     observation_space, action_space = spaces(env)
     state = Policy(observation_space, action_space, policy, seed=0).initial_state(1)
-    return Probe(
+    return EnvFacts(
         spaces=(observation_space, action_space),
         spec=unroll_spec(observation_space, action_space, actor, state),
         fingerprint=fingerprint_of(env.id, (observation_space, action_space), policy),
+    )
+
+
+def vector_plan(
+    recipe: str, config: Any, found: EnvFacts, make_learner: Callable[[LearnerContext], Learner]
+) -> Plan:
+    """The plan of a recipe with vector actors: config has env, policy, actor, learner, queue,
+    runner and run.
+    """
+    make_actor = partial(
+        make_vector_actor,
+        env=config.env,
+        policy=config.policy,
+        actor=config.actor,
+        gamma=config.learner.gamma,
+    )
+    learner = LearnerPlan(
+        make_learner,
+        found.spec,
+        config.queue,
+        make_evaluator=partial(PolicyEvaluator, config.env, config.policy),
+        fingerprint=found.fingerprint,
+    )
+    return Plan(
+        recipe,
+        pools=(Pool(make_actor, count=config.actor.num_actors),),
+        learners=(learner,),
+        config=config,
+        runner=config.runner,
+        run=config.run,
     )
 
 
@@ -63,7 +96,9 @@ def fingerprint_of(
     }
 
 
-def bind_learner(config: Any, found: Probe, objective: Any) -> Callable[[LearnerContext], Learner]:
+def bind_learner(
+    config: Any, found: EnvFacts, objective: Any
+) -> Callable[[LearnerContext], Learner]:
     """The factory of a plan's learner. config: a recipe's, with policy, learner, queue and run;
     objective: see make_unroll_learner.
     """

@@ -1,4 +1,4 @@
-"""Actors whose `produce` is a coroutine: all free places are filled at once, on one event loop."""
+"""Actors whose `produce` is a coroutine: all free slots are filled at once, on one event loop."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ import logging
 import time
 from collections import deque
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from unirl.core.actor import AsyncActor
-from unirl.core.queue import SampleQueue
+from unirl.core.queue import QueueClient, QueueServer
 from unirl.core.sample import Slot
-from unirl.core.slot_queue import SlotQueue
-from unirl.errors import DeadlineExceeded, DiscardSlot, QueueClosed, ReissueSlot
+from unirl.errors import DeadlineExceeded, DiscardSlot, LeaseExpired, QueueClosed, ReissueSlot
 
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.1
 _END_SECONDS = 4.0
-"""For all that an actor does at its end: less than the crew waits before it kills the process."""
+"""For all that an actor does at its end: less than the supervisor waits before it kills the
+process.
+"""
 T = TypeVar("T")
 
 
-async def fill(actor: AsyncActor, queue: SampleQueue, slot: Slot) -> None:
-    """Produce one sample: committed, discarded or issued again. Other errors leave the slot
-    running.
-    """
+async def fill(actor: AsyncActor, queue: QueueClient, slot: Slot) -> None:
+    """Produce one sample: committed, discarded or reissued. Other errors leave the slot running."""
     started = time.monotonic()
     try:
         await actor.produce(slot)
     except DiscardSlot as discard:
+        slot.progress()
         queue.discard(slot, discard.reason)
         return
     except ReissueSlot:
@@ -42,49 +41,122 @@ async def fill(actor: AsyncActor, queue: SampleQueue, slot: Slot) -> None:
     queue.commit(slot)
 
 
-async def serve(actor: AsyncActor, index: int, queue: SlotQueue) -> None:
-    """Fill every place that comes free until the queue closes; what an actor process does.
-
-    It counts as many workers as places were ever filled at once: each waits from the end of its
-    sample to the place of its next one, so that waiting adds up as `work_seconds` does.
+async def serve(actor: AsyncActor, queue: QueueClient, hang_seconds: float) -> None:
+    """Fill every slot that comes free until the queue closes or this member is retired; what an
+    actor process does. A slot that makes no progress for `hang_seconds`, while others do, is
+    discarded as a timeout.
     """
-    tasks: set[asyncio.Task[None]] = set()
-    idle_since = deque([time.monotonic()])
-    # A thread of its own: other work handed to threads must not keep the bell from being heard.
-    listener = ThreadPoolExecutor(1, "bell")
-    try:
-        while True:
-            while (slot := queue.try_acquire(index)) is not None:
-                if idle_since:
-                    slot.wait_seconds = time.monotonic() - idle_since.popleft()
-                tasks.add(asyncio.create_task(fill(actor, queue, slot)))
-            bell = asyncio.get_running_loop().run_in_executor(
-                listener, queue.wait_as_actor, index, _LOOK_SECONDS
-            )
-            while not bell.done():
-                done, _ = await asyncio.wait({bell, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-                for task in done & tasks:
-                    tasks.discard(task)
-                    idle_since.append(time.monotonic())
-                    task.result()
-    except QueueClosed:
-        pass
-    finally:
-        listener.shutdown(wait=False)
-        end = time.monotonic() + _END_SECONDS
+    with contextlib.suppress(QueueClosed):
+        await _Filler(actor, queue, hang_seconds).run()
+
+
+class _Filler:
+    """The slots in flight of one asynchronous actor.
+
+    It counts as many workers as slots were ever filled at once: each waits from the end of its
+    sample to the slot of its next one, so that waiting adds up as `work_seconds` does.
+    """
+
+    def __init__(self, actor: AsyncActor, queue: QueueClient, hang_seconds: float) -> None:
+        self._actor, self._queue, self._hang_seconds = actor, queue, hang_seconds
+        self._slots: dict[asyncio.Task[None], Slot] = {}
+        self._seen: dict[int, float] = {}
+        """By lease, when a slot in flight made progress."""
+        self._alive_at = time.monotonic()
+        """When any slot did, or was finished."""
+        self._idle_since = deque([time.monotonic()])
+
+    async def run(self) -> None:
+        """Until QueueClosed, or until all is finished after this member was retired."""
+        loop, free = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._queue.fileno(), free.set)
+        retired = False
         try:
-            # Half of the time at most: closing matters more than what is thrown away.
-            await _cancel(tasks, _END_SECONDS / 2)
+            while self._slots or not retired:
+                retired = retired or self._begin_all()
+                waker: asyncio.Task[Any] = asyncio.create_task(free.wait())
+                await asyncio.wait(
+                    {waker, *self._slots},
+                    timeout=_LOOK_SECONDS,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                waker.cancel()
+                if free.is_set():
+                    free.clear()
+                    self._queue.wait(0.0)  # forget the notification: what it says is looked at now
+                elif self._queue.closed:
+                    raise QueueClosed
+                for task in [task for task in self._slots if task.done()]:
+                    self._finish(task)
+                self._discard_stuck()
         finally:
+            loop.remove_reader(self._queue.fileno())
+            end = time.monotonic() + _END_SECONDS
             try:
-                await asyncio.wait_for(actor.close(), end - time.monotonic())
-            except Exception:
-                log.exception("actor %d could not be closed", index)
+                # Half of the time at most: closing matters more than what is thrown away.
+                await _cancel(set(self._slots), _END_SECONDS / 2)
+            finally:
+                try:
+                    await asyncio.wait_for(self._actor.close(), end - time.monotonic())
+                except Exception:
+                    log.exception("the actor could not be closed")
+
+    def _begin_all(self) -> bool:
+        """Start to fill all free slots; whether this member was retired."""
+        try:
+            while (slot := self._queue.try_acquire()) is not None:
+                self._begin(slot)
+        except LeaseExpired as expired:
+            log.info("%s", expired)
+            return True
+        return False
+
+    def _begin(self, slot: Slot) -> None:
+        now, lease = time.monotonic(), slot.lease
+        if self._idle_since:
+            slot.wait_seconds = now - self._idle_since.popleft()
+        self._seen[lease] = now
+
+        def progress() -> None:
+            self._seen[lease] = self._alive_at = time.monotonic()
+            self._queue.progress()
+
+        slot.on_progress = progress
+        self._slots[asyncio.create_task(fill(self._actor, self._queue, slot))] = slot
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        slot, now = self._slots.pop(task), time.monotonic()
+        del self._seen[slot.lease]
+        self._idle_since.append(now)
+        if task.cancelled():
+            self._queue.discard(slot, "timeout")
+            return
+        self._alive_at = now
+        try:
+            task.result()
+        except LeaseExpired as expired:
+            log.warning("%s", expired)
+
+    def _discard_stuck(self) -> None:
+        """Where the actor as a whole is stuck, its supervisor kills it."""
+        now = time.monotonic()
+        if now - self._alive_at > self._hang_seconds:
+            return
+        for task, slot in self._slots.items():
+            held = now - self._seen[slot.lease]
+            if held > self._hang_seconds and not task.cancelling():
+                log.warning(
+                    "ticket %d has made no progress for %.0f s and others have: discarded",
+                    slot.ticket,
+                    held,
+                )
+                task.cancel()
 
 
 async def fill_round(
     actor: AsyncActor,
-    queue: SlotQueue,
+    queue: QueueClient,
+    server: QueueServer,
     slots: Sequence[Slot],
     *,
     enough: int | None,
@@ -92,7 +164,7 @@ async def fill_round(
 ) -> None:
     """Fill these slots, turn by turn with a learner.
 
-    enough: as soon as so many samples are ready, those under way are interrupted; None: never.
+    enough: as soon as so many samples are ready, those in flight are interrupted; None: never.
     Raises the first error in the order of tickets; slots of failed and cancelled tasks are still
     running then. DeadlineExceeded when no slot is finished for `timeout` seconds.
     """
@@ -106,12 +178,12 @@ async def fill_round(
             if not done:
                 raise DeadlineExceeded(
                     f"no sample was finished for {timeout:g} s",
-                    queue.waited_for(),
+                    server.describe(),
                     "look at the engine's log, or raise queue.timeout_seconds",
                 )
             if any(task.exception() is not None for task in done):
                 break
-            if enough is not None and not interrupted and queue.counts()["ready"] >= enough:
+            if enough is not None and not interrupted and server.stats().states["ready"] >= enough:
                 interrupted = True
                 await actor.interrupt()
     finally:
@@ -137,7 +209,7 @@ class EventLoop:
         self._runner: asyncio.Runner | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result; tasks that other coroutines left go on meanwhile."""
+        """The coroutine's result; tasks that other coroutines left run meanwhile."""
         if self._runner is None:
             self._runner = asyncio.Runner()
         return self._runner.get_loop().run_until_complete(work)

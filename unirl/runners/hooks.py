@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from unirl.core.evaluator import EvalResult, Evaluator
 from unirl.core.learner import EpisodicLearner
+from unirl.core.queue import QueueStats
 from unirl.errors import ActorFailed, UniRLError, format_error
 from unirl.runners import state
 from unirl.runners.loop import TrainLoop
@@ -46,7 +47,7 @@ class LogHook:
         self._sinks, self._log_seconds, self._evaluate = sinks, log_seconds, evaluate
         self._last_time = math.nan
         self._last_steps = self._last_version = 0
-        self._last_totals: dict[str, int] = {}
+        self._last_stats: QueueStats
         self._last_result: EvalResult | None = None
         self._has_news = False
         self.scalars: dict[str, float] = {}
@@ -74,7 +75,8 @@ class LogHook:
     def _write(self, loop: TrainLoop, now: float) -> None:
         learner, queue = loop.learner, loop.queue
         seconds = max(now - self._last_time, 1e-9)
-        loop.count_discards(queue.discarded())
+        stats = queue.stats()
+        loop.count_discards(stats.discarded, stats.late)
         scalars = loop.metrics.flush()
         # Here, where the numbers come to the host anyway, and not at every update.
         for name, value in scalars.items():
@@ -83,14 +85,17 @@ class LogHook:
         scalars["charts/updates"] = learner.version
         scalars["time/seconds"] = loop.seconds
         if learner.version > self._last_version:  # else no time has passed that could be counted
-            num_steps, totals = learner.num_steps - self._last_steps, queue.totals()
+            num_steps = learner.num_steps - self._last_steps
             scalars["perf/sps"] = num_steps / seconds
             scalars["perf/updates_per_second"] = (learner.version - self._last_version) / seconds
-            num_learned = totals["learned"] - self._last_totals["learned"]
-            num_committed = totals["committed"] - self._last_totals["committed"]
+            num_learned = stats.learned - self._last_stats.learned
+            num_committed = stats.committed - self._last_stats.committed
             scalars["perf/produced_sps"] = num_steps / max(num_learned, 1) * num_committed / seconds
-        counts = queue.counts()
-        scalars["queue/ready"], scalars["queue/running"] = counts["ready"], counts["running"]
+        scalars["queue/ready"] = stats.states["ready"]
+        scalars["queue/running"] = stats.states["running"]
+        if len(stats.pools) > 1:
+            for pool, counts in zip(loop.pool_names, stats.pools, strict=True):
+                scalars[f"queue/learned/{pool}"] = counts.learned
         for name, ages in zip(("in_flight", "in_queue"), queue.ages(learner.version), strict=True):
             if ages:
                 scalars[f"staleness/{name}"] = sum(ages) / len(ages)
@@ -100,7 +105,7 @@ class LogHook:
         self._mark(loop, now)
 
     def _mark(self, loop: TrainLoop, now: float) -> None:
-        self._last_time, self._last_totals = now, loop.queue.totals()
+        self._last_time, self._last_stats = now, loop.queue.stats()
         self._last_steps, self._last_version = loop.learner.num_steps, loop.learner.version
 
 
@@ -130,7 +135,11 @@ class CheckpointHook:
         *,
         start_step: int = 0,
     ) -> None:
-        self._run_dir, self._every_steps, self._begin_anew = run_dir, every_steps, restart_actors
+        self._run_dir, self._every_steps, self._restart_actors = (
+            run_dir,
+            every_steps,
+            restart_actors,
+        )
         # Multiples of every_steps from the start: a resumed run saves where the whole one does.
         self._next = _next_multiple(start_step, every_steps)
         self.path: Path | None = None
@@ -143,7 +152,7 @@ class CheckpointHook:
         if steps >= self._next and loop.reason is None:
             self._save(loop)
             self._next = _next_multiple(steps, self._every_steps)
-            self._begin_anew()
+            self._restart_actors()
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
@@ -168,7 +177,7 @@ class RestartHook:
     def __init__(
         self, every_steps: int, restart_actors: Callable[[], None], *, start_step: int = 0
     ) -> None:
-        self._every_steps, self._begin_anew = every_steps, restart_actors
+        self._every_steps, self._restart_actors = every_steps, restart_actors
         self._next = _next_multiple(start_step, every_steps)
         self._version = -1
 
@@ -177,15 +186,15 @@ class RestartHook:
         steps = loop.learner.num_steps
         if steps >= self._next and loop.reason is None:
             self._next = _next_multiple(steps, self._every_steps)
-            self._give_part(loop)
-            self._begin_anew()
+            self._gather(loop)
+            self._restart_actors()
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
         if loop.reason != "actor_failed" and self._version != loop.learner.version:
-            self._give_part(loop)
+            self._gather(loop)
 
-    def _give_part(self, loop: TrainLoop) -> None:
+    def _gather(self, loop: TrainLoop) -> None:
         if _is_divided(loop):
             loop.learner.state_dict()
         self._version = loop.learner.version
@@ -243,7 +252,7 @@ class EvalHook:
                 f"the evaluation after {loop.learner.num_steps} steps failed: "
                 f"{format_error(error)}",
                 "it plays whole episodes, and nobody starts it again",
-                "mend the environment or the evaluator, then `unirl resume`",
+                "fix the environment or the evaluator, then `unirl resume`",
             ) from error
         finally:
             evaluator.close()
@@ -255,7 +264,7 @@ class EvalHook:
 
 
 @runtime_checkable
-class TellingLearner(Protocol):
+class ExplainingLearner(Protocol):
     """A learner that can show what it learns from."""
 
     def take_samples(self) -> Sequence[Mapping[str, JSON]]:
@@ -266,7 +275,7 @@ class TellingLearner(Protocol):
 
 
 @runtime_checkable
-class KeepingLearner(Protocol):
+class ArchivingLearner(Protocol):
     """A learner that writes all that it was given."""
 
     def keep_samples(self, folder: Path) -> None:
@@ -288,18 +297,18 @@ class SamplesHook:
 
     def after_update(self, loop: TrainLoop) -> None:
         """See Hook."""
-        if isinstance(loop.learner, KeepingLearner):
+        if isinstance(loop.learner, ArchivingLearner):
             loop.learner.keep_samples(self._path.parent)
         due = time.monotonic() - self._last_time >= self._log_seconds
-        if due and isinstance(loop.learner, TellingLearner):
+        if due and isinstance(loop.learner, ExplainingLearner):
             self._write(loop.learner, loop.learner.num_steps)
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
-        if isinstance(loop.learner, TellingLearner):
+        if isinstance(loop.learner, ExplainingLearner):
             self._write(loop.learner, loop.learner.num_steps)
 
-    def _write(self, learner: TellingLearner, step: int) -> None:
+    def _write(self, learner: ExplainingLearner, step: int) -> None:
         rows = learner.take_samples()
         if not rows:
             return

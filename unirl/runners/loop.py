@@ -8,14 +8,15 @@ from typing import Protocol, TypeAlias
 
 from unirl.core.learner import Learner, TimedLearner
 from unirl.core.metrics import Metrics
-from unirl.core.queue import Cursor
+from unirl.core.queue import Cursor, QueueServer
 from unirl.core.sample import Batch
-from unirl.core.slot_queue import SlotQueue
 from unirl.core.weights import WeightStore
 from unirl.errors import ActorFailed
-from unirl.runners.plan import Plan
+from unirl.runners.plan import LearnerPlan, Plan
 
 Agree: TypeAlias = Callable[[str | None], str | None]
+Take: TypeAlias = Callable[[], Batch | None]
+"""The next batch; None when the loop was stopped meanwhile."""
 
 
 class Hook(Protocol):
@@ -38,13 +39,15 @@ class TrainLoop:
     def __init__(
         self,
         plan: Plan,
-        queue: SlotQueue,
+        learner_plan: LearnerPlan,
+        queue: QueueServer,
         weights: WeightStore,
         learner: Learner,
         *,
         agree: Agree | None = None,
     ) -> None:
-        self.plan, self.queue, self.weights, self.learner = plan, queue, weights, learner
+        self.plan, self.learner_plan = plan, learner_plan
+        self.queue, self.weights, self.learner = queue, weights, learner
         self._agree = agree
         self._wish: str | None = None
         self.other_cursors: list[Cursor] = []
@@ -62,48 +65,50 @@ class TrainLoop:
         return self.seconds_before + time.monotonic() - self._started
 
     def stop(self, reason: str) -> None:
-        """End after the update under way; the first reason counts. With others, when they agree."""
+        """End after this update; the first reason counts. With other ranks, when they agree."""
         if self._agree is None:
             self.reason = self.reason or reason
         else:
             self._wish = self._wish or reason
 
-    def count_discards(self, discarded: Mapping[str, int]) -> None:
-        """Bring the totals up to what the queue counts by reason, which begins at 0 on a resume."""
-        for reason, number in discarded.items():
-            if new := number - self._discards.get(reason, 0):
-                self.metrics.total(f"queue/discarded/{reason}", new)
-        self._discards = dict(discarded)
+    @property
+    def pool_names(self) -> list[str]:
+        """The pools that feed this learner, in the queue's order."""
+        return [pool.name for pool in self.plan.pools_of(self.learner_plan)]
 
-    def run(
-        self,
-        hooks: Sequence[Hook],
-        *,
-        take: Callable[[], Batch | None] | None = None,
-    ) -> None:
+    def count_discards(self, discarded: Mapping[str, int], late: int = 0) -> None:
+        """Bring the totals up to what the queue counts by reason, which begins at 0 on a resume.
+        late: calls with expired leases, likewise.
+        """
+        counts = {f"queue/discarded/{reason}": number for reason, number in discarded.items()}
+        for name, number in {**counts, "faults/late_calls": late}.items():
+            if (new := number - self._discards.get(name, 0)) > 0:
+                self.metrics.total(name, new)
+                self._discards[name] = number
+
+    def run(self, hooks: Sequence[Hook], *, take: Take | None = None) -> None:
         """Train until someone calls `stop`. take: how a runner gets the next batch; the queue's own
         by default.
         """
-        take = take or (lambda: self.queue.take(self.learner.version))
+        run_in_turns([(self, hooks, take or (lambda: self.queue.take(self.learner.version)))])
+
+    def start(self) -> None:
+        """Publish the first weights; training time begins."""
         self._started = time.monotonic()
         self.weights.publish(self.learner.weights(), self.learner.version)
         self._stop_when_done()
-        try:
-            while self.reason is None and self._update(take):
-                for hook in hooks:
-                    hook.after_update(self)
-                if self._agree is not None and self.reason is None:
-                    self.reason = self._agree(self._wish)
-        except ActorFailed:
-            # The learner is sound: what it learned is saved before the error ends the run.
-            self.reason = self.reason or "actor_failed"
-            for hook in hooks:
-                hook.at_end(self)
-            raise
-        for hook in hooks:
-            hook.at_end(self)
 
-    def _update(self, take: Callable[[], Batch | None]) -> bool:
+    def step(self, hooks: Sequence[Hook], take: Take) -> bool:
+        """One update and its hooks; False when the loop has ended."""
+        if self.reason is not None or not self._update(take):
+            return False
+        for hook in hooks:
+            hook.after_update(self)
+        if self._agree is not None and self.reason is None:
+            self.reason = self._agree(self._wish)
+        return True
+
+    def _update(self, take: Take) -> bool:
         """One update; False when `take` gave up because the loop was stopped while it waited."""
         batch = take()
         if batch is None:
@@ -112,7 +117,7 @@ class TrainLoop:
         if isinstance(self.learner, TimedLearner):
             self.learner.record_training_seconds(self.seconds)
         self.metrics.update(self.learner.step(batch))
-        # Publish first: a released place is acquired at once, and must see these weights.
+        # Publish first: a released slot is acquired at once, and must see these weights.
         self.weights.publish(self.learner.weights(), self.learner.version)
         self.queue.release(batch)
         self._account(batch, time.monotonic() - started)
@@ -132,3 +137,25 @@ class TrainLoop:
         metrics.interval("time/learner/work", work_seconds)
         metrics.interval("time/actor/wait", sum(slot.wait_seconds for slot in batch.slots))
         metrics.interval("time/actor/work", sum(slot.work_seconds for slot in batch.slots))
+
+
+def run_in_turns(loops: Sequence[tuple[TrainLoop, Sequence[Hook], Take]]) -> None:
+    """Train all loops in this thread, update by update; the first that ends, ends all."""
+    for loop, _, _ in loops:
+        loop.start()
+    try:
+        while all(loop.step(hooks, take) for loop, hooks, take in loops):
+            pass
+    except ActorFailed:
+        # The learners are sound: what they learned is saved before the error ends the run.
+        for loop, hooks, _ in loops:
+            loop.reason = loop.reason or "actor_failed"
+            for hook in hooks:
+                hook.at_end(loop)
+        raise
+    ended = next((loop for loop, _, _ in loops if loop.reason is not None), loops[0][0])
+    for loop, hooks, _ in loops:
+        if loop.reason is None:
+            loop.stop(f"learner {ended.learner_plan.name} ended: {ended.reason}")
+        for hook in hooks:
+            hook.at_end(loop)

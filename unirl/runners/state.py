@@ -1,7 +1,8 @@
-"""What a run needs to go on where it was: gathered from a loop into a checkpoint, and put back."""
+"""What a run needs to continue where it was: gathered from a loop into a checkpoint, and put back."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,22 +10,24 @@ from typing import Any
 import torch
 
 from unirl.core.learner import LearnerState
+from unirl.core.queue import Ticket
 from unirl.core.sample import Slot
 from unirl.core.tree import Tree, leaves, tree_map
 from unirl.errors import UniRLError
 from unirl.runners.loop import TrainLoop
-from unirl.runners.plan import Plan
+from unirl.runners.plan import LearnerPlan, Plan
 from unirl.storage.checkpoint import JSON, Checkpoint, save_checkpoint
 
 
 def save(loop: TrainLoop, run_dir: Path) -> Path:
     """Write a checkpoint of the learner, the acknowledged samples, random numbers and counters."""
     learner = loop.learner
-    ready, unfinished, next_ticket, discarded = loop.queue.snapshot()
-    loop.count_discards(discarded)
+    snapshot = loop.queue.snapshot()
+    loop.count_discards(snapshot.discarded)
     state = learner.state_dict()
+    ready = snapshot.ready
     for slot in ready:
-        slot.wait_ready()
+        slot.wait_written()
     require_finite(state.model, learner.version)
     return save_checkpoint(
         run_dir,
@@ -34,22 +37,24 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
         samples={str(i): slot.data for i, slot in enumerate(ready)} if ready else None,
         state={
             "recipe": loop.plan.recipe,
-            "fingerprint": dict(loop.plan.fingerprint),
+            "fingerprint": dict(loop.learner_plan.fingerprint),
             "version": learner.version,
             "num_steps": learner.num_steps,
             "seconds": loop.seconds,
             "counters": dict(state.counters),
             "metrics": loop.metrics.state_dict(),
-            "next_ticket": next_ticket,
-            "due": list[JSON](unfinished if loop.plan.reissue else ()),
-            "other_ranks": [
-                {"next_ticket": other.next_ticket, "due": list[JSON](other.due)}
-                for other in loop.other_cursors
-            ],
+            **_tickets(
+                snapshot.next_ticket,
+                snapshot.unfinished if loop.learner_plan.reissue else (),
+                snapshot.issued,
+            ),
+            "other_ranks": [_tickets(*other) for other in loop.other_cursors],
             "ready": [
                 {
                     "ticket": slot.ticket,
-                    "actor": slot.actor,
+                    "pool": slot.pool,
+                    "pool_ticket": slot.pool_ticket,
+                    "used": slot.used,
                     "first_version": slot.first_version,
                     "last_version": slot.last_version,
                 }
@@ -58,6 +63,15 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
         },
         keep=loop.plan.run.keep_checkpoints,
     )
+
+
+def _tickets(next_ticket: int, due: Sequence[Ticket], issued: Sequence[int]) -> dict[str, JSON]:
+    """Where a queue is in its tickets."""
+    return {
+        "next_ticket": next_ticket,
+        "due": [list[JSON](ticket) for ticket in due],
+        "issued": list[JSON](issued),
+    }
 
 
 def require_finite(model: Tree, version: int) -> None:
@@ -79,7 +93,7 @@ def diverged(what: str, version: int) -> UniRLError:
 def restore(loop: TrainLoop, checkpoint: Checkpoint) -> None:
     """Put a checkpoint back into a loop that has not started."""
     state = checkpoint.state
-    check_fingerprint(loop.plan, checkpoint)
+    check_fingerprint(loop.plan, loop.learner_plan, checkpoint)
     optimizer: Any = checkpoint.optimizer
     learner = loop.learner
     learner.load_state_dict(LearnerState(checkpoint.model, optimizer["learner"], state["counters"]))
@@ -87,28 +101,39 @@ def restore(loop: TrainLoop, checkpoint: Checkpoint) -> None:
     loop.metrics.load_state_dict(state["metrics"])
     loop.seconds_before = float(state["seconds"])
     torch.set_rng_state(optimizer["rng"]["torch"])
-    ready, without_place = _restore_samples(loop, checkpoint)
-    due = list(state.get("due", []))
-    if loop.plan.reissue:
-        due += without_place
-    elif without_place:
+    ready, without_slot = _restore_samples(loop, checkpoint)
+    due = [_read_ticket(ticket) for ticket in state.get("due", [])]
+    if loop.learner_plan.reissue:
+        due += without_slot
+    elif without_slot:
         # Resumed with other sizes. Counted, not silent.
-        loop.metrics.total("queue/discarded/resized", len(without_place))
-    loop.queue.restore(ready, int(state["next_ticket"]), learner.version, due=due)
+        loop.metrics.total("queue/discarded/resized", len(without_slot))
+    loop.queue.restore(
+        ready,
+        int(state["next_ticket"]),
+        learner.version,
+        due=due,
+        issued=state.get("issued"),
+    )
+
+
+def _read_ticket(saved: Any) -> Ticket:
+    """A ticket of a checkpoint; a number alone is of a run from before there were pools."""
+    return Ticket(saved, 0, saved) if isinstance(saved, int) else Ticket(*saved)
 
 
 def of_rank(checkpoint: Checkpoint, rank: int) -> Checkpoint:
-    """What a rank after the first goes on from: the samples in a checkpoint are the first's alone,
-    and the tickets are its own where each rank has such.
+    """What a rank after the first continues from: the samples in a checkpoint are the first's
+    alone, and the tickets are its own where each rank has such.
     """
     others: Any = checkpoint.state.get("other_ranks", [])
     own = others[rank - 1] if others else {}
     return replace(checkpoint, samples=None, state={**checkpoint.state, "ready": [], **own})
 
 
-def check_ranks(plan: Plan, checkpoint: Checkpoint, size: int) -> None:
-    """Raise UniRLError unless as many processes go on as have written the checkpoint, where what a
-    ticket names depends on their number.
+def check_ranks(plan: LearnerPlan, checkpoint: Checkpoint, size: int) -> None:
+    """Raise UniRLError unless as many processes continue as have written the checkpoint, where what
+    a ticket names depends on their number.
     """
     others: Any = checkpoint.state.get("other_ranks", [])
     saved = 1 + len(others)
@@ -126,38 +151,41 @@ def _processes(number: int) -> str:
     return f"{number} process{'es' * (number > 1)}"
 
 
-def _restore_samples(loop: TrainLoop, checkpoint: Checkpoint) -> tuple[list[Slot], list[int]]:
-    """Copy acknowledged samples into places; with the tickets of those that no longer fit."""
+def _restore_samples(loop: TrainLoop, checkpoint: Checkpoint) -> tuple[list[Slot], list[Ticket]]:
+    """Copy acknowledged samples into slots; with the tickets of those that no longer fit."""
     samples: Any = checkpoint.samples or {}
-    spec = loop.plan.spec
+    spec, slots = loop.learner_plan.spec, loop.queue.buffers()
     restored: list[Slot] = []
-    without_place: list[int] = []
+    without_slot: list[Ticket] = []
     for i, note in enumerate(checkpoint.state["ready"]):
-        data = samples[str(i)]
+        data, number = samples[str(i)], int(note["ticket"])
+        ticket = Ticket(number, note.get("pool", 0), note.get("pool_ticket", number))
         saved = {"/".join(path): (tuple(leaf.shape), leaf.dtype) for path, leaf in leaves(data)}
         wanted = {name: (item.shape, item.dtype) for name, item in spec.fields.items()}
         if len(restored) == loop.queue.config.num_slots or saved != wanted:
-            without_place.append(int(note["ticket"]))
+            without_slot.append(ticket)
             continue
-        place = loop.queue.place(len(restored))
-        tree_map(lambda into, value: into.copy_(value), place, data)
+        buffer = slots.buffer(len(restored))
+        tree_map(lambda into, value: into.copy_(value), buffer, data)
         restored.append(
             Slot(
                 len(restored),
-                int(note["ticket"]),
-                place,
-                int(note["actor"]),
-                int(note["first_version"]),
-                int(note["last_version"]),
+                ticket.number,
+                buffer,
+                pool=ticket.pool,
+                pool_ticket=ticket.pool_ticket,
+                first_version=int(note["first_version"]),
+                last_version=int(note["last_version"]),
+                used=note.get("used"),
             )
         )
-    return restored, without_place
+    return restored, without_slot
 
 
-def check_fingerprint(plan: Plan, checkpoint: Checkpoint) -> None:
+def check_fingerprint(plan: Plan, learner: LearnerPlan, checkpoint: Checkpoint) -> None:
     """Raise UniRLError unless the checkpoint is of the same recipe, environment and policy."""
     saved = {"recipe": checkpoint.state.get("recipe"), **checkpoint.state.get("fingerprint", {})}
-    wanted = {"recipe": plan.recipe, **plan.fingerprint}
+    wanted = {"recipe": plan.recipe, **learner.fingerprint}
     for key in {
         **wanted,
         **saved,

@@ -26,25 +26,25 @@ from unirl.core.actor import (
     Actor,
     ActorContext,
     AnyActor,
+    JointActor,
     StreamingActor,
     is_async,
 )
-from unirl.core.queue import SampleQueue
-from unirl.core.slot_queue import SlotQueue
-from unirl.errors import DeadlineExceeded, DiscardSlot, QueueClosed, UniRLError
+from unirl.core.queue import QueueClient
+from unirl.errors import DeadlineExceeded, DiscardSlot, LeaseExpired, QueueClosed, UniRLError
 from unirl.runners.async_actors import serve
 from unirl.runners.process_settings import die_with_parent, keep_freed_memory, name_process
 
 log = logging.getLogger(__name__)
 
 EXIT_USER_ERROR = 3
-"""Exit code of an actor that met an error restarting cannot mend; its report says which."""
+"""Exit code of an actor that met an error which restarting does not fix; its report says which."""
 _PATIENCE_SECONDS = 60.0
 # A report must fit the pipe: it is read only when this process is gone.
 _REPORT_CHARACTERS = 4000
 
 
-class Lifeline:
+class ParentWatch:
     """Readable as end-of-file as soon as the process that made it is gone, however it went."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Lifeline:
             os.read(self.reader, 1)
             os._exit(1)
 
-        threading.Thread(target=wait, name="lifeline", daemon=True).start()
+        threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 
     def close(self) -> None:
         """Close both ends in the maker's process."""
@@ -82,7 +82,7 @@ class Job:
     niceness: int
     """Added to what the learner's process has."""
     log_path: Path | None
-    lifeline: Lifeline
+    parent_watch: ParentWatch
     report: Connection
     parent_pid: int
     """Of the process that makes it: the fork server's, or the learner's."""
@@ -95,7 +95,7 @@ def process_main(job: Job) -> None:
     die_with_parent(job.parent_pid)
     name_process(job.name.replace("environment", "env"))  # its number would be cut off
     os.nice(job.niceness)  # early: on Linux it is of this thread and of those that it starts
-    job.lifeline.watch()
+    job.parent_watch.watch()
     os.environ.clear()
     os.environ.update(job.environ)
     # Ctrl-C reaches the whole process group; ending in good order is the learner's decision.
@@ -140,31 +140,42 @@ def _work_and_report(job: Job) -> int:
 def run_actor(
     make_actor: Callable[[ActorContext], AnyActor],
     context: ActorContext,
-    queue: SlotQueue,
+    queue: QueueClient,
+    hang_seconds: float,
 ) -> None:
-    """What an actor process does: make the actor, fill slots until the queue closes."""
+    """What an actor process does: make the actor, fill slots until the queue closes or this member
+    is retired.
+    """
     actor = make_actor(context)
     if is_async(actor):
-        asyncio.run(serve(actor, context.index, queue))
+        asyncio.run(serve(actor, queue, hang_seconds))
         return
     try:
         if isinstance(actor, StreamingActor):
             actor.serve(queue)
+        elif isinstance(actor, JointActor):
+            raise UniRLError(
+                f"{type(actor).__name__} fills slots of several learners at once",
+                "a process acts for one learner",
+                "set runner.kind to inline",
+            )
         else:
-            _produce_until_closed(actor, context.index, queue)
+            _produce_until_closed(actor, queue)
+    except LeaseExpired as expired:
+        log.info("%s", expired)
     finally:
         try:
             actor.close()
         except Exception:
-            log.exception("actor %d could not be closed", context.index)
+            log.exception("the actor could not be closed")
 
 
-def _produce_until_closed(actor: Actor, index: int, queue: SampleQueue) -> None:
+def _produce_until_closed(actor: Actor, queue: QueueClient) -> None:
     while True:
         try:
-            slot = queue.acquire(_PATIENCE_SECONDS, actor=index)
+            slot = queue.acquire(_PATIENCE_SECONDS)
         except DeadlineExceeded as deadline:
-            # The learner lives, or the lifeline would have ended us: it evaluates, say.
+            # The learner lives, or the parent watch would have ended us: it evaluates, say.
             log.warning("%s", deadline)
             continue
         started = time.monotonic()

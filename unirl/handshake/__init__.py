@@ -1,0 +1,1 @@
+"""Where environment workers and policy workers take turns."""

@@ -1,0 +1,95 @@
+"""What a run writes and shows between its updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from unirl.core.seeding import derive_seed
+from unirl.report.console import Console, Progress, make_console
+from unirl.report.log import notes_on
+from unirl.report.sinks import JsonlSink, TensorBoardSink
+from unirl.runners.hooks import (
+    CheckpointHook,
+    EvalHook,
+    LogHook,
+    RowWriter,
+    SamplesHook,
+    StopHook,
+)
+from unirl.runners.loop import Hook, TrainLoop
+
+
+class RunOutputs:
+    """The hooks of one learner; everything they leave is in `folder`. stack: closes what it opens.
+
+    resumed: rows of updates that are made again are cut off.
+    """
+
+    def __init__(
+        self,
+        loop: TrainLoop,
+        folder: Path,
+        restart_actors: Callable[[], None],
+        *,
+        resumed: bool,
+        console: bool,
+        stack: ExitStack,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        config, step = loop.plan.run, loop.learner.num_steps
+        resume_step = step if resumed else None
+        self.evaluate = _make_eval_hook(loop, folder)
+        sinks = _open_sinks(loop, folder, resume_step, console, stack)
+        self.log = LogHook(sinks, config.log_seconds, self.evaluate)
+        self.save = CheckpointHook(folder, config.checkpoint_steps, restart_actors, start_step=step)
+        stop = StopHook(config.target_return, config.max_seconds, window=config.target_window)
+        samples = SamplesHook(folder, config.log_seconds, resume_step)
+        # Evaluated before it is logged: a result is in the row of its step, the last one too.
+        hooks: list[Hook | None] = [stop, self.evaluate, self.log, samples, self.save]
+        self.hooks = [hook for hook in hooks if hook is not None]
+
+
+def _open_sinks(
+    loop: TrainLoop, folder: Path, resume_step: int | None, console: bool, stack: ExitStack
+) -> list[RowWriter]:
+    """Where rows of metrics go. With a console, notes go there as well."""
+    metrics = JsonlSink(folder / "metrics.jsonl", resume_step)
+    stack.callback(metrics.close)
+    events = TensorBoardSink(folder / "tb", resume_step)
+    stack.callback(events.close)
+    rows: list[RowWriter] = [metrics, events]
+    if console:
+        end = loop.plan.run
+        screen = make_console(folder.name, Progress(end.total_steps, end.max_seconds), folder)
+        stack.callback(screen.close)
+        stack.enter_context(notes_on(screen))
+        rows.append(_ConsoleRows(screen))
+    return rows
+
+
+def _make_eval_hook(loop: TrainLoop, folder: Path) -> EvalHook | None:
+    config, make_evaluator = loop.plan.run, loop.learner_plan.make_evaluator
+    if config.eval_steps == 0 or make_evaluator is None:
+        return None
+    return EvalHook(
+        partial(make_evaluator, derive_seed(config.seed, "evaluation")),
+        folder,
+        every_steps=config.eval_steps,
+        num_episodes=config.eval_episodes,
+        deterministic=config.eval_deterministic,
+        start_step=loop.learner.num_steps,
+    )
+
+
+class _ConsoleRows:
+    """The console as something that rows are written to."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """One row."""
+        self._console.update(step, scalars)

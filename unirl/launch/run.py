@@ -1,0 +1,163 @@
+"""Runs a plan in a run folder."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from unirl.config import to_toml
+from unirl.core.evaluator import EvalResult
+from unirl.launch.outputs import RunOutputs
+from unirl.launch.resume import check_folder, learner_folder, open_checkpoint, restore
+from unirl.launch.several_ranks import cursor_hooks, plan_for_ranks, require_alike
+from unirl.learners.parallel import Ranks
+from unirl.report.log import log_to_file
+from unirl.runners.hooks import RestartHook
+from unirl.runners.loop import TrainLoop
+from unirl.runners.make import learner_threads, make_runner
+from unirl.runners.plan import Plan
+from unirl.runners.process_settings import keep_freed_memory
+from unirl.storage import disk
+from unirl.storage.checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    num_steps: int
+    """Samples learned, earlier sessions included."""
+    version: int
+    """Updates made."""
+    seconds: float
+    """Training time after start-up, earlier sessions included."""
+    reason: str
+    """total_steps, target_return, max_seconds or interrupted."""
+    checkpoint: Path | None
+    """The newest checkpoint."""
+    last_eval: EvalResult | None
+    """The newest evaluation while training."""
+    scalars: dict[str, float]
+    """The last row of metrics."""
+
+
+def run(
+    plan: Plan, run_dir: Path | str, *, resume: Path | None = None, console: bool = True
+) -> RunResult:
+    """Train a plan until it ends; everything it leaves is in `run_dir`.
+
+    Under torchrun all processes train one policy together, each with this plan and environments of
+    its own; the first one alone writes. Plans need the inline runner and a learner that takes
+    `ranks`.
+
+    resume: a run folder or checkpoint to continue from. console: whether to show progress on
+    standard output.
+    Ctrl-C or SIGTERM once: the current update is finished and a checkpoint written. Twice:
+    KeyboardInterrupt.
+    Raises UniRLError, with the folder as it was, when it holds another run or the plan does not
+    fit the checkpoint; and when the disk is full. RankLost, a UniRLError, by the deadline
+    queue.timeout_seconds when another process is lost: the first one then writes a checkpoint.
+    """
+    run_dir, ranks = Path(run_dir), Ranks.from_environment()
+    plan = plan_for_ranks(plan, ranks)
+    with disk.explained(run_dir, f"free some space, then: unirl resume {run_dir}"):
+        checkpoint = open_checkpoint(plan, resume, ranks)
+        if not ranks.is_main:
+            return _train(plan, None, checkpoint, ranks, console=False)
+        check_folder(plan, run_dir, checkpoint)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        return _train(plan, run_dir, checkpoint, ranks, console=console)
+
+
+def _train(
+    plan: Plan,
+    run_dir: Path | None,
+    checkpoint: Checkpoint | None,
+    ranks: Ranks,
+    *,
+    console: bool,
+) -> RunResult:
+    """run_dir: None on a rank that writes nothing."""
+    keep_freed_memory()
+    with ExitStack() as stack:
+        if run_dir is not None:
+            stack.enter_context(log_to_file(run_dir / "log.txt"))
+            log.info("plan:\n%s", plan.describe())
+        stack.enter_context(learner_threads(plan.runner))
+        stack.enter_context(ranks.joined(plan.learner.queue.timeout_seconds))
+        log_dir = run_dir / "logs" if run_dir is not None else None
+        agree = ranks.agree if ranks.world_size > 1 else None
+        runner = make_runner(plan, log_dir=log_dir, rank=ranks.rank, agree=agree)
+        stack.callback(runner.close)
+        restore(runner.loops, checkpoint, ranks)
+        loop = runner.loops[0]
+        require_alike(loop, ranks)
+        hooks = [cursor_hooks(loop, ranks), *([] for _ in runner.loops[1:])]
+        outputs = []
+        if run_dir is None:
+            every, step = plan.run.checkpoint_steps, loop.learner.num_steps
+            hooks[0].append(RestartHook(every, runner.restart_actors, start_step=step))
+        else:
+            # Not before: a config that does not fit its checkpoint must not replace the one that
+            # does.
+            if plan.config is not None:
+                disk.replace_text(run_dir / "config.toml", to_toml(plan.config, recipe=plan.recipe))
+            outputs = [
+                RunOutputs(
+                    each,
+                    learner_folder(run_dir, index),
+                    runner.restart_actors,
+                    resumed=checkpoint is not None,
+                    console=console and index == 0,
+                    stack=stack,
+                )
+                for index, each in enumerate(runner.loops)
+            ]
+            for own, output in zip(hooks, outputs, strict=True):
+                own += output.hooks
+        with _stop_on_signals(runner.loops):
+            runner.run(*hooks)
+        return _result(loop, outputs[0] if outputs else None)
+
+
+def _result(loop: TrainLoop, outputs: RunOutputs | None) -> RunResult:
+    steps, seconds = loop.learner.num_steps, loop.seconds
+    log.info("ended: %s after %d steps, %.1f s", loop.reason, steps, seconds)
+    ended = (steps, loop.learner.version, seconds, loop.reason or "")
+    if outputs is None:
+        return RunResult(*ended, None, None, {})
+    last_eval = outputs.evaluate.result if outputs.evaluate is not None else None
+    return RunResult(*ended, outputs.save.path, last_eval, outputs.log.scalars)
+
+
+@contextmanager
+def _stop_on_signals(loops: Sequence[TrainLoop]) -> Iterator[None]:
+    """The first SIGINT or SIGTERM ends the run in good order, the second one at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    num_signals = 0
+
+    def stop(number: int, frame: object) -> None:
+        # Counted: a loop that has ended for another reason may still be writing its checkpoint.
+        nonlocal num_signals
+        num_signals += 1
+        if num_signals > 1:
+            raise KeyboardInterrupt
+        for loop in loops:
+            loop.stop("interrupted")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

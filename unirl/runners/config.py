@@ -1,0 +1,164 @@
+"""How a run is executed and how long it lasts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from unirl.core.training_budget import TrainingBudget
+from unirl.errors import UniRLError
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """Where the pieces of a plan run."""
+
+    kind: Literal["inline", "processes"] = "inline"
+    """inline: one process, turn by turn, reproducible bit for bit. processes: every actor is a
+    process of its own.
+    """
+    actor_threads: int = 1
+    """Torch threads of each actor process. More than cores / actors makes everything slower,
+    abruptly.
+    """
+    learner_threads: int = 0
+    """Torch threads of the learner. 0: torch's choice when inline, one when actors run beside it.
+    """
+    actor_niceness: int = 10
+    """Processes only: how much actors, environment workers and what they start give way to the
+    learner, as `nice` counts: 0 to 19. More: the learner is interrupted less where processes
+    outnumber cores, and other programs of the session come before the actors.
+    """
+    max_restarts: int = 3
+    """How often one actor may die within `restart_window_seconds` before the run stops."""
+    restart_window_seconds: float = 600.0
+    """Restarts longer ago than this do not count against `max_restarts`."""
+    hang_seconds: float = 120.0
+    """An actor process that holds slots and gives no sign of life for this long is killed and
+    restarted; a single sample of many in flight that makes no progress for as long is discarded.
+    """
+
+    def __post_init__(self) -> None:
+        for name, minimum in (("actor_threads", 1), ("learner_threads", 0), ("max_restarts", 0)):
+            value = getattr(self, name)
+            if value < minimum:
+                raise UniRLError(
+                    f"runner.{name} is {value}",
+                    f"runner.{name} >= {minimum} must hold",
+                    f"set it to {minimum} or more",
+                )
+        if not 0 <= self.actor_niceness <= 19:
+            raise UniRLError(
+                f"runner.actor_niceness is {self.actor_niceness}",
+                "0 <= runner.actor_niceness <= 19 must hold",
+                "0 gives way to nobody, 10 is the default",
+            )
+        for name in ("hang_seconds", "restart_window_seconds"):
+            if getattr(self, name) <= 0:
+                raise UniRLError(
+                    f"runner.{name} is {getattr(self, name)}",
+                    "a deadline must be > 0",
+                    "set it to 300, say",
+                )
+
+    @property
+    def is_inline(self) -> bool:
+        """Whether everything runs in one process."""
+        return self.kind == "inline"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How long a run lasts and what it writes on the way."""
+
+    seed: int = 1
+    """Everything random is derived from it. Another seed is another run."""
+    total_steps: int = 1_000_000
+    """Samples to learn from (environment steps without filler rows, or completions) before the run
+    ends.
+    """
+    log_seconds: float = 2.0
+    """Seconds between two rows of metrics.jsonl, TensorBoard and the console."""
+    checkpoint_steps: int = 1_000_000
+    """Steps between two checkpoints; one more is written at the end. Inline runs restart their
+    environments at each.
+    """
+    keep_checkpoints: int = 3
+    """Older checkpoints are deleted."""
+    eval_steps: int = 0
+    """Steps between two evaluations. 0: never while training."""
+    eval_episodes: int = 20
+    """Episodes of one evaluation. More: a smaller error of the mean, more time."""
+    eval_deterministic: bool = False
+    """Take the most probable action in evaluations instead of sampling."""
+    target_return: float | None = None
+    """Stop as soon as the mean training return of the last `target_window` episodes reaches this.
+    """
+    target_window: int = 100
+    """Episodes that the mean for `target_return` and `charts/episodic_return` is taken over."""
+    max_seconds: float | None = None
+    """Stop after this much training time."""
+    anneal_over: Literal["steps", "seconds"] = "steps"
+    """What linear schedules fall over. steps: total_steps. seconds: max_seconds as well, whichever
+    is nearer its end: the same time gives a finished run on every machine, and no run repeats
+    another.
+    """
+    anneal_from: float = 0.0
+    """The share of the run that is over when linear schedules begin to fall. More: larger steps for
+    longer, then a steeper end.
+    """
+
+    def __post_init__(self) -> None:
+        for name, minimum in (
+            ("total_steps", 1), ("checkpoint_steps", 1), ("keep_checkpoints", 1), ("eval_steps", 0),
+            ("eval_episodes", 1), ("target_window", 1), ("seed", 0),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value < minimum:
+                raise UniRLError(
+                    f"run.{name} is {value}",
+                    f"run.{name} >= {minimum} must hold",
+                    f"set it to {minimum} or more",
+                )
+        if self.max_seconds is not None and self.max_seconds <= 0:
+            raise UniRLError(
+                f"run.max_seconds is {self.max_seconds}",
+                "it must be > 0",
+                "leave it out for no limit",
+            )
+        if self.anneal_over == "seconds" and self.max_seconds is None:
+            raise UniRLError(
+                "run.anneal_over is seconds and run.max_seconds is not set",
+                "schedules over seconds need to know how many there are",
+                "set run.max_seconds, or leave run.anneal_over out",
+            )
+        if not 0 <= self.anneal_from < 1:
+            raise UniRLError(
+                f"run.anneal_from is {self.anneal_from}",
+                "it is a share of the run and must lie in [0, 1)",
+                "leave it out to fall from the start, or set it to 0.6, say",
+            )
+        if self.log_seconds < 0:
+            raise UniRLError(
+                f"run.log_seconds is {self.log_seconds}",
+                "run.log_seconds >= 0 must hold",
+                "set it to 2, say",
+            )
+
+    def check_anneals(self, *schedules: str) -> None:
+        """Raise UniRLError where it is said how these schedules fall and none of them falls."""
+        for name, usual in (("anneal_over", "steps"), ("anneal_from", 0.0)):
+            value = getattr(self, name)
+            if value != usual and "linear" not in schedules:
+                raise UniRLError(
+                    f"run.{name} is {value} and has no effect",
+                    f"a schedule of the learner must be linear: {', '.join(schedules)}",
+                    f"set learner.optimizer.lr_schedule to linear, or leave run.{name} out",
+                )
+
+    @property
+    def budget(self) -> TrainingBudget:
+        """What schedules end at."""
+        by_clock = self.anneal_over == "seconds"
+        max_seconds = self.max_seconds if by_clock else None
+        return TrainingBudget(self.total_steps, max_seconds, self.anneal_from)

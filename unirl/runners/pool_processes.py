@@ -1,0 +1,258 @@
+"""The processes of a run's pools: their members, and the helpers of these. They join and leave the
+queues, are killed where they hang, and are started again where they died.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from unirl.core.actor import ActorContext
+from unirl.core.pool import Handshake, HelperContext
+from unirl.core.seeding import derive_seed
+from unirl.core.transport import Transport
+from unirl.errors import LockHeld, UniRLError
+from unirl.runners.loop import TrainLoop
+from unirl.runners.pipeline import Pipeline
+from unirl.runners.plan import Plan
+from unirl.runners.restarts import Restarts
+from unirl.runners.supervisor import KillReason, Supervisor, WorkerProcess
+from unirl.runners.worker import run_actor
+
+log = logging.getLogger(__name__)
+
+
+class PoolProcesses:
+    """One pool of a plan, as processes.
+
+    Its actors are numbered through, learner by learner: actor = learner * members + index.
+    """
+
+    def __init__(
+        self, plan: Plan, number: int, pipelines: Sequence[Pipeline], transport: Transport
+    ) -> None:
+        self.pool, self._plan, self._number = plan.pools[number], plan, number
+        self.pipelines = [pipelines[i] for i in plan.learners_of(self.pool)]
+        helpers, self._runner = self.pool.helpers, plan.runner
+        self.handshake: Handshake | None = None
+        if helpers is not None:
+            self.handshake = helpers.make_handshake(transport)
+        self.size = self.pool.bounds[0]
+        """Members for each learner that are to run."""
+        self.members: dict[WorkerProcess, int] = {}
+        """The number that each process's actor has joined its queue with."""
+        self.actors = [self._actor(i) for i in range(len(self.pipelines) * self.size)]
+        self.workers: list[WorkerProcess] = []
+        if helpers is not None:
+            self.workers = [
+                self._process(helpers.role, i, partial(self._helper_work, i))
+                for i in range(helpers.count)
+            ]
+        self._late: set[int] = set()
+
+    def _process(
+        self, role: str, index: int, make_work: Callable[[], Callable[[], None]], threads: int = 1
+    ) -> WorkerProcess:
+        restarts = Restarts(self._runner)
+        return WorkerProcess(role, index, make_work, restarts, threads, self._runner.actor_niceness)
+
+    def _actor(self, number: int) -> WorkerProcess:
+        work = partial(self._actor_work, number)
+        return self._process(self.pool.name, number, work, self._runner.actor_threads)
+
+    def _place(self, number: int) -> tuple[Pipeline, int, int]:
+        """The pipeline of an actor, its learner's index here, and its own among that learner's."""
+        if len(self.pipelines) == 1:
+            return self.pipelines[0], 0, number
+        learner, index = divmod(number, self.pool.bounds[0])
+        return self.pipelines[learner], learner, index
+
+    def _seed(self, number: int, num_restarts: int) -> int:
+        """An actor's seed; the first is what the inline runner would give it."""
+        path = ("restart", num_restarts) if num_restarts else ()
+        pool = ("pool", self._number) if self._number else ()
+        version = self.pipelines[0].loop.learner.version
+        seed = self._plan.run.seed
+        return derive_seed(seed, *pool, "actor", number, "version", version, *path)
+
+    def _actor_work(self, number: int) -> Callable[[], None]:
+        """Joins the queue: once for each start."""
+        pipeline, learner, index = self._place(number)
+        process = next(actor for actor in self.actors if actor.index == number)
+        context = ActorContext(
+            index,
+            self._seed(number, process.restarts.total),
+            pipeline.weights,
+            learner,
+            handshake=self.handshake,
+        )
+        client = pipeline.queue.join(pipeline.pools.index(self.pool), process.name)
+        self.members[process] = client.member
+        return partial(run_actor, self.pool.make_actor, context, client, self._runner.hang_seconds)
+
+    def _helper_work(self, index: int) -> Callable[[], None]:
+        assert self.pool.helpers is not None and self.handshake is not None
+        numbers = self.handshake.layout.actors_of(index)
+        # It is also started again with each of its actors.
+        restarts = self.workers[index].restarts.total
+        restarts += sum(self.actors[number].restarts.total for number in numbers)
+        seed = derive_seed(self._seed(numbers[0], restarts), "worker", index)
+        slots = [pipeline.queue.buffers() for pipeline in self.pipelines]
+        context = HelperContext(index, seed, self.handshake, slots)
+        return partial(self.pool.helpers.serve, context)
+
+    def resize(self, size: int, supervisor: Supervisor) -> None:
+        """Start or retire actors until so many run for each learner. One that retires finishes what
+        it holds.
+        """
+        low, high = self.pool.bounds
+        if not low <= size <= high or len(self.pipelines) > 1:
+            raise UniRLError(
+                f"pool {self.pool.name!r} is to have {size} members",
+                f"its plan allows {low} to {high}, of one learner",
+                "set the pool's count to (least, most)",
+            )
+        running = [actor for actor in self.actors if actor.retired_at is None]
+        for actor in running[size:]:
+            actor.retired_at = time.monotonic()
+            self.pipelines[0].queue.retire(self.members[actor])
+        for _ in range(size - len(running)):
+            number = 1 + max(actor.index for actor in self.actors)
+            self.actors.append(self._actor(number))
+            supervisor.add(self.actors[-1])
+        self.size = size
+
+    def dependants(self, process: WorkerProcess) -> list[WorkerProcess]:
+        """Helpers that cannot continue without their actor."""
+        if self.handshake is None or process in self.workers:
+            return []
+        return [self.workers[index] for index in self.handshake.layout.workers_of(process.index)]
+
+    def on_exit(self, process: WorkerProcess, dependants: Sequence[WorkerProcess]) -> str:
+        """Give back what it held."""
+        for worker in dependants:
+            self._late.discard(worker.index)
+        if process in self.workers:
+            assert self.handshake is not None
+            reason = "timeout" if process.index in self._late else "actor_died"
+            self._late.discard(process.index)
+            self.handshake.worker_died(process.index, reason)
+            return "its unfinished slots are discarded"
+        if self.handshake is not None:
+            self.handshake.actor_died(process.index)
+        if process.retired_at is not None:
+            self.actors.remove(process)
+        pipeline = self._place(process.index)[0]
+        reissue, member = pipeline.plan.reissue, self.members.pop(process)
+        number = pipeline.queue.revoke(member, reissue=reissue)
+        return f"{number} unfinished slot(s) {'issued again' if reissue else 'discarded'}"
+
+    def kill_hung(self) -> None:
+        """Kill actors that hold slots and give no sign of life, and helpers that owe a step."""
+        seconds = self._runner.hang_seconds
+        idle = {
+            (pipeline.plan.name, status.member): status.idle_seconds
+            for pipeline in self.pipelines
+            for status in pipeline.queue.members()
+            if status.num_running and status.idle_seconds > seconds
+        }
+        for actor in self.actors:
+            member = self.members.get(actor, 0)
+            pipeline = self._place(actor.index)[0]
+            hangs = (pipeline.plan.name, member) in idle
+            if actor.retired_at is not None:
+                hangs = time.monotonic() - actor.retired_at > seconds
+            if hangs and actor.alive and not actor.kill_reason:
+                log.warning("%s hangs, killed: %s", actor.name, pipeline.queue.describe())
+                actor.kill(
+                    KillReason(
+                        "it held a slot without a sign of life for longer than "
+                        f"runner.hang_seconds, {seconds:g} s",
+                        "raise runner.hang_seconds, or make unrolls shorter",
+                    )
+                )
+        self._kill_late_helpers()
+
+    def _kill_late_helpers(self) -> None:
+        helpers = self.pool.helpers
+        if helpers is None or self.handshake is None:
+            return
+        seconds = helpers.step_timeout
+        for index in self.handshake.late_workers(seconds):
+            if index not in self._late and self.workers[index].alive:
+                log.warning("%s owes a step for %g s: killed", self.workers[index].name, seconds)
+                self._late.add(index)
+                self.workers[index].kill(
+                    KillReason(
+                        f"it owed a step for longer than env.step_timeout, {seconds:g} s",
+                        "raise env.step_timeout, or see why the environment hangs",
+                    )
+                )
+
+
+class AllProcesses:
+    """All pools of a run under one supervisor. Also a hook, for the log."""
+
+    def __init__(
+        self, plan: Plan, pipelines: Sequence[Pipeline], transport: Transport, log_dir: Path | None
+    ) -> None:
+        self._pipelines, self._num_counted = pipelines, 0
+        self.pools = [PoolProcesses(plan, i, pipelines, transport) for i in range(len(plan.pools))]
+        factories: list[Any] = [pool.make_actor for pool in plan.pools]
+        factories += [pool.helpers.serve for pool in plan.pools if pool.helpers is not None]
+        self.supervisor = Supervisor(
+            [process for pool in self.pools for process in (*pool.actors, *pool.workers)],
+            self,
+            log_dir=log_dir,
+            modules=[getattr(factory, "func", factory).__module__ for factory in factories],
+            preload=[name for pool in plan.pools for name in pool.preload],
+        )
+        transport.end_lock_holders_by(self._kill_holder)
+
+    def _pool_of(self, process: WorkerProcess) -> PoolProcesses:
+        return next(pool for pool in self.pools if process in (*pool.actors, *pool.workers))
+
+    def dependants(self, process: WorkerProcess) -> list[WorkerProcess]:
+        """See ProcessOwner."""
+        return self._pool_of(process).dependants(process)
+
+    def on_exit(self, process: WorkerProcess, dependants: Sequence[WorkerProcess]) -> str:
+        """See ProcessOwner."""
+        return self._pool_of(process).on_exit(process, dependants)
+
+    def check(self) -> None:
+        """See ProcessOwner."""
+        for pool in self.pools:
+            pool.kill_hung()
+
+    def close_all(self) -> None:
+        """See ProcessOwner."""
+        for pipeline in self._pipelines:
+            pipeline.queue.close()
+
+    def is_closed(self) -> bool:
+        """See ProcessOwner."""
+        return any(pipeline.queue.closed for pipeline in self._pipelines)
+
+    def _kill_holder(self, held: LockHeld) -> bool:
+        """Kill the process that has held a queue's lock for too long; whether it is one of ours."""
+        log.warning("%s", held)
+        for process in self.supervisor.processes:
+            if process.pid == held.pid:
+                process.kill(KillReason(held.what, held.remedy))
+                return True
+        return False
+
+    def after_update(self, loop: TrainLoop) -> None:
+        """Hook: put restarts into the metrics."""
+        total = self.supervisor.num_restarts
+        if total > self._num_counted:
+            loop.metrics.total("faults/actor_restarts", total - self._num_counted)
+            self._num_counted = total
+
+    def at_end(self, loop: TrainLoop) -> None:
+        """Hook: nothing to do."""

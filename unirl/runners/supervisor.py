@@ -1,0 +1,304 @@
+"""The processes of a run: started, watched, restarted a bounded number of times, ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from unirl.errors import ActorFailed, UniRLError
+from unirl.runners.fork_server import interrupts_blocked, parent_pid, process_context
+from unirl.runners.restarts import Restarts
+from unirl.runners.worker import EXIT_USER_ERROR, Job, ParentWatch, process_main
+
+log = logging.getLogger(__name__)
+
+END_SECONDS = 5.0
+_WATCH_SECONDS = 0.2
+
+
+class KillReason(NamedTuple):
+    """Why we kill a process ourselves: its signal alone would tell nobody what to do."""
+
+    why: str
+    """The setting that it broke, with the value: "it held a slot for longer than ..."."""
+    remedy: str
+
+
+@dataclass(eq=False)
+class WorkerProcess:
+    """One process that a supervisor keeps alive."""
+
+    role: str
+    """What messages call it: "actor", "environment worker"."""
+    index: int
+    make_work: Callable[[], Callable[[], None]]
+    """What the process does, made for each start; picklable."""
+    restarts: Restarts
+    """How often it had to be started again."""
+    num_threads: int = 1
+    niceness: int = 0
+    process: BaseProcess | None = field(default=None, repr=False)
+    report: Connection | None = field(default=None, repr=False)
+    kill_reason: KillReason | None = None
+    """Why its process was killed, if we did it and said why."""
+    retired_at: float | None = None
+    """Since when it is to end by itself, with none started after it."""
+
+    @property
+    def name(self) -> str:
+        """For messages: "actor 3"."""
+        return f"{self.role} {self.index}"
+
+    @property
+    def file_name(self) -> str:
+        """For its log: "actor-003.txt"."""
+        return f"{self.role.replace(' ', '-')}-{self.index:03d}.txt"
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self.process is not None and self.process.is_alive()
+
+    @property
+    def pid(self) -> int | None:
+        """The id of its process."""
+        return self.process.pid if self.process is not None else None
+
+    def kill(self, reason: KillReason | None = None) -> None:
+        """Kill its process; the supervisor starts another. reason: why, for the message."""
+        if self.process is not None:
+            self.kill_reason = reason or self.kill_reason  # first: the watcher reads it at once
+            self.process.kill()
+
+
+class ProcessOwner(Protocol):
+    """What a supervisor asks about its processes."""
+
+    def dependants(self, process: WorkerProcess) -> Sequence[WorkerProcess]:
+        """Those that cannot continue without a dead process; they are killed with it."""
+
+    def on_exit(self, process: WorkerProcess, dependants: Sequence[WorkerProcess]) -> str:
+        """Called when a process and its dependants are gone for good, and before others are started
+        instead. Returns a few words on what was lost.
+        """
+
+    def check(self) -> None:
+        """Called several times a second, to kill what hangs."""
+
+    def close_all(self) -> None:
+        """Make every process end by itself."""
+
+    def is_closed(self) -> bool:
+        """Whether that was done, by this supervisor or by another."""
+
+
+class Supervisor:
+    """Starts processes, watches them, starts them again when they die, ends them.
+
+    modules, preload: what the processes import, see process_context.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[WorkerProcess],
+        owner: ProcessOwner,
+        *,
+        log_dir: Path | None,
+        modules: Iterable[str] = (),
+        preload: Iterable[str] = (),
+    ) -> None:
+        self.processes, self._owner = list(processes), owner
+        self._log_dir = log_dir
+        self._context = process_context(len(processes), modules, preload)
+        self._parent_watch = ParentWatch()
+        self._error: UniRLError | None = None
+        self._lock = threading.Lock()
+        """Of the list of processes, which grows and shrinks."""
+        self._closing = threading.Event()
+        self._idle, self._ended = threading.Event(), threading.Event()
+        self._watcher: threading.Thread | None = None
+        self.num_restarts = 0
+        """How often processes died and were replaced."""
+
+    def start(self) -> None:
+        """Start all processes and watch them."""
+        for process in self.processes:
+            self._start(process)
+        self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
+        self._watcher.start()
+
+    def add(self, process: WorkerProcess) -> None:
+        """One more process, started at once."""
+        with self._lock:
+            self.processes.append(process)
+        self._start(process)
+
+    def raise_error(self) -> None:
+        """Raise what made a process stop for good, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """End every process: first let it end by itself, then kill it."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._owner.close_all()
+        if self._watcher is not None:
+            self._idle.wait(END_SECONDS)
+        deadline = time.monotonic() + END_SECONDS
+        for each in self.processes:
+            if each.process is not None:
+                each.process.join(max(0.0, deadline - time.monotonic()))
+                if each.process.is_alive():
+                    each.process.kill()
+                    each.process.join(END_SECONDS)
+        self._ended.set()
+        if self._watcher is not None:
+            self._watcher.join(END_SECONDS)
+        for each in self.processes:
+            if each.report is not None:
+                each.report.close()
+        self._parent_watch.close()
+
+    def _start(self, worker: WorkerProcess) -> None:
+        receiver, sender = self._context.Pipe(duplex=False)
+        path = self._log_dir / worker.file_name if self._log_dir is not None else None
+        job = Job(
+            name=worker.name,
+            work=worker.make_work(),
+            num_threads=worker.num_threads,
+            niceness=worker.niceness,
+            log_path=path,
+            parent_watch=self._parent_watch,
+            report=sender,
+            parent_pid=parent_pid(self._context),
+            environ=dict(os.environ),
+        )
+        process = self._context.Process(
+            target=process_main, args=(job,), name=f"unirl-{worker.name.replace(' ', '-')}"
+        )
+        with interrupts_blocked():  # until the child ignores it, Ctrl-C would kill it
+            process.start()
+        sender.close()
+        if worker.report is not None:
+            worker.report.close()
+        worker.process, worker.report, worker.kill_reason = process, receiver, None
+
+    def _watch(self) -> None:
+        try:
+            self._watch_until_closing()
+        finally:
+            self._idle.set()
+            # The kernel ends a spawned process together with the thread that started it, and this
+            # thread started those that were restarted: it stays until all have ended in good order.
+            self._ended.wait(4 * END_SECONDS)
+
+    def _watch_until_closing(self) -> None:
+        while not self._closing.is_set():
+            with self._lock:
+                watched = list(self.processes)
+            # Only to be prompt: a child that a dead process left behind may hold its sentinel open.
+            wait([w.process.sentinel for w in watched if w.process], timeout=_WATCH_SECONDS)
+            try:
+                self._owner.check()
+                for worker in watched:
+                    if self._closing.is_set() or self._owner.is_closed():
+                        return
+                    if worker.process is not None and not worker.alive:
+                        self._reap(worker)
+            except UniRLError as error:
+                self._give_up(error)
+                return
+            except Exception as error:
+                log.exception("a process could not be restarted")
+                self._give_up(
+                    ActorFailed(
+                        f"a process could not be restarted: {error}",
+                        "the system must allow another process",
+                        "check memory and process limits, then `unirl resume`",
+                    )
+                )
+                return
+
+    def _give_up(self, error: UniRLError) -> None:
+        self._error = error
+        self._owner.close_all()
+
+    def _reap(self, worker: WorkerProcess) -> None:
+        """Clean up after a dead process and start its successor; raises UniRLError when there shall
+        be none.
+        """
+        assert worker.process is not None
+        report = self._read_report(worker)
+        worker.process.join()
+        dependants = self._owner.dependants(worker)
+        for other in dependants:
+            other.kill()
+        for other in dependants:
+            if other.process is not None:
+                other.process.join(END_SECONDS)
+        lost = self._owner.on_exit(worker, dependants)
+        if worker.retired_at is not None:
+            log.info("%s left; %s", worker.name, lost)
+            with self._lock:
+                self.processes.remove(worker)
+            return
+        what = _cause_of_death(worker, report)
+        log.warning("%s; %s", what, lost)
+        if worker.process.exitcode == EXIT_USER_ERROR and "parts" in report:
+            raise ActorFailed(*report["parts"])
+        worker.restarts.count(what, self._remedy(worker))
+        self.num_restarts += 1
+        for one in (worker, *dependants):
+            self._start(one)
+
+    def _read_report(self, worker: WorkerProcess) -> dict[str, list[str]]:
+        # A process that the dead one started may hold the pipe open: no end of file ever comes.
+        assert worker.report is not None
+        try:
+            if not worker.report.poll(1.0):
+                return {}
+            report: dict[str, list[str]] = json.loads(worker.report.recv_bytes())
+            return report
+        except (EOFError, OSError):
+            return {}
+
+    def _remedy(self, worker: WorkerProcess) -> str:
+        reason = _reason_for(worker)
+        if reason is not None:
+            return f"{reason.remedy}, then `unirl resume`; its log: {self._trace(worker)}"
+        return f"full trace: {self._trace(worker)}; fix its cause, then `unirl resume`"
+
+    def _trace(self, worker: WorkerProcess) -> str:
+        """Where the trace of a dead worker is; one that could not even start wrote none."""
+        path = self._log_dir / worker.file_name if self._log_dir is not None else None
+        return str(path) if path is not None and path.exists() else "on standard error, above"
+
+
+def _cause_of_death(worker: WorkerProcess, report: dict[str, list[str]]) -> str:
+    assert worker.process is not None
+    exit_code = worker.process.exitcode
+    if "type" in report:
+        return f"{worker.name} died: {report['type']} in {report['where']}: {report['message']}"
+    if (reason := _reason_for(worker)) is not None:
+        return f"{worker.name} was killed: {reason.why}"
+    if exit_code is not None and exit_code < 0:
+        return f"{worker.name} died: killed by signal {-exit_code}"
+    return f"{worker.name} died: exit code {exit_code}"
+
+
+def _reason_for(worker: WorkerProcess) -> KillReason | None:
+    """Why we killed it; None when it died of something else, if only a moment before."""
+    assert worker.process is not None
+    return worker.kill_reason if worker.process.exitcode == -signal.SIGKILL else None

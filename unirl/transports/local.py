@@ -1,0 +1,101 @@
+"""The transport within one process: plain memory, any number of threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from unirl.core.queue import REASONS, QueueConfig
+from unirl.core.sample import SampleSpec
+from unirl.core.weights import Loadable, Weights
+from unirl.errors import LockHeld
+from unirl.transports.events import FdEvent
+from unirl.transports.memory import LocalCells
+from unirl.transports.slot_table import num_cells
+from unirl.transports.table_server import TableServer
+
+
+class LocalQueueMemory:
+    """See QueueMemory."""
+
+    spin_seconds = 0.0
+
+    def __init__(
+        self,
+        spec: SampleSpec,
+        config: QueueConfig,
+        shares: Sequence[float],
+        reasons: Sequence[str],
+    ) -> None:
+        self.config, self.shares, self.reasons = config, shares, reasons
+        self.cells = LocalCells(num_cells(config.num_slots, len(shares), len(reasons))).view()
+        self.slots = [spec.allocate() for _ in range(config.num_slots)]
+        self.lock = threading.Lock()
+        self.learner_event = FdEvent()
+        self.pool_events = [FdEvent() for _ in shares]
+        self.write_events: dict[int, Any] = {}
+
+
+class LocalTransport:
+    """See Transport."""
+
+    def queue(
+        self,
+        spec: SampleSpec,
+        config: QueueConfig,
+        *,
+        shares: Sequence[float] = (1.0,),
+        reasons: Sequence[str] = REASONS,
+    ) -> TableServer:
+        """See Transport."""
+        return TableServer(LocalQueueMemory(spec, config, shares, reasons))
+
+    def weights(self, example: Weights) -> LocalWeightStore:
+        """See Transport."""
+        return LocalWeightStore()
+
+    def cells(self, number: int) -> LocalCells:
+        """See Transport."""
+        return LocalCells(number)
+
+    def event(self) -> FdEvent:
+        """See Transport."""
+        return FdEvent()
+
+    def end_lock_holders_by(self, end: Callable[[LockHeld], bool]) -> None:
+        """See Transport. A thread of this process cannot be ended."""
+
+
+class LocalWeightStore:
+    """The weight store for one process: one copy of the weights behind a lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[str, torch.Tensor] = {}
+        self._version = -1
+
+    @property
+    def version(self) -> int:
+        """See WeightStore."""
+        return self._version
+
+    def publish(self, weights: Weights, version: int) -> None:
+        """See WeightStore."""
+        with self._lock, torch.no_grad():
+            if not self._held:
+                self._held = {name: value.detach().clone() for name, value in weights.items()}
+            else:
+                torch._foreach_copy_(
+                    list(self._held.values()), [weights[name] for name in self._held]
+                )
+            self._version = version
+
+    def pull(self, into: Loadable, have: int) -> int:
+        """See WeightStore."""
+        with self._lock:
+            if self._version != have:
+                into.load_weights(self._held)
+            return self._version

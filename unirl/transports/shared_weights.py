@@ -1,0 +1,100 @@
+"""Weights in shared memory between processes of one machine."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from unirl.core.weights import Loadable, Weights
+from unirl.errors import DeadlineExceeded
+from unirl.transports.memory import ALIGN, SharedBlock, aligned_offsets
+
+_PULL_SECONDS = 30.0
+
+
+class SharedWeightStore:
+    """The weight store between processes: two buffers, each with a sequence number that is odd
+    while it is written.
+
+    A reader copies the active buffer and looks at its sequence number again: unchanged means whole,
+    else it copies again. The writer always writes the other buffer, so a reader is disturbed only
+    if two versions are published during its copy.
+    """
+
+    _VERSION, _ACTIVE, _SEQUENCE, _VERSIONS, _NUM_CELLS = 0, 1, 2, 4, 6
+
+    def __init__(self, example: Weights) -> None:
+        self._shapes = {name: (tuple(value.shape), value.dtype) for name, value in example.items()}
+        sizes = {
+            name: dtype.itemsize * torch.Size(shape).numel()
+            for name, (shape, dtype) in self._shapes.items()
+        }
+        self._offsets, self._buffer_bytes = aligned_offsets(sizes)
+        self._block = SharedBlock(ALIGN + 2 * self._buffer_bytes, "unirl-weights")
+        self._attach()
+        self._cells[self._VERSION] = -1
+
+    def _attach(self) -> None:
+        self._cells = memoryview(self._block.buffer)[: 8 * self._NUM_CELLS].cast("q")
+        self._buffers: list[dict[str, torch.Tensor]] = [
+            {
+                name: self._block.tensor(
+                    ALIGN + i * self._buffer_bytes + self._offsets[name], shape, dtype
+                )
+                for name, (shape, dtype) in self._shapes.items()
+            }
+            for i in range(2)
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "_shapes": self._shapes,
+            "_offsets": self._offsets,
+            "_buffer_bytes": self._buffer_bytes,
+            "_block": self._block,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._attach()
+
+    @property
+    def version(self) -> int:
+        """See unirl.core.weights.WeightStore."""
+        return int(self._cells[self._VERSION])
+
+    def publish(self, weights: Weights, version: int) -> None:
+        """See unirl.core.weights.WeightStore. One process publishes."""
+        cells, index = self._cells, 1 - self._cells[self._ACTIVE]
+        buffer = self._buffers[index]
+        cells[self._SEQUENCE + index] += 1
+        with torch.no_grad():
+            torch._foreach_copy_(list(buffer.values()), [weights[name] for name in buffer])
+        cells[self._VERSIONS + index] = version
+        cells[self._SEQUENCE + index] += 1
+        cells[self._ACTIVE] = index
+        cells[self._VERSION] = version
+
+    def pull(self, into: Loadable, have: int) -> int:
+        """See unirl.core.weights.WeightStore. Raises DeadlineExceeded when no whole version can be
+        read for 30 s.
+        """
+        cells, deadline = self._cells, time.monotonic() + _PULL_SECONDS
+        if cells[self._VERSION] == have:
+            return have
+        while True:
+            index = cells[self._ACTIVE]
+            before = cells[self._SEQUENCE + index]
+            version = int(cells[self._VERSIONS + index])
+            if before % 2 == 0:
+                into.load_weights(self._buffers[index])
+                if cells[self._SEQUENCE + index] == before:
+                    return version
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"no whole version of the weights could be read for {_PULL_SECONDS:g} s",
+                    "a copy must be faster than two publications",
+                    "publish less often",
+                )

@@ -1,0 +1,329 @@
+"""The sample queue over one table of slots, whatever memory the table is in.
+
+Every call that changes the table holds its lock, for microseconds. A process may be killed in any
+of them: the kernel frees the lock, and `revoke` (the server's) finds what was left half done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from unirl.core.clock import micros
+from unirl.core.queue import Event, QueueConfig
+from unirl.core.sample import Slot
+from unirl.errors import DeadlineExceeded, LeaseExpired, QueueClosed, UniRLError
+from unirl.transports.events import FdEvent, wait_any, wait_until
+from unirl.transports.slot_table import (
+    CLOSED,
+    COMMITTED,
+    DISCARDED,
+    DUE,
+    FIRST,
+    FREE,
+    LAST,
+    LAST_LEASE,
+    LATE,
+    LEASE,
+    MEMBER,
+    NUMBER,
+    POOL,
+    POOL_TICKET,
+    READY,
+    RUNNING,
+    SEEN_US,
+    START_US,
+    START_VERSION,
+    STATE,
+    STATE_NAMES,
+    TICKET,
+    USED,
+    VERSION,
+    WAIT_US,
+    WORK_US,
+    SlotTable,
+)
+
+
+class QueueMemory(Protocol):
+    """What a queue is made of; the same for its server and all its clients."""
+
+    @property
+    def config(self) -> QueueConfig: ...
+    @property
+    def shares(self) -> Sequence[float]: ...
+    @property
+    def reasons(self) -> Sequence[str]: ...
+    @property
+    def cells(self) -> memoryview:
+        """Of the SlotTable."""
+
+    @property
+    def slots(self) -> Sequence[Mapping[str, Any]]:
+        """The data tree of each slot."""
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held while the table is changed."""
+
+    @property
+    def learner_event(self) -> FdEvent:
+        """Set when there may be something to take."""
+
+    @property
+    def pool_events(self) -> Sequence[FdEvent]:
+        """One for each pool, set when its members may acquire."""
+
+    @property
+    def spin_seconds(self) -> float:
+        """How long to look again and again before sleeping: 0 among threads, where one that spins
+        holds up the one it waits for.
+        """
+
+    @property
+    def write_events(self) -> MutableMapping[int, Any]:
+        """CUDA events of slots that a device still writes; only within one process."""
+
+
+class TableQueue:
+    """What client and server have in common. See SlotBuffers."""
+
+    def __init__(self, memory: QueueMemory) -> None:
+        self._memory = memory
+        self._lock = memory.lock
+        self._table = SlotTable(memory.cells, len(memory.slots), memory.shares, memory.reasons)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"memory": self._memory}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        TableQueue.__init__(self, state["memory"])
+
+    @property
+    def closed(self) -> bool:
+        """Whether the queue was closed."""
+        return bool(self._table.cells[CLOSED])
+
+    def buffer(self, index: int) -> Mapping[str, Any]:
+        """The tree of one slot."""
+        return self._memory.slots[index]
+
+    def _raise_if_closed(self) -> None:
+        if self.closed:
+            raise QueueClosed
+
+    def _notify_producers(self) -> None:
+        for event in self._memory.pool_events:
+            event.set()
+
+    def _require(self, slot: Slot, state: int) -> int:
+        """The row of a slot that is held by this very lease, in this state."""
+        cells, row = self._table.cells, self._table.rows[slot.index]
+        if cells[row + LEASE] != slot.lease:
+            cells[LATE] += 1
+            raise LeaseExpired(
+                f"slot {slot.index} of ticket {slot.ticket} comes with lease {slot.lease}",
+                f"it was revoked: the slot's lease is {cells[row + LEASE]} now",
+                "nothing is lost, the ticket was discarded or issued again",
+            )
+        if cells[row + STATE] != state:
+            raise UniRLError(
+                f"slot {slot.index} of ticket {slot.ticket} is not {STATE_NAMES[state]}",
+                f"it is {STATE_NAMES[cells[row + STATE]]}",
+                "a slot is committed or discarded exactly once, and released exactly once",
+            )
+        return row
+
+    def _discard(self, index: int, reason: str) -> None:
+        """Free a slot and count why."""
+        table, row = self._table, self._table.rows[index]
+        if reason not in table.reasons:
+            raise UniRLError(
+                f"discard reason {reason!r} is unknown",
+                f"declared are {', '.join(table.reasons)}",
+                "declare it in the plan",
+            )
+        # Freed before it is counted: what a kill in between leaves uncounted, `revoke` finds.
+        table.cells[row + STATE] = FREE
+        table.count_discards(reason)
+        table.cells[table.pools[table.cells[row + POOL]] + DISCARDED] += 1
+
+
+class TableClient(TableQueue):
+    """See QueueClient. One producer; picklable where its memory is."""
+
+    def __init__(self, memory: QueueMemory, member: int, pool: int) -> None:
+        super().__init__(memory)
+        self._attach(member, pool)
+
+    def _attach(self, member: int, pool: int) -> None:
+        self._member, self._pool = member, pool
+        self._event = self._memory.pool_events[pool]
+        self._seen = self._table.member_row(member) + SEEN_US
+        self._was_notified = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "member": self._member, "pool": self._pool}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._attach(state["member"], state["pool"])
+
+    @property
+    def member(self) -> int:
+        """The number that it joined with."""
+        return self._member
+
+    def acquire(self, timeout: float | None = None) -> Slot:
+        """See QueueClient."""
+        started = time.monotonic()
+        slot = self._look()
+        if slot is None:
+            slot = wait_until(
+                self._look,
+                self._may_acquire,
+                self._event,
+                timeout=timeout,
+                spin_seconds=self._memory.spin_seconds,
+            )
+            if slot is None:
+                raise DeadlineExceeded(
+                    f"member {self._member} waited {timeout:g} s for a free slot",
+                    self._table.describe({}),
+                    "look at the log of the process that holds them, or raise the deadline",
+                )
+            self._pass_on()
+            slot.wait_seconds = time.monotonic() - started
+        return slot
+
+    def try_acquire(self) -> Slot | None:
+        """See QueueClient."""
+        slot = self._look()
+        if slot is None:
+            self._was_notified = False
+        elif self._was_notified:
+            self._pass_on()
+        return slot
+
+    def wait(self, seconds: float, *others: Event) -> None:
+        """See QueueClient."""
+        self._raise_if_closed()
+        if wait_any(self._event, others, seconds):
+            self._was_notified = True
+
+    def fileno(self) -> int:
+        """See QueueClient."""
+        return self._event.fileno()
+
+    def commit(self, slot: Slot) -> None:
+        """See QueueClient."""
+        if slot.first_version < 0 or slot.last_version < slot.first_version:
+            raise UniRLError(
+                f"slot of ticket {slot.ticket} was committed with versions "
+                f"{slot.first_version}..{slot.last_version}",
+                "0 <= first_version <= last_version must hold",
+                "the actor sets both to the version that WeightStore.pull returned",
+            )
+        cells = self._table.cells
+        wait_us, work_us = int(slot.wait_seconds * 1e6), int(slot.work_seconds * 1e6)
+        with self._lock:
+            row = self._require(slot, RUNNING)
+            if slot.write_event is not None:
+                self._memory.write_events[slot.index] = slot.write_event
+            cells[row + FIRST], cells[row + LAST] = slot.first_version, slot.last_version
+            cells[row + USED] = -1 if slot.used is None else slot.used
+            cells[row + WAIT_US], cells[row + WORK_US] = wait_us, work_us
+            cells[row + STATE] = READY
+            cells[COMMITTED] += 1
+            cells[self._seen] = micros()
+        self._memory.learner_event.set()
+
+    def discard(self, slot: Slot, reason: str) -> None:
+        """See QueueClient. Raises UniRLError for a reason that was not declared."""
+        with self._lock:
+            self._require(slot, RUNNING)
+            self._discard(slot.index, reason)
+        self._notify_all()
+
+    def reissue(self, slot: Slot) -> None:
+        """See QueueClient: where tickets name something that must not be lost, such as a prompt."""
+        with self._lock:
+            self._table.cells[self._require(slot, RUNNING) + STATE] = DUE
+        self._notify_all()
+
+    def progress(self) -> None:
+        """See QueueClient."""
+        if self._table.is_member(self._member):
+            self._table.cells[self._seen] = micros()
+
+    def leave(self) -> None:
+        """See QueueClient."""
+        with self._lock:
+            if not self._table.is_member(self._member):
+                return
+            for index in self._table.held_by(self._member):
+                self._discard(index, "shutdown")
+            self._table.cells[self._table.member_row(self._member) + NUMBER] = 0
+        self._notify_all()
+
+    def _notify_all(self) -> None:
+        """A slot was given back. The learner too: strict order may have waited for exactly it."""
+        self.progress()
+        self._notify_producers()
+        self._memory.learner_event.set()
+
+    def _pass_on(self) -> None:
+        """One event serves all members of a pool: the one that it woke wakes the next, as long as
+        there is something to acquire.
+        """
+        if self._may_acquire():
+            self._event.set()
+
+    def _may_acquire(self) -> bool:
+        table = self._table
+        free = table.free_slot() is not None
+        return free or self.closed or table.due_slot(self._pool) is not None
+
+    def _look(self) -> Slot | None:
+        """A slot for this member, if there is one."""
+        table, cells = self._table, self._table.cells
+        with self._lock:
+            if self.closed:
+                self._event.set()  # others of this pool sleep, too
+                raise QueueClosed
+            if not table.is_member(self._member):
+                cells[LATE] += 1
+                raise LeaseExpired(
+                    f"member {self._member} asks for a slot",
+                    "it left the queue, or was revoked",
+                    "join again",
+                )
+            index = table.due_slot(self._pool)
+            while index is None:
+                free = table.free_slot()
+                if free is None:
+                    return None
+                if table.issue_ticket(free) == self._pool:
+                    index = free
+                else:  # another pool's turn: it has a slot of its own now
+                    self._notify_producers()
+            row = table.rows[index]
+            table.count_issued(index)
+            cells[LAST_LEASE] += 1
+            cells[row + LEASE], cells[row + MEMBER] = cells[LAST_LEASE], self._member
+            cells[row + START_VERSION] = cells[VERSION]
+            now = micros()
+            cells[row + START_US] = cells[self._seen] = now
+            cells[row + STATE] = RUNNING
+            return Slot(
+                index,
+                cells[row + TICKET],
+                self._memory.slots[index],
+                cells[row + LEASE],
+                self._member,
+                self._pool,
+                cells[row + POOL_TICKET],
+                on_progress=self.progress,
+            )

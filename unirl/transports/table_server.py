@@ -1,0 +1,336 @@
+"""The learner's side of the sample queue over a table of slots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from unirl.core.clock import micros
+from unirl.core.queue import MemberStatus, QueueConfig, QueueStats, SlotBuffers, Snapshot, Ticket
+from unirl.core.sample import Batch, Slot
+from unirl.errors import DeadlineExceeded, UniRLError
+from unirl.transports.events import wait_until
+from unirl.transports.slot_table import (
+    BACKLOG,
+    CLOSED,
+    DUE,
+    FIRST,
+    FREE,
+    ISSUED,
+    LAST,
+    LAST_MEMBER,
+    LEARNED,
+    LEARNED_OF_POOL,
+    LEASE,
+    MAX_MEMBERS,
+    MEMBER,
+    NEXT_TICKET,
+    NUMBER,
+    POOL,
+    POOL_OF_MEMBER,
+    POOL_TICKET,
+    READY,
+    RUNNING,
+    SEEN_US,
+    START_US,
+    STATE,
+    TAKEN,
+    TICKET,
+    USED,
+    VERSION,
+    WAIT_US,
+    WORK_US,
+)
+from unirl.transports.table_queue import QueueMemory, TableClient, TableQueue
+
+
+class TableServer(TableQueue):
+    """See QueueServer."""
+
+    def __init__(self, memory: QueueMemory) -> None:
+        super().__init__(memory)
+        self._names: dict[int, str] = {}
+        self._first_ticket = 0
+        # Taken by an unfinished `take`: a deadline must not lose them.
+        self._partial: list[Slot] = []
+        # Restored tickets that found no slot; their number is in the cells, for the clients.
+        self._backlog: list[Ticket] = []
+
+    @property
+    def config(self) -> QueueConfig:
+        """See QueueConfig."""
+        return self._memory.config
+
+    # -- members -----------------------------------------------------------------------------------
+
+    def join(self, pool: int = 0, name: str = "") -> TableClient:
+        """See QueueServer. Raises UniRLError for an unknown pool, or one member too many."""
+        table, cells = self._table, self._table.cells
+        if not 0 <= pool < len(table.pools):
+            raise UniRLError(
+                f"a member joins pool {pool}",
+                f"the queue has pools 0 to {len(table.pools) - 1}",
+                "declare the pool in the plan",
+            )
+        with self._lock:
+            number = cells[LAST_MEMBER] + 1
+            last = number + MAX_MEMBERS
+            while number < last and cells[table.member_row(number) + NUMBER]:
+                number += 1
+            if number == last:
+                raise UniRLError(
+                    "one more member joins the queue",
+                    f"it has {MAX_MEMBERS} already, which is the most",
+                    "use fewer actors, each with more environments",
+                )
+            row = table.member_row(number)
+            cells[LAST_MEMBER] = number
+            cells[row + POOL_OF_MEMBER], cells[row + SEEN_US] = pool, micros()
+            cells[row + NUMBER] = number
+        self._names[number] = name or f"member {number}"
+        return TableClient(self._memory, number, pool)
+
+    def revoke(self, member: int, reason: str = "actor_died", *, reissue: bool = False) -> int:
+        """See QueueServer."""
+        table, cells = self._table, self._table.cells
+        with self._lock:
+            if table.is_member(member):
+                cells[table.member_row(member) + NUMBER] = 0
+            self._count_all_as_issued()
+            held = table.held_by(member)
+            for index in held:
+                cells[table.rows[index] + LEASE] = 0
+                if reissue:
+                    cells[table.rows[index] + STATE] = DUE
+                else:
+                    self._discard(index, reason)
+            self._refill()
+            self._balance(reason)
+        self._names.pop(member, None)
+        self._notify_producers()
+        self._memory.learner_event.set()
+        return len(held)
+
+    def retire(self, member: int) -> None:
+        """See QueueServer."""
+        with self._lock:
+            if self._table.is_member(member):
+                self._table.cells[self._table.member_row(member) + NUMBER] = 0
+        self._notify_producers()
+
+    def members(self) -> list[MemberStatus]:
+        """See QueueServer."""
+        cells, now, rows = self._table.cells, micros(), self._table.rows
+        found = []
+        for row in self._table.member_rows():
+            held = [rows[i] for i in self._table.held_by(cells[row + NUMBER])]
+            since = min(((cells[r + TICKET], cells[r + START_US]) for r in held), default=None)
+            found.append(
+                MemberStatus(
+                    cells[row + NUMBER],
+                    cells[row + POOL_OF_MEMBER],
+                    len(held),
+                    0.0 if since is None else (now - since[1]) / 1e6,
+                    (now - cells[row + SEEN_US]) / 1e6,
+                )
+            )
+        return found
+
+    def buffers(self) -> SlotBuffers:
+        """See QueueServer."""
+        return TableQueue(self._memory)
+
+    # -- learning ----------------------------------------------------------------------------------
+
+    def take(self, learner_version: int, timeout: float | None = None) -> Batch:
+        """See QueueServer. Slots are taken one by one: waiting for a whole batch inside the window
+        would deadlock.
+        """
+        started, taken, cells = time.monotonic(), self._partial, self._table.cells
+        timeout = self.config.timeout_seconds if timeout is None else timeout
+        cells[VERSION] = learner_version
+        while len(taken) < self.config.batch_size:
+            slot = wait_until(
+                lambda: self._look(learner_version),
+                lambda: READY in self._table.states.tolist() or self.closed,
+                self._memory.learner_event,
+                timeout=timeout,
+                spin_seconds=self._memory.spin_seconds,
+            )
+            if slot is None:
+                raise DeadlineExceeded(
+                    f"the learner waited {timeout:g} s for a finished slot",
+                    self.describe(),
+                    "look at the log of the process that holds them, or raise the deadline",
+                )
+            taken.append(slot)
+        self._partial = []
+        return Batch(taken, learner_version, wait_seconds=time.monotonic() - started)
+
+    def _look(self, learner_version: int) -> Slot | None:
+        """The slot to learn next, taken."""
+        table, cells, num_freed = self._table, self._table.cells, 0
+        with self._lock:
+            self._raise_if_closed()
+            if self._backlog:  # members do not see it: slots that they gave back are filled here
+                num_freed += self._refill()
+            while (index := self._next_ready()) is not None:
+                row = table.rows[index]
+                if learner_version - cells[row + FIRST] <= self.config.max_staleness:
+                    cells[row + STATE] = TAKEN
+                    break
+                self._discard(index, "stale")
+                self._refill()
+                num_freed += 1
+        if num_freed:
+            self._notify_producers()
+        return None if index is None else self._slot(index)
+
+    def _next_ready(self) -> int | None:
+        """The ready slot of the lowest ticket among the first `window` outstanding ones."""
+        states, tickets = self._table.states.tolist(), self._table.tickets.tolist()
+        outstanding = sorted(
+            (tickets[index], index)
+            for index, state in enumerate(states)
+            if state in (RUNNING, READY, DUE)
+        )
+        for _, index in outstanding[: self.config.window]:
+            if states[index] == READY:
+                return index
+        return None
+
+    def release(self, batch: Batch) -> None:
+        """See QueueServer."""
+        table, cells = self._table, self._table.cells
+        with self._lock:
+            rows = [self._require(slot, TAKEN) for slot in batch.slots]
+            # The loop published before it released: samples started from now on see weights one
+            # update newer.
+            cells[VERSION] = batch.version + 1
+            for row in rows:
+                cells[row + STATE] = FREE
+                cells[table.pools[cells[row + POOL]] + LEARNED_OF_POOL] += 1
+            cells[LEARNED] += len(rows)
+            self._refill()
+        self._notify_producers()
+
+    def _slot(self, index: int) -> Slot:
+        cells, row = self._table.cells, self._table.rows[index]
+        return Slot(
+            index,
+            cells[row + TICKET],
+            self._memory.slots[index],
+            cells[row + LEASE],
+            cells[row + MEMBER],
+            cells[row + POOL],
+            cells[row + POOL_TICKET],
+            cells[row + FIRST],
+            cells[row + LAST],
+            None if cells[row + USED] < 0 else cells[row + USED],
+            cells[row + WAIT_US] / 1e6,
+            cells[row + WORK_US] / 1e6,
+            self._memory.write_events.get(index),
+        )
+
+    # -- the books ---------------------------------------------------------------------------------
+
+    def next_pool(self) -> int | None:
+        """See QueueServer."""
+        table, states = self._table, self._table.states.tolist()
+        due = [index for index, state in enumerate(states) if state == DUE]
+        if due:
+            return table.cells[table.rows[min(due, key=table.tickets.__getitem__)] + POOL]
+        return None if table.free_slot() is None else table.next_pool()
+
+    def ages(self, learner_version: int) -> tuple[list[int], list[int]]:
+        """See QueueServer."""
+        return self._table.ages(learner_version)
+
+    def stats(self) -> QueueStats:
+        """See QueueServer."""
+        return self._table.stats()
+
+    def describe(self) -> str:
+        """See QueueServer."""
+        return self._table.describe(self._names)
+
+    def snapshot(self) -> Snapshot:
+        """See QueueServer. Each ticket is in one slot, or in another, or not issued yet."""
+        table, cells = self._table, self._table.cells
+        with self._lock:
+            states = table.states.tolist()
+            self._count_all_as_issued()
+            # Taken and not released: a learner that failed on them has not learned them.
+            ready = [self._slot(i) for i, state in enumerate(states) if state in (READY, TAKEN)]
+            running = [table.ticket(i) for i, s in enumerate(states) if s in (RUNNING, DUE)]
+            return Snapshot(
+                sorted(ready, key=lambda slot: slot.ticket),
+                sorted([*running, *self._backlog]),
+                cells[NEXT_TICKET],
+                [cells[row + ISSUED] for row in table.pools],
+                table.discarded(),
+            )
+
+    def restore(
+        self,
+        ready: Sequence[Slot],
+        next_ticket: int,
+        version: int = 0,
+        *,
+        due: Sequence[Ticket] = (),
+        issued: Sequence[int] | None = None,
+    ) -> None:
+        """See QueueServer. ready: their data is copied into `buffer(slot.index)` by the caller.
+        next_ticket: above all others. due: those that find no slot get the next ones that come
+        free. issued: by pool; next_ticket where there is one.
+        """
+        table, cells = self._table, self._table.cells
+        with self._lock:
+            for slot in ready:
+                row = table.rows[slot.index]
+                cells[row + TICKET], cells[row + POOL] = slot.ticket, slot.pool
+                cells[row + POOL_TICKET] = slot.pool_ticket
+                cells[row + FIRST], cells[row + LAST] = slot.first_version, slot.last_version
+                cells[row + USED] = -1 if slot.used is None else slot.used
+                cells[row + STATE] = READY
+            self._backlog = sorted(due)
+            self._refill()
+            cells[NEXT_TICKET], cells[VERSION] = next_ticket, version
+            for row, number in zip(table.pools, issued or [next_ticket], strict=True):
+                cells[row + ISSUED] = number
+            self._first_ticket = next_ticket - len(ready) - len(due)
+
+    def close(self) -> None:
+        """See QueueServer."""
+        # One whole cell, stored without the lock: closing must work even while another process
+        # holds it.
+        self._table.cells[CLOSED] = 1
+        self._notify_producers()
+        self._memory.learner_event.set()
+
+    def _refill(self) -> int:
+        """Free slots for the lowest tickets of the backlog; how many."""
+        cells, number = self._table.cells, 0
+        for row in self._table.rows if self._backlog else ():
+            if cells[row + STATE] == FREE and self._backlog:
+                ticket = self._backlog.pop(0)
+                cells[row + TICKET], cells[row + POOL], cells[row + POOL_TICKET] = ticket
+                cells[row + STATE] = DUE
+                number += 1
+        cells[BACKLOG] = len(self._backlog)
+        return number
+
+    def _count_all_as_issued(self) -> None:
+        """As the process that was killed while it acquired would have done."""
+        for index, state in enumerate(self._table.states.tolist()):
+            if state != FREE:
+                self._table.count_issued(index)
+
+    def _balance(self, reason: str) -> None:
+        """Count what a kill between two stores left out, a discard that was done: for this reason,
+        as its own is not known.
+        """
+        stats = self._table.stats()
+        started = stats.started - self._first_ticket
+        counted = stats.learned + sum(stats.discarded.values()) + stats.out + len(self._backlog)
+        self._table.count_discards(reason, started - counted)
