@@ -35,8 +35,6 @@ class FdEvent:
         for fd in {self._reader, self._writer}:
             weakref.finalize(self, os.close, fd)
             os.set_blocking(fd, False)
-        self._poll = select.poll()
-        self._poll.register(self._reader, select.POLLIN)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._reader == self._writer:
@@ -63,7 +61,9 @@ class FdEvent:
 
     def wait(self, seconds: float) -> None:
         """Sleep until it is set, at most `seconds`, and clear it."""
-        if self._poll.poll(seconds * 1000):
+        poll = select.poll()  # one each: several threads may wait
+        poll.register(self._reader, select.POLLIN)
+        if poll.poll(seconds * 1000):
             self.clear()
 
     def fileno(self) -> int:

@@ -34,10 +34,10 @@ class SharedWeightStore:
         self._offsets, self._buffer_bytes = aligned_offsets(sizes)
         self._block = SharedBlock(ALIGN + 2 * self._buffer_bytes, "unirl-weights")
         self._attach()
-        self._cells[self._VERSION] = -1
+        self.cells[self._VERSION] = -1
 
     def _attach(self) -> None:
-        self._cells = memoryview(self._block.buffer)[: 8 * self._NUM_CELLS].cast("q")
+        self.cells = memoryview(self._block.buffer)[: 8 * self._NUM_CELLS].cast("q")
         self._buffers: list[dict[str, torch.Tensor]] = [
             {
                 name: self._block.tensor(
@@ -63,11 +63,11 @@ class SharedWeightStore:
     @property
     def version(self) -> int:
         """See unirl.core.weights.WeightStore."""
-        return int(self._cells[self._VERSION])
+        return int(self.cells[self._VERSION])
 
     def publish(self, weights: Weights, version: int) -> None:
         """See unirl.core.weights.WeightStore. One process publishes."""
-        cells, index = self._cells, 1 - self._cells[self._ACTIVE]
+        cells, index = self.cells, 1 - self.cells[self._ACTIVE]
         buffer = self._buffers[index]
         cells[self._SEQUENCE + index] += 1
         with torch.no_grad():
@@ -81,7 +81,7 @@ class SharedWeightStore:
         """See unirl.core.weights.WeightStore. Raises DeadlineExceeded when no whole version can be
         read for 30 s.
         """
-        cells, deadline = self._cells, time.monotonic() + _PULL_SECONDS
+        cells, deadline = self.cells, time.monotonic() + _PULL_SECONDS
         if cells[self._VERSION] == have:
             return have
         while True:

@@ -91,12 +91,12 @@ class TableQueue:
     """What client and server have in common. See SlotBuffers."""
 
     def __init__(self, memory: QueueMemory) -> None:
-        self._memory = memory
+        self.memory = memory
         self._lock = memory.lock
         self._table = SlotTable(memory.cells, len(memory.slots), memory.shares, memory.reasons)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"memory": self._memory}
+        return {"memory": self.memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         TableQueue.__init__(self, state["memory"])
@@ -108,14 +108,14 @@ class TableQueue:
 
     def buffer(self, index: int) -> Mapping[str, Any]:
         """The tree of one slot."""
-        return self._memory.slots[index]
+        return self.memory.slots[index]
 
     def _raise_if_closed(self) -> None:
         if self.closed:
             raise QueueClosed
 
     def _notify_producers(self) -> None:
-        for event in self._memory.pool_events:
+        for event in self.memory.pool_events:
             event.set()
 
     def _require(self, slot: Slot, state: int) -> int:
@@ -160,7 +160,7 @@ class TableClient(TableQueue):
 
     def _attach(self, member: int, pool: int) -> None:
         self._member, self._pool = member, pool
-        self._event = self._memory.pool_events[pool]
+        self._event = self.memory.pool_events[pool]
         self._seen = self._table.member_row(member) + SEEN_US
         self._was_notified = False
 
@@ -186,7 +186,7 @@ class TableClient(TableQueue):
                 self._may_acquire,
                 self._event,
                 timeout=timeout,
-                spin_seconds=self._memory.spin_seconds,
+                spin_seconds=self.memory.spin_seconds,
             )
             if slot is None:
                 raise DeadlineExceeded(
@@ -231,14 +231,14 @@ class TableClient(TableQueue):
         with self._lock:
             row = self._require(slot, RUNNING)
             if slot.write_event is not None:
-                self._memory.write_events[slot.index] = slot.write_event
+                self.memory.write_events[slot.index] = slot.write_event
             cells[row + FIRST], cells[row + LAST] = slot.first_version, slot.last_version
             cells[row + USED] = -1 if slot.used is None else slot.used
             cells[row + WAIT_US], cells[row + WORK_US] = wait_us, work_us
             cells[row + STATE] = READY
             cells[COMMITTED] += 1
             cells[self._seen] = micros()
-        self._memory.learner_event.set()
+        self.memory.learner_event.set()
 
     def discard(self, slot: Slot, reason: str) -> None:
         """See QueueClient. Raises UniRLError for a reason that was not declared."""
@@ -264,6 +264,7 @@ class TableClient(TableQueue):
             if not self._table.is_member(self._member):
                 return
             for index in self._table.held_by(self._member):
+                self._table.cells[self._table.rows[index] + LEASE] = 0
                 self._discard(index, "shutdown")
             self._table.cells[self._table.member_row(self._member) + NUMBER] = 0
         self._notify_all()
@@ -272,7 +273,7 @@ class TableClient(TableQueue):
         """A slot was given back. The learner too: strict order may have waited for exactly it."""
         self.progress()
         self._notify_producers()
-        self._memory.learner_event.set()
+        self.memory.learner_event.set()
 
     def _pass_on(self) -> None:
         """One event serves all members of a pool: the one that it woke wakes the next, as long as
@@ -320,7 +321,7 @@ class TableClient(TableQueue):
             return Slot(
                 index,
                 cells[row + TICKET],
-                self._memory.slots[index],
+                self.memory.slots[index],
                 cells[row + LEASE],
                 self._member,
                 self._pool,

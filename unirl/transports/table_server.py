@@ -59,7 +59,7 @@ class TableServer(TableQueue):
     @property
     def config(self) -> QueueConfig:
         """See QueueConfig."""
-        return self._memory.config
+        return self.memory.config
 
     # -- members -----------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class TableServer(TableQueue):
             cells[row + POOL_OF_MEMBER], cells[row + SEEN_US] = pool, micros()
             cells[row + NUMBER] = number
         self._names[number] = name or f"member {number}"
-        return TableClient(self._memory, number, pool)
+        return TableClient(self.memory, number, pool)
 
     def revoke(self, member: int, reason: str = "actor_died", *, reissue: bool = False) -> int:
         """See QueueServer."""
@@ -108,7 +108,7 @@ class TableServer(TableQueue):
             self._balance(reason)
         self._names.pop(member, None)
         self._notify_producers()
-        self._memory.learner_event.set()
+        self.memory.learner_event.set()
         return len(held)
 
     def retire(self, member: int) -> None:
@@ -138,7 +138,7 @@ class TableServer(TableQueue):
 
     def buffers(self) -> SlotBuffers:
         """See QueueServer."""
-        return TableQueue(self._memory)
+        return TableQueue(self.memory)
 
     # -- learning ----------------------------------------------------------------------------------
 
@@ -153,9 +153,9 @@ class TableServer(TableQueue):
             slot = wait_until(
                 lambda: self._look(learner_version),
                 lambda: READY in self._table.states.tolist() or self.closed,
-                self._memory.learner_event,
+                self.memory.learner_event,
                 timeout=timeout,
-                spin_seconds=self._memory.spin_seconds,
+                spin_seconds=self.memory.spin_seconds,
             )
             if slot is None:
                 raise DeadlineExceeded(
@@ -219,7 +219,7 @@ class TableServer(TableQueue):
         return Slot(
             index,
             cells[row + TICKET],
-            self._memory.slots[index],
+            self.memory.slots[index],
             cells[row + LEASE],
             cells[row + MEMBER],
             cells[row + POOL],
@@ -229,7 +229,7 @@ class TableServer(TableQueue):
             None if cells[row + USED] < 0 else cells[row + USED],
             cells[row + WAIT_US] / 1e6,
             cells[row + WORK_US] / 1e6,
-            self._memory.write_events.get(index),
+            self.memory.write_events.get(index),
         )
 
     # -- the books ---------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class TableServer(TableQueue):
         # holds it.
         self._table.cells[CLOSED] = 1
         self._notify_producers()
-        self._memory.learner_event.set()
+        self.memory.learner_event.set()
 
     def _refill(self) -> int:
         """Free slots for the lowest tickets of the backlog; how many."""

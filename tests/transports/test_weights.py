@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from unirl.core.weights import LocalWeightStore, Weights, WeightStore
-from unirl.transports.shared import SharedWeightStore
+from unirl.core.weights import Weights, WeightStore
+from unirl.transports.local import LocalWeightStore
+from unirl.transports.shared_weights import SharedWeightStore
 
 MakeStore = Callable[[Weights], WeightStore]
 
@@ -120,7 +121,7 @@ class Overtaken(Loaded):
 @pytest.mark.parametrize(
     ("versions", "found", "num_loads"),
     [((2,), 1, 1), ((2, 3), 3, 2)],
-    ids=["one does not disturb it", "after two it reads anew"],
+    ids=["one does not disturb it", "after two it reads again"],
 )
 def test_a_reader_that_is_overtaken_gets_one_whole_version(
     versions: tuple[int, ...], found: int, num_loads: int
@@ -135,20 +136,20 @@ def test_a_reader_that_is_overtaken_gets_one_whole_version(
 
 
 class Interrupted:
-    """A table of words; after so many reads someone else is at work."""
+    """A table of cells; after so many reads another process is at work."""
 
-    def __init__(self, words: Any, num_reads: int, other: Callable[[], None]) -> None:
-        self._words, self._left, self._other = words, num_reads, other
+    def __init__(self, cells: Any, num_reads: int, other: Callable[[], None]) -> None:
+        self._cells, self._left, self._other = cells, num_reads, other
 
-    def __getitem__(self, word: int) -> int:
-        value: int = self._words[word]
+    def __getitem__(self, index: int) -> int:
+        value: int = self._cells[index]
         self._left -= 1
         if self._left == 0:
             self._other()
         return value
 
-    def __setitem__(self, word: int, value: int) -> None:
-        self._words[word] = value
+    def __setitem__(self, index: int, value: int) -> None:
+        self._cells[index] = value
 
 
 @pytest.mark.parametrize("num_reads", range(1, 6))
@@ -162,7 +163,7 @@ def test_a_version_published_at_any_moment_of_a_pull_is_not_mistaken_for_the_one
         store.publish(example(2), 2)
         published.append(2)
 
-    monkeypatch.setattr(store, "_words", Interrupted(store._words, num_reads, publish))
+    monkeypatch.setattr(store, "cells", Interrupted(store.cells, num_reads, publish))
     newest = store.pull(into, -1)
     assert published == [2] and newest in (1, 2)
     assert into.weights["scalar"] == newest
