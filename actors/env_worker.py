@@ -78,7 +78,7 @@ def serve_environments(
     groups: list[_Group] = []
     try:
         for number in handshake.layout.groups_of(context.index):
-            vector_env = _require_next_step(make_vec(env, sampler.num_envs), env)
+            vector_env = require_next_step(make_vec(env, sampler.num_envs), env)
             envs = SteppedEnvs(vector_env, gamma=gamma, env_id=env.id)
             group = _Group(number, envs, _splits(context, handshake, number, sampler))
             groups.append(group)
@@ -93,7 +93,7 @@ def serve_environments(
             group.envs.close()
 
 
-def _require_next_step(vector_env: VectorEnv, env: EnvConfig) -> VectorEnv:
+def require_next_step(vector_env: VectorEnv, env: EnvConfig) -> VectorEnv:
     """UniRLError for an engine whose policy acts on what stands in no row."""
     if vector_env.hides_first_obs:
         vector_env.close()

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from unirl.actors.env_worker import LOOK_AGAIN_SECONDS, group_seed
+from unirl.actors.env_worker import LOOK_AGAIN_SECONDS
+from unirl.actors.groups import GroupsActor, make_groups
 from unirl.actors.sampler import SamplerConfig
 from unirl.actors.stepping import UnrollRows
-from unirl.actors.vector import VectorActor
 from unirl.core.actor import ActorContext
 from unirl.core.clock import micros
 from unirl.core.device import usable_device
@@ -27,7 +27,7 @@ from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
 from unirl.envs.config import EnvConfig
-from unirl.envs.make import make_vec, spaces
+from unirl.envs.make import spaces
 from unirl.errors import QueueClosed
 from unirl.handshake.handshake import (
     ACT,
@@ -232,7 +232,7 @@ class PolicyWorker:
     # -- deciding ----------------------------------------------------------------------------------
 
     def _decide(self, splits: Sequence[_Split]) -> None:
-        """One forward pass over the rows of these splits; each environment worker is notified once."""
+        """One forward pass over the rows of these splits; each worker is notified once."""
         started, handshake = micros(), self._handshake
         self._version = self._weights.pull(self._policy, self._version)
         for split in splits:
@@ -272,35 +272,6 @@ class PolicyWorker:
             split.state = result.state
 
 
-class GroupsActor:
-    """See Actor. The groups of a policy worker in one process, one after the other: what the inline
-    runner runs for debugging. Samples are those of the workers, bit for bit, where these decide for
-    each group on its own.
-    """
-
-    def __init__(self, groups: Sequence[VectorActor], workers: Sequence[int]) -> None:
-        self._groups, self._workers, self._next = groups, workers, 0
-
-    def restart(self, seed: int) -> None:
-        """See Actor."""
-        num_groups = len(self._groups) // len(self._workers)
-        seeds = _group_seeds(seed, self._workers, num_groups)
-        for group, own in zip(self._groups, seeds, strict=True):
-            group.restart(own)
-        self._next = 0
-
-    def produce(self, slot: Slot) -> None:
-        """See Actor: the next group's unroll."""
-        group = self._groups[self._next % len(self._groups)]
-        self._next += 1
-        group.produce(slot)
-
-    def close(self) -> None:
-        """See Actor."""
-        for group in self._groups:
-            group.close()
-
-
 def make_policy_worker(
     context: ActorContext,
     *,
@@ -315,7 +286,7 @@ def make_policy_worker(
     process.
     """
     if context.handshake is None:
-        return _make_groups(context, env, policy, sampler, gamma)
+        return make_groups(context, env=env, policy=policy, sampler=sampler, gamma=gamma)
     assert isinstance(context.handshake, Handshake)
     device = usable_device("sampler.device", sampler.device)
     if context.index == 0:
@@ -324,51 +295,6 @@ def make_policy_worker(
     module = Policy(observation_space, action_space, policy, seed=context.seed % 2**31)
     module = module.eval().to(device)
     return PolicyWorker(context, module, context.handshake, sampler)
-
-
-def _make_groups(
-    context: ActorContext,
-    env: EnvConfig,
-    policy: PolicyConfig,
-    sampler: SamplerConfig,
-    gamma: float,
-) -> GroupsActor:
-    workers = sampler.layout().workers_of(context.index)
-    seeds = _group_seeds(context.seed, workers, sampler.num_groups)
-    observation_space, action_space = spaces(env)
-    module = Policy(observation_space, action_space, policy, seed=context.seed % 2**31).eval()
-    groups: list[VectorActor] = []
-    try:
-        for seed in seeds:
-            vector_env = make_vec(env, sampler.num_envs)
-            try:
-                actor = VectorActor(
-                    vector_env,
-                    module,
-                    context.weights,
-                    unroll_length=sampler.unroll_length,
-                    gamma=gamma,
-                    seed=seed,
-                    env_id=env.id,
-                )
-            except BaseException:
-                vector_env.close()
-                raise
-            groups.append(actor)
-    except BaseException:
-        for group in groups:
-            group.close()
-        raise
-    return GroupsActor(groups, workers)
-
-
-def _group_seeds(actor_seed: int, workers: Sequence[int], num_groups: int) -> list[int]:
-    """A seed for each group of these workers, as the processes runner's workers have them."""
-    return [
-        group_seed(derive_seed(actor_seed, "worker", worker), group)
-        for worker in workers
-        for group in range(num_groups)
-    ]
 
 
 def _join(trees: Sequence[Any]) -> Any:

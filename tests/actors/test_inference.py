@@ -17,8 +17,8 @@ import torch
 
 import unirl
 from unirl.actors.env_worker import serve_environments
+from unirl.actors.groups import GroupsActor
 from unirl.actors.inference import (
-    GroupsActor,
     PolicyWorker,
     make_policy_worker,
 )
@@ -26,19 +26,19 @@ from unirl.actors.sampler import SamplerConfig
 from unirl.actors.vector import unroll_spec
 from unirl.core.actor import ActorContext
 from unirl.core.device import usable_device
-from unirl.core.env_workers import WorkerContext
-from unirl.core.exchange import HELLO, OBS
-from unirl.core.queue import QueueConfig
+from unirl.core.pool import HelperContext
+from unirl.core.queue import QueueConfig, QueueServer
 from unirl.core.sample import SampleSpec, Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import leaves
-from unirl.core.weights import LocalWeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
 from unirl.errors import QueueClosed, UniRLError
+from unirl.handshake.handshake import ACT, BEGIN, HELLO, OBS, SLOT, TURN, Handshake
 from unirl.policy import Policy, PolicyConfig
 from unirl.runners.fork_server import process_context
-from unirl.transports.shared import SharedExchange, SharedQueue, SharedWeightStore
+from unirl.transports.local import LocalWeightStore
+from unirl.transports.shared import SharedTransport
 
 GAMMA, SEED = 0.9, 11
 MLP = PolicyConfig(hidden=(16,))
@@ -80,28 +80,27 @@ def setting(env: EnvConfig, policy: PolicyConfig, sampler: SamplerConfig) -> Set
 
 
 @contextmanager
-def workers(setting: Setting, queue_config: QueueConfig) -> Iterator[SharedQueue]:
+def workers(setting: Setting, queue_config: QueueConfig) -> Iterator[QueueServer]:
     """Real environment processes and a policy worker in a thread, with frozen weights."""
     sampler = setting.sampler
-    queue = SharedQueue(setting.spec, queue_config, num_actors=sampler.num_policy_workers)
-    weights = SharedWeightStore(setting.module.weights())
+    transport = SharedTransport()
+    queue = transport.queue(setting.spec, queue_config)
+    weights = transport.weights(setting.module.weights())
     weights.publish(setting.module.weights(), 0)
-    exchange = SharedExchange(sampler.layout())
+    handshake = Handshake(sampler.layout(), transport)
     context = process_context(4)
     serve = partial(serve_environments, env=setting.env, sampler=sampler, gamma=GAMMA)
     processes = []
     for index in range(sampler.num_workers):
         seed = derive_seed(SEED + index % sampler.num_policy_workers, "worker", index)
-        work = WorkerContext(index, seed, exchange, [queue])
+        work = HelperContext(index, seed, handshake, [queue.buffers()])
         processes.append(context.Process(target=run_until_closed, args=(serve, work)))
         processes[-1].start()
     threads = []
     for index in range(sampler.num_policy_workers):
-        actor = setting.make(
-            ActorContext(index, sampler.num_policy_workers, SEED + index, weights, exchange)
-        )
+        actor = setting.make(ActorContext(index, SEED + index, weights, handshake=handshake))
         assert isinstance(actor, PolicyWorker)
-        threads.append(threading.Thread(target=run_until_closed, args=(actor.serve, queue)))
+        threads.append(threading.Thread(target=run_until_closed, args=(actor.serve, queue.join())))
         threads[-1].start()
     try:
         yield queue
@@ -128,7 +127,7 @@ def digest(data: Any) -> str:
     return found.hexdigest()
 
 
-def taken(queue: SharedQueue, num_slots: int) -> list[str]:
+def taken(queue: QueueServer, num_slots: int) -> list[str]:
     found = []
     for _ in range(num_slots):
         batch = queue.take(0, 60.0)
@@ -140,9 +139,7 @@ def taken(queue: SharedQueue, num_slots: int) -> list[str]:
 def inline(setting: Setting, num_slots: int, index: int = 0) -> list[str]:
     store = LocalWeightStore()
     store.publish(setting.module.weights(), 0)
-    actor = setting.make(
-        ActorContext(index, setting.sampler.num_policy_workers, SEED + index, store)
-    )
+    actor = setting.make(ActorContext(index, SEED + index, store))
     assert isinstance(actor, GroupsActor)
     slot, found = Slot(0, 0, setting.spec.allocate()), []
     for _ in range(num_slots):
@@ -182,7 +179,7 @@ def test_several_policy_workers_share_the_environment_workers() -> None:
     assert len(set(found)) == 20
 
 
-def test_batches_of_all_that_is_ready_give_the_same_actions_up_to_rounding() -> None:
+def test_batches_of_all_that_wait_give_the_same_actions_up_to_rounding() -> None:
     env, policy, sampler = CASES["box"]
     made = setting(env, policy, replace(sampler, num_workers=1))
     with workers(made, QueueConfig(batch_size=1, max_staleness=0)) as queue:
@@ -190,7 +187,7 @@ def test_batches_of_all_that_is_ready_give_the_same_actions_up_to_rounding() -> 
         first = {key: value.clone() for key, value in batch.slots[0].data.items()}
     store = LocalWeightStore()
     store.publish(made.module.weights(), 0)
-    actor = made.make(ActorContext(0, 1, SEED, store))
+    actor = made.make(ActorContext(0, SEED, store))
     slot = Slot(0, 0, made.spec.allocate())
     expected = []
     for _ in range(2):  # one of its two groups came first
@@ -204,32 +201,41 @@ def test_batches_of_all_that_is_ready_give_the_same_actions_up_to_rounding() -> 
 def test_a_sample_is_as_old_as_its_first_row_and_as_new_as_its_last() -> None:
     env, policy, sampler = CASES["box"]
     made = setting(env, policy, replace(sampler, num_workers=1, num_groups=1, unroll_length=3))
-    queue = SharedQueue(made.spec, QueueConfig(max_staleness=3))
-    weights = SharedWeightStore(made.module.weights())
-    exchange = SharedExchange(made.sampler.layout())
-    worker: Any = made.make(ActorContext(0, 1, SEED, weights, exchange))
-    (part,) = worker._parts
+    transport = SharedTransport()
+    queue = transport.queue(made.spec, QueueConfig(max_staleness=3))
+    weights = transport.weights(made.module.weights())
+    handshake = Handshake(made.sampler.layout(), transport)
+    worker: Any = made.make(ActorContext(0, SEED, weights, handshake=handshake))
+    thread = threading.Thread(target=run_until_closed, args=(worker.serve, queue.join()))
+    thread.start()
 
-    def environments_answer(turn: int) -> None:
-        exchange.give_turn(0, turn)
-        worker._look_at(part, queue)
+    def environments_answer(turn: int, wanted: int) -> None:
+        """And the policy worker decides."""
+        handshake.give_turn(0, turn)
+        handshake.actor_events[0].set()
+        deadline = time.monotonic() + 20.0
+        while handshake.cells[handshake.row(0) + TURN] != wanted:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
     weights.publish(made.module.weights(), 4)
-    environments_answer(HELLO)
-    part.slot.data["mask"].fill_(True)
+    environments_answer(HELLO, BEGIN)
+    slot_index = handshake.cells[handshake.row(0) + SLOT]
+    queue.buffers().buffer(slot_index)["mask"].fill_(True)
     for version in (4, 5, 6):  # each row is acted with other weights
         weights.publish(made.module.weights(), version)
-        environments_answer(OBS)
-        worker._decide([part])
-    environments_answer(OBS)
-    (slot,) = queue.take(6, 1.0).slots
+        environments_answer(OBS, ACT)
+    environments_answer(OBS, ACT)
+    (slot,) = queue.take(6, 5.0).slots
     assert (slot.first_version, slot.last_version) == (4, 6)
+    queue.close()
+    thread.join(10.0)
 
 
-def test_a_group_without_a_place_waits_and_loses_nothing() -> None:
+def test_a_group_without_a_slot_waits_and_loses_nothing() -> None:
     env, policy, sampler = CASES["box"]
     made = setting(env, policy, replace(sampler, batch_rows=3, num_workers=1))
-    # Two groups, one place: while the learner holds it, both wait with their observations kept.
+    # Two groups, one slot: while the learner holds it, both wait with their observations kept.
     with workers(made, QueueConfig(batch_size=1, max_staleness=0)) as queue:
         found = []
         for _ in range(6):
@@ -243,12 +249,12 @@ def test_a_group_without_a_place_waits_and_loses_nothing() -> None:
 
 def test_an_engine_that_hides_first_observations_is_refused() -> None:
     env = EnvConfig("unirl/Counting-v0", "vector", kwargs={"autoreset_mode": "SameStep"})
-    exchange = SharedExchange(SMALL.layout())
+    handshake = Handshake(SMALL.layout(), SharedTransport())
     spec = setting(EnvConfig("unirl/Counting-v0", "sync"), MLP, SMALL).spec
-    queue = SharedQueue(spec, QueueConfig())
+    queue = SharedTransport().queue(spec, QueueConfig())
     with pytest.raises(UniRLError, match="first observations"):
         serve_environments(
-            WorkerContext(0, 0, exchange, [queue]),
+            HelperContext(0, 0, handshake, [queue.buffers()]),
             env=env,
             sampler=SMALL,
             gamma=GAMMA,

@@ -16,11 +16,13 @@ import unirl
 from unirl.core.actor import ActorContext
 from unirl.core.learner import LearnerContext, LearnerState
 from unirl.core.metrics import Metrics
+from unirl.core.pool import Pool
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import Batch, Field, SampleSpec, Slot
 from unirl.core.weights import Weights
 from unirl.errors import ActorFailed, DiscardSlot, ReissueSlot
-from unirl.runners.plan import Plan, RunConfig, RunnerConfig
+from unirl.runners.config import RunConfig, RunnerConfig
+from unirl.runners.plan import LearnerPlan, Plan
 from unirl.storage.checkpoint import load_checkpoint
 
 SPEC = SampleSpec({"ticket": Field((1,), torch.int64, None), "pid": Field((1,), torch.int64, None)})
@@ -101,16 +103,11 @@ class Noter:
 def make(kind: str, marks: Path, fault: str = "", *, total: int = 24, **queue: Any) -> Plan:
     settings = {"batch_size": 4, "max_staleness": 1, "timeout_seconds": 20.0, **queue}
     return Plan(
-        recipe="test",
-        config=None,
-        spec=SPEC,
-        queue=QueueConfig(**settings),
-        num_actors=1,
-        make_actor=partial(Sleeper, fault=fault, marks=marks),
-        make_learner=Noter,
+        "test",
+        pools=(Pool(partial(Sleeper, fault=fault, marks=marks)),),
+        learners=(LearnerPlan(Noter, SPEC, QueueConfig(**settings), reissue=True),),
         runner=RunnerConfig(kind=kind),  # type: ignore[arg-type]
         run=RunConfig(total_steps=total, checkpoint_steps=8),
-        reissue=True,
     )
 
 
@@ -146,22 +143,24 @@ def test_discarded_tickets_are_replaced_by_new_ones(kind: str, tmp_path: Path) -
 
 
 def test_inline_the_tail_is_interrupted_and_its_tickets_come_again(tmp_path: Path) -> None:
-    """Every fourth ticket never ends; a batch of four is enough, so nobody waits for them."""
+    """Every fourth ticket never ends; a batch of four is enough, so the learner does not wait for
+    them.
+    """
     tickets = learned(make("inline", tmp_path, "tail", window=None, total=12), tmp_path / "run")
     assert tickets == [ticket for ticket in range(16) if ticket % 4 != 3]
 
 
-def test_inline_places_that_never_come_free_end_the_run(tmp_path: Path) -> None:
+def test_inline_slots_that_never_come_free_end_the_run(tmp_path: Path) -> None:
     plan = make("inline", tmp_path, "tail", window=None, total=24)
     with pytest.raises(ActorFailed, match="TimeoutError"):
-        # Tickets 3, 7, 11 and so on never end: in the end too few places are left for a batch.
+        # Tickets 3, 7, 11 and so on never end: in the end too few slots are left for a batch.
         unirl.run(plan, tmp_path / "run", console=False)
     tickets = load_checkpoint(tmp_path / "run").state["counters"]["tickets"]
     assert len(tickets) == len(set(tickets)) and not any(ticket % 4 == 3 for ticket in tickets)
 
 
 @KINDS
-def test_a_resumed_run_issues_again_what_was_under_way(kind: str, tmp_path: Path) -> None:
+def test_a_resumed_run_issues_again_what_was_in_flight(kind: str, tmp_path: Path) -> None:
     first = learned(make(kind, tmp_path, total=12), tmp_path / "run")
     assert first == list(range(12))
     again = learned(make(kind, tmp_path, total=24), tmp_path / "run", resume=tmp_path / "run")
@@ -174,6 +173,6 @@ def test_an_actor_that_fails_again_and_again_ends_the_run(tmp_path: Path) -> Non
             return name == "six"
 
     plan = make("inline", tmp_path, "error")
-    broken = Plan(**{**plan.__dict__, "make_actor": partial(Broken, fault="error", marks=tmp_path)})
+    broken = plan.with_pool(make_actor=partial(Broken, fault="error", marks=tmp_path))
     with pytest.raises(ActorFailed, match="3 of 3 times"):
         unirl.run(broken, tmp_path / "run", console=False)

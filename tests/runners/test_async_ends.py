@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +25,7 @@ class Lingering(Sleeper):
 
 def test_an_actor_whose_end_hangs_gets_to_clean_up(tmp_path: Path) -> None:
     plan = make("processes", tmp_path)
-    plan = replace(plan, make_actor=partial(Lingering, fault="", marks=tmp_path))
+    plan = plan.with_pool(make_actor=partial(Lingering, fault="", marks=tmp_path))
     unirl.run(plan, tmp_path / "run", console=False)
     assert (tmp_path / "closing").exists()
     assert (tmp_path / "closed").exists()

@@ -56,15 +56,13 @@ def make(**settings: Any) -> ProcessesRunner:
 
 
 def balance(runner: ProcessesRunner) -> int:
-    """Samples that are neither learned, nor discarded with a reason, nor under way: must be 0."""
-    queue = runner.loop.queue
-    out = sum(number for state, number in queue.counts().items() if state != "free")
-    totals = queue.totals()
-    return totals["started"] - totals["learned"] - sum(queue.discarded().values()) - out
+    """Samples that are neither learned, nor discarded with a reason, nor in flight: must be 0."""
+    stats = runner.loop.queue.stats()
+    return stats.started - stats.learned - sum(stats.discarded.values()) - stats.out
 
 
 def pid_of(runner: ProcessesRunner, role: str, index: int) -> int:
-    pids = runner.actors.worker_pids() if role == "environment worker" else runner.actors.pids()
+    pids = runner.helper_pids() if role == "environment worker" else runner.actor_pids()
     pid = pids[index]
     assert pid is not None
     return pid
@@ -87,16 +85,15 @@ class Script:
         pass
 
 
-@pytest.mark.parametrize("role", ["environment worker", "policy worker"])
+@pytest.mark.parametrize("role", ["environment worker", "actor"])
 def test_a_killed_process_is_replaced_and_every_sample_accounted_for(role: str) -> None:
     runner = make()
-    exchange = runner.actors.exchange
-    assert exchange is not None
+    handshake: Any = runner.processes.pools[0].handshake
     dead: list[int] = []
     before: list[int] = []
 
     def steps() -> list[int]:
-        return [exchange.group_totals(group)[1] for group in range(4)]
+        return [handshake.group_totals(group)[1] for group in range(4)]
 
     def kill() -> bool:
         dead.append(pid_of(runner, role, 0))
@@ -111,13 +108,13 @@ def test_a_killed_process_is_replaced_and_every_sample_accounted_for(role: str) 
         return all(now > old + 20 for now, old in zip(steps(), before, strict=True))
 
     runner.run([Script(kill, replaced, all_groups_step)])
-    assert runner.actors.num_restarts == 1
-    assert runner.loop.queue.discarded()["actor_died"] <= 4
+    assert runner.num_restarts == 1
+    assert runner.loop.queue.stats().discarded["actor_died"] <= 4
     assert balance(runner) == 0
     assert not Path(f"/proc/{dead[0]}").exists()
 
 
-def test_a_worker_that_owes_a_step_for_too_long_is_replaced_and_the_others_go_on() -> None:
+def test_a_worker_that_owes_a_step_for_too_long_is_replaced_and_the_others_continue() -> None:
     runner = make(**{"env.step_timeout": 0.5})
     started = 0.0
 
@@ -128,14 +125,14 @@ def test_a_worker_that_owes_a_step_for_too_long_is_replaced_and_the_others_go_on
 
     def wait() -> None:
         deadline = time.monotonic() + 20
-        while not runner.loop.queue.discarded()["timeout"]:
+        while not runner.loop.queue.stats().discarded["timeout"]:
             assert time.monotonic() < deadline
             time.sleep(0.01)
 
     # Between the two the learner lives on what the other worker produces.
     runner.run([Every(_30=stop, _60=wait, _90=lambda: None)])
-    assert 1 <= runner.loop.queue.discarded()["timeout"] <= 2
-    assert runner.actors.num_restarts == 1
+    assert 1 <= runner.loop.queue.stats().discarded["timeout"] <= 2
+    assert runner.num_restarts == 1
     assert balance(runner) == 0
 
 
@@ -151,8 +148,8 @@ def test_a_worker_may_take_longer_to_reset_all_its_groups_than_for_one_step() ->
         }
     )
     runner.run([Every(_5=lambda: None)])
-    assert runner.actors.num_restarts == 0
-    assert runner.loop.queue.discarded()["timeout"] == 0
+    assert runner.num_restarts == 0
+    assert runner.loop.queue.stats().discarded["timeout"] == 0
 
 
 def test_a_stopped_policy_worker_is_replaced() -> None:
@@ -160,12 +157,12 @@ def test_a_stopped_policy_worker_is_replaced() -> None:
     runner.run(
         [
             Every(
-                _30=lambda: os.kill(pid_of(runner, "policy worker", 0), signal.SIGSTOP),
+                _30=lambda: os.kill(pid_of(runner, "actor", 0), signal.SIGSTOP),
                 _60=lambda: None,
             )
         ]
     )
-    assert runner.actors.num_restarts == 1
+    assert runner.num_restarts == 1
     assert balance(runner) == 0
 
 
@@ -199,8 +196,8 @@ def test_a_broken_observation_ends_the_run_at_once(tmp_path: Path) -> None:
     assert "unirl/Fault-v0" in str(error.value)
 
 
-def test_more_groups_than_places_are_refused() -> None:
-    with pytest.raises(UniRLError, match="4 groups of environments share 2 places"):
+def test_more_groups_than_slots_are_refused() -> None:
+    with pytest.raises(UniRLError, match="4 groups of environments share 2 slots"):
         make(**{"queue.max_staleness": 0})
 
 

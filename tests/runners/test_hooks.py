@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +120,7 @@ def test_an_evaluation_that_fails_ends_the_run_with_a_checkpoint(
 ) -> None:
     settings = {**SMALL, "run.eval_steps": 128, "run.total_steps": 384}
     plan = unirl.make_plan("impala", **settings)
-    plan = replace(plan, make_evaluator=lambda seed: BrokenEvaluator(error))
+    plan = plan.with_learner(make_evaluator=lambda seed: BrokenEvaluator(error))
     with pytest.raises(ActorFailed, match=said) as caught:
         unirl.run(plan, tmp_path / "run", console=False)
     assert len(caught.value.parts) == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +102,9 @@ def test_every_actor_has_a_seed_of_its_own() -> None:
 
     def make_actor(context: ActorContext) -> Any:
         seeds.append(context.seed)
-        return plan.make_actor(context)
+        return plan.pools[0].make_actor(context)
 
-    InlineRunner(replace(plan, make_actor=make_actor)).run([])
+    InlineRunner(plan.with_pool(make_actor=make_actor)).run([])
     assert len(seeds) == len(set(seeds)) == SMALL["actor.num_actors"]
 
 
@@ -151,7 +150,7 @@ def test_a_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(
     settings = {**SMALL, "run.checkpoint_steps": 300, "run.total_steps": 100_000, **more}
     plan = unirl.make_plan("impala", **settings)
 
-    class Poisoned(type(plan.make_learner(LearnerContext(0)))):  # type: ignore[misc]
+    class Poisoned(type(plan.learner.make(LearnerContext(0)))):  # type: ignore[misc]
         def step(self, batch: Batch) -> Metrics:
             if self.version == 20:
                 batch.slots[0].data["reward"].fill_(float("inf"))
@@ -159,12 +158,12 @@ def test_a_training_that_diverges_stops_and_keeps_the_last_good_checkpoint(
             return metrics
 
     def make_learner(context: LearnerContext) -> Any:
-        learner = plan.make_learner(context)
+        learner = plan.learner.make(context)
         learner.__class__ = Poisoned
         return learner
 
     with pytest.raises(UniRLError, match="diverged by update 21"):
-        unirl.run(replace(plan, make_learner=make_learner), tmp_path / "run", console=False)
+        unirl.run(plan.with_learner(make=make_learner), tmp_path / "run", console=False)
     checkpoint = load_checkpoint(tmp_path / "run")
     assert checkpoint.state["version"] <= 20
 
@@ -232,7 +231,7 @@ def test_a_target_return_needs_a_learner_that_knows_its_episodes(tmp_path: Path)
 
     class Silent:
         def __init__(self, context: LearnerContext) -> None:
-            self._learner = plan.make_learner(context)
+            self._learner = plan.learner.make(context)
             self.version = self.num_steps = 0
 
         def step(self, batch: Batch) -> Metrics:
@@ -249,7 +248,7 @@ def test_a_target_return_needs_a_learner_that_knows_its_episodes(tmp_path: Path)
             self._learner.load_state_dict(state)
 
     with pytest.raises(UniRLError, match="recent_returns"):
-        unirl.run(replace(plan, make_learner=Silent), tmp_path / "run", console=False)
+        unirl.run(plan.with_learner(make=Silent), tmp_path / "run", console=False)
 
 
 def test_an_actor_that_always_discards_meets_a_deadline(tmp_path: Path) -> None:
@@ -263,20 +262,19 @@ def test_an_actor_that_always_discards_meets_a_deadline(tmp_path: Path) -> None:
         def close(self) -> None:
             pass
 
-    plan = replace(
-        unirl.make_plan("impala", **{**SMALL, "queue.timeout_seconds": 0.3}), make_actor=Picky
-    )
+    plan = unirl.make_plan("impala", **{**SMALL, "queue.timeout_seconds": 0.3})
+    plan = plan.with_pool(make_actor=Picky)
     with pytest.raises(UniRLError, match="filtered"):
         unirl.run(plan, tmp_path / "run", console=False)
 
 
-def test_a_place_that_is_never_given_back_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+def test_a_slot_that_is_never_given_back_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     runner = InlineRunner(unirl.make_plan("impala", **{**SMALL, "queue.max_staleness": 0}))
 
     class Hoarder:
         def after_update(self, loop: TrainLoop) -> None:
             if loop.learner.version == 3:
-                loop.queue.acquire(0.0)
+                loop.queue.join().acquire(0.0)
 
         def at_end(self, loop: TrainLoop) -> None:
             pass
@@ -287,7 +285,7 @@ def test_a_place_that_is_never_given_back_ends_the_run_with_a_checkpoint(tmp_pat
     assert load_checkpoint(tmp_path).state["version"] == 3
 
 
-def test_a_smaller_max_staleness_on_resume_discards_what_is_too_old_and_goes_on(
+def test_a_smaller_max_staleness_on_resume_discards_what_is_too_old_and_continues(
     tmp_path: Path,
 ) -> None:
     train(tmp_path / "run", 600, "two updates old")
@@ -307,4 +305,4 @@ def test_an_environment_that_fails_at_birth_is_restarted_and_then_named(tmp_path
         raise RuntimeError("no such display")
 
     with pytest.raises(ActorFailed, match="no such display"):
-        unirl.run(replace(plan, make_actor=stillborn), tmp_path / "run", console=False)
+        unirl.run(plan.with_pool(make_actor=stillborn), tmp_path / "run", console=False)

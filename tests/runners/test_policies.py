@@ -50,8 +50,10 @@ def best_play(model: Any) -> float:
     return float((found == best).float().mean())
 
 
-def test_two_policies_learn_a_zero_sum_game_against_each_other(tmp_path: Path) -> None:
-    unirl.run(unirl.make_plan("appo", **DUEL), tmp_path, console=False)
+@pytest.mark.parametrize("kind", ["processes", "inline"])
+def test_two_policies_learn_a_zero_sum_game_against_each_other(tmp_path: Path, kind: str) -> None:
+    plan = unirl.make_plan("appo", **{**DUEL, "runner.kind": kind})
+    unirl.run(plan, tmp_path, console=False)
     models = [load_checkpoint(folder).model for folder in (tmp_path, tmp_path / "policies" / "1")]
     assert min(best_play(model) for model in models) > 0.9
     flat = [dict(leaves(model)) for model in models]
@@ -76,10 +78,10 @@ def test_the_death_of_one_policys_worker_loses_no_sample_of_the_others() -> None
     class Kill:
         def after_update(self, loop: Any) -> None:
             if loop.learner.version == 20:
-                pid = runner.actors.pids()[3]  # the second worker of the second policy
+                pid = runner.actor_pids()[3]  # the second worker of the second policy
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
-            if loop.learner.version > 20 and runner.actors.num_restarts and len(lanes()) == 2:
+            if loop.learner.version > 20 and runner.num_restarts and len(learning()) == 2:
                 loop.stop("test")
 
         def at_end(self, loop: Any) -> None:
@@ -87,24 +89,20 @@ def test_the_death_of_one_policys_worker_loses_no_sample_of_the_others() -> None
 
     learned: dict[int, int] = {}
 
-    def lanes() -> set[int]:
+    def learning() -> set[int]:
         """Policies that have learned something since the restart."""
         for i, loop in enumerate(runner.loops):
             learned.setdefault(i, loop.learner.version)
         return {i for i, loop in enumerate(runner.loops) if loop.learner.version > learned[i] + 10}
 
     runner.run([Kill()])
-    assert runner.actors.num_restarts == 1
+    assert runner.num_restarts == 1
     for loop in runner.loops:
-        queue = loop.queue
-        out = sum(number for state, number in queue.counts().items() if state != "free")
-        totals = queue.totals()
-        assert totals["started"] == totals["learned"] + sum(queue.discarded().values()) + out
+        stats = loop.queue.stats()
+        assert stats.started == stats.learned + sum(stats.discarded.values()) + stats.out
 
 
-def test_several_policies_need_processes_and_whole_environments() -> None:
-    with pytest.raises(UniRLError, match="2 policies learn in the inline runner"):
-        unirl.make_plan("appo", **{**DUEL, "runner.kind": "inline"})
+def test_several_policies_need_whole_environments() -> None:
     with pytest.raises(UniRLError, match="do not split into environments of 2 agents"):
         unirl.make_plan("appo", **{**DUEL, "sampler.num_envs": 33})
     with pytest.raises(UniRLError, match="has 2: left, right"):

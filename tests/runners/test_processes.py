@@ -21,8 +21,8 @@ import pytest
 
 import unirl
 from unirl.errors import ActorFailed, UniRLError
-from unirl.runners.loop import TrainLoop
 from unirl.runners.config import RunnerConfig
+from unirl.runners.loop import TrainLoop
 from unirl.runners.processes import ProcessesRunner
 from unirl.storage.checkpoint import load_checkpoint
 
@@ -84,7 +84,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def actor_pids(runner: ProcessesRunner) -> list[int]:
-    return [pid for pid in runner.actors.pids() if pid is not None]
+    return [pid for pid in runner.actor_pids() if pid is not None]
 
 
 def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_goes_on(
@@ -107,7 +107,7 @@ def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_goes_on(
 
     runner.run([At(50, kill), At(2000, restarted), At(2001, lambda loop: loop.stop("test"))])
     assert runner.loop.metrics.flush()["faults/actor_restarts"] == 1
-    assert runner.loop.queue.discarded()["actor_died"] <= 1
+    assert runner.loop.queue.stats().discarded["actor_died"] <= 1
     assert not any(alive(pid) for pid in seen)
 
 
@@ -115,21 +115,21 @@ def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_goes_on(
 def test_an_actor_that_is_stopped_with_the_lock_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unirl.transports.shared._LOCK_SECONDS", 0.5)
+    monkeypatch.setattr("unirl.transports.locks.LOCK_SECONDS", 0.5)
     plan = unirl.make_plan("impala", **{**SMALL, "actor.unroll_length": 1})
     runner = ProcessesRunner(plan, log_dir=tmp_path)
-    guard = runner.loop.queue._guard
+    lock: Any = runner.loop.queue.memory.lock  # type: ignore[attr-defined]
     stopped: list[int] = []
 
     def stop_one_with_the_lock() -> None:
-        """And kill the other: whoever buries it needs the lock."""
+        """And kill the other: cleaning up after it needs the lock."""
         first, second = actor_pids(runner)
         deadline = time.monotonic() + 60.0
         while time.monotonic() < deadline:
             os.kill(second, signal.SIGSTOP)
             while state_of(second) not in ("T", "Z", ""):
                 pass
-            if guard._holder() == second:
+            if lock.holder() == second:
                 stopped.append(second)
                 os.kill(first, signal.SIGKILL)
                 return
@@ -140,7 +140,7 @@ def test_an_actor_that_is_stopped_with_the_lock_is_killed(
 
     class UntilBothAreReplaced:
         def after_update(self, loop: TrainLoop) -> None:
-            if runner.actors.num_restarts == 2 or loop.seconds > 90.0:
+            if runner.num_restarts == 2 or loop.seconds > 90.0:
                 loop.stop("test")
 
         def at_end(self, loop: TrainLoop) -> None:
@@ -149,7 +149,7 @@ def test_an_actor_that_is_stopped_with_the_lock_is_killed(
     runner.run([At(50, lambda loop: thread.start()), UntilBothAreReplaced()])
     thread.join()
     assert stopped and not alive(stopped[0])
-    assert runner.actors.num_restarts == 2
+    assert runner.num_restarts == 2
 
 
 @pytest.mark.parametrize("recipe", ["impala", "appo"])
@@ -171,10 +171,10 @@ def test_actors_and_environment_workers_give_way_to_the_learner(
     wanted, first = min(own + 3, 19), list[int]()
 
     def look(loop: TrainLoop) -> None:
-        pids = [*runner.actors.pids(), *runner.actors.worker_pids()]
-        num_workers = plan.env_workers.num_workers if plan.env_workers else 0
-        assert len(pids) == plan.num_actors + num_workers
-        # One that nobody waited for yet may still be starting.
+        pids = [*runner.actor_pids(), *runner.helper_pids()]
+        helpers = plan.pools[0].helpers
+        assert len(pids) == plan.pools[0].bounds[0] + (helpers.count if helpers else 0)
+        # One that was not waited for yet may still be starting.
         assert wait_until(lambda: {nice(pid) for pid in pids} == {wanted}, 30.0)
         first.extend(actor_pids(runner))
         os.kill(first[0], signal.SIGKILL)
@@ -240,7 +240,7 @@ def test_a_hung_environment_is_killed_once_and_restarted(
 
     class UntilRestart:
         def after_update(self, loop: TrainLoop) -> None:
-            if loop.queue.discarded()["actor_died"]:
+            if loop.queue.stats().discarded["actor_died"]:
                 loop.stop("restarted")
 
         def at_end(self, loop: TrainLoop) -> None:

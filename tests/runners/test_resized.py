@@ -5,7 +5,6 @@ lost, each is learned exactly once.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,14 @@ import pytest
 import torch
 
 import unirl
-from unirl.core.queue import QueueConfig
+from unirl.core.queue import QueueConfig, Ticket
 from unirl.core.sample import Field, SampleSpec
-from unirl.core.slot_queue import LocalQueue, SlotQueue
+from unirl.core.transport import Transport
 from unirl.learners.parallel import RankLost
 from unirl.runners.plan import Plan
 from unirl.storage.checkpoint import load_checkpoint
-from unirl.transports.shared import SharedQueue
+from unirl.transports.local import LocalTransport
+from unirl.transports.shared import SharedTransport
 
 SPEC = SampleSpec({"x": Field((1,), torch.float32, batch_axis=None)})
 SMALL: dict[str, Any] = {
@@ -51,12 +51,12 @@ def noting(make: Callable[[Any], Any], tickets: list[int], lost_at: int, context
 
 def plan_of(tickets: list[int], *, reissue: bool = True, lost_at: int = -1, **more: Any) -> Plan:
     plan = unirl.make_plan("impala", **{**SMALL, **more})
-    make = partial(noting, plan.make_learner, tickets, lost_at)
-    return replace(plan, make_learner=make, reissue=reissue)
+    make = partial(noting, plan.learner.make, tickets, lost_at)
+    return plan.with_learner(make=make, reissue=reissue)
 
 
-@pytest.mark.parametrize("batch_size", [4, 1], ids=["with places for all", "with fewer places"])
-def test_samples_that_no_longer_fit_are_made_anew(batch_size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch_size", [4, 1], ids=["with slots for all", "with fewer slots"])
+def test_samples_that_no_longer_fit_are_made_again(batch_size: int, tmp_path: Path) -> None:
     tickets: list[int] = []
     unirl.run(plan_of(tickets, **{"run.total_steps": 192}), tmp_path / "run", console=False)
     waiting = [note["ticket"] for note in load_checkpoint(tmp_path / "run").state["ready"]]
@@ -88,22 +88,22 @@ def test_the_batch_of_an_update_that_was_cut_short_is_learned_after_all(tmp_path
     assert sorted(tickets) == list(range(len(tickets)))
 
 
-@pytest.mark.parametrize("make", [LocalQueue, SharedQueue])
-def test_tickets_without_a_place_get_the_next_that_comes_free(
-    make: Callable[[SampleSpec, QueueConfig], SlotQueue],
+@pytest.mark.parametrize("make", [LocalTransport, SharedTransport])
+def test_tickets_without_a_slot_get_the_next_that_comes_free(
+    make: Callable[[], Transport],
 ) -> None:
-    queue = make(SPEC, QueueConfig(batch_size=1))
-    queue.restore([], 9, 3, due=[7, 1, 8, 4, 5])
-    assert queue.snapshot().unfinished == [1, 4, 5, 7, 8]
-    lost = queue.acquire(0.0)
-    assert lost.ticket == 1 and queue.reclaim(0) == 1
-    # Its place went to the next one at once; the tickets that wait are nobody's loss.
-    assert queue.discarded()["actor_died"] == 1
+    queue = make().queue(SPEC, QueueConfig(batch_size=1))
+    queue.restore([], 9, 3, due=[Ticket(i, 0, i) for i in (7, 1, 8, 4, 5)])
+    assert [ticket.number for ticket in queue.snapshot().unfinished] == [1, 4, 5, 7, 8]
+    dead, client = queue.join(), queue.join()
+    assert dead.acquire(0.0).ticket == 1 and queue.revoke(dead.member) == 1
+    # Its slot went to the next one at once; the tickets that wait are not lost.
+    assert queue.stats().discarded["actor_died"] == 1
     learned = []
     for version in range(3, 9):
-        slot = queue.acquire(0.0)
+        slot = client.acquire(0.0)
         slot.first_version = slot.last_version = version
-        queue.commit(slot)
+        client.commit(slot)
         batch = queue.take(version, 0.0)
         learned.append(batch.slots[0].ticket)
         queue.release(batch)

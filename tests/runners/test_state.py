@@ -36,11 +36,13 @@ def test_a_checkpoint_from_before_a_setting_existed_is_resumed_while_it_means_wh
     usual, other = (
         unirl.make_plan("impala", **{**small, "policy.image_stride": stride}) for stride in (4, 2)
     )
-    assert "image_stride" not in usual.fingerprint["policy"], "no checkpoint of then names it"
+    assert "image_stride" not in usual.learner.fingerprint["policy"], (
+        "no checkpoint of then names it"
+    )
     runner = InlineRunner(usual)
     path = save(runner.loop, tmp_path)
     runner.close()
     checkpoint = load_checkpoint(path)
-    check_fingerprint(usual, checkpoint)
+    check_fingerprint(usual, usual.learner, checkpoint)
     with pytest.raises(UniRLError, match=r"policy\.image_stride = None, this run has 2"):
-        check_fingerprint(other, checkpoint)
+        check_fingerprint(other, other.learner, checkpoint)

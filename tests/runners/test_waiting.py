@@ -85,19 +85,18 @@ def rows(plan: Plan, num_updates: int) -> list[dict[str, float]]:
 def test_a_deadline_of_the_learner_ends_the_run_with_a_checkpoint(
     kind: str, tmp_path: Path
 ) -> None:
-    plan = replace(
-        make(kind, tmp_path, timeout_seconds=0.7), make_actor=partial(OneByOne, dry_from=12)
-    )
+    plan = make(kind, tmp_path, timeout_seconds=0.7)
+    plan = plan.with_pool(make_actor=partial(OneByOne, dry_from=12))
     plan = replace(plan, run=replace(plan.run, checkpoint_steps=1_000_000))
     with pytest.raises(ActorFailed, match="raise queue"):
         unirl.run(plan, tmp_path / "run", console=False)
-    # Inline fills all places before each update: a batch is left there, and saved as well.
+    # Inline fills all slots before each update: a batch is left there, and saved as well.
     assert load_checkpoint(tmp_path / "run").state["version"] == (3 if kind == "processes" else 2)
 
 
 def test_the_learner_is_said_to_wait_from_when_it_began_to(tmp_path: Path) -> None:
     plan = make("processes", tmp_path, batch_size=1, max_staleness=0)
-    found = rows(replace(plan, make_actor=partial(OneByOne, pause_at=1)), 3)
+    found = rows(plan.with_pool(make_actor=partial(OneByOne, pause_at=1)), 3)
     # It looks for hung actors meanwhile, several times a second.
     assert found[1]["time/learner/wait"] > 1.1
     assert found[2]["time/learner/wait"] < 1.1
@@ -109,15 +108,13 @@ def test_the_learner_is_said_to_wait_from_when_it_began_to(tmp_path: Path) -> No
 def test_actors_that_fill_many_slots_at_once_wait_too(
     tmp_path: Path, seconds: float, limit: str
 ) -> None:
-    plan = replace(
-        make("processes", tmp_path),
-        make_actor=partial(Slow, fault="", marks=tmp_path),
-        make_learner=partial(SlowNoter, seconds=seconds),
-    )
-    # The first updates fill the places, and wait for the process to start.
+    plan = make("processes", tmp_path)
+    plan = plan.with_pool(make_actor=partial(Slow, fault="", marks=tmp_path))
+    plan = plan.with_learner(make=partial(SlowNoter, seconds=seconds))
+    # The first updates fill the slots, and wait for the process to start.
     for row in rows(plan, 6)[3:]:
         assert limiting_rate(row) == limit
         wait = waiting_share("actor", row)
         assert wait is not None
-        # Of two updates' time a place is filled for 0.3 s and waits for the rest.
+        # Of two updates' time a slot is filled for 0.3 s and waits for the rest.
         assert (wait > 0.3) == (limit == "consumption")

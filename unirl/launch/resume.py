@@ -43,7 +43,7 @@ def restore(loops: Sequence[TrainLoop], checkpoint: Checkpoint | None, ranks: Ra
 
 
 def _require_timed(loop: TrainLoop) -> None:
-    """UniRLError where schedules should follow the clock and the learner cannot be told the time."""
+    """UniRLError where schedules follow the clock and the learner cannot know the time."""
     if loop.plan.run.anneal_over == "seconds" and not isinstance(loop.learner, TimedLearner):
         raise UniRLError(
             "run.anneal_over is seconds",

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 from unirl.core.actor import (
     Actor,
@@ -194,10 +195,10 @@ class InlineRunner:
         slots = [client.acquire(0.0) for client in member.clients]
         started = time.monotonic()
         try:
-            if isinstance(member.actor, JointActor):
-                member.actor.produce_all(slots)
+            if len(slots) > 1:
+                cast(JointActor, member.actor).produce_all(slots)
             else:
-                member.actor.produce(slots[0])
+                cast(Actor, member.actor).produce(slots[0])
         except DiscardSlot as discard:
             self._discard(member, slots, discard.reason)
             return

@@ -5,7 +5,7 @@ executes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unirl.core.evaluator import Evaluator
@@ -109,6 +109,14 @@ class Plan:
     def learner(self) -> LearnerPlan:
         """The first learner: the only one of most plans."""
         return self.learners[0]
+
+    def with_learner(self, **changes: Any) -> Plan:
+        """The plan with another first learner: plan.with_learner(make=MyLearner)."""
+        return replace(self, learners=(replace(self.learner, **changes), *self.learners[1:]))
+
+    def with_pool(self, **changes: Any) -> Plan:
+        """The plan with another first pool: plan.with_pool(make_actor=MyActor, count=4)."""
+        return replace(self, pools=(replace(self.pools[0], **changes), *self.pools[1:]))
 
     def learners_of(self, pool: Pool) -> list[int]:
         """Indices of the learners that a pool feeds."""

@@ -62,6 +62,19 @@ class ProcessesRunner:
         found = next(each for each in self.processes.pools if each.pool is pool)
         found.resize(size, self.processes.supervisor)
 
+    @property
+    def num_restarts(self) -> int:
+        """How often processes died and were replaced."""
+        return self.processes.supervisor.num_restarts
+
+    def actor_pids(self) -> list[int | None]:
+        """Process ids of the actors, pool by pool."""
+        return [actor.pid for pool in self.processes.pools for actor in pool.actors]
+
+    def helper_pids(self) -> list[int | None]:
+        """Process ids of the environment workers and other helpers, pool by pool."""
+        return [worker.pid for pool in self.processes.pools for worker in pool.workers]
+
     def restart_actors(self) -> None:
         """Nothing: actors run through a checkpoint; this runner promises no determinism."""
 

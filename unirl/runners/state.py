@@ -1,4 +1,4 @@
-"""What a run needs to continue where it was: gathered from a loop into a checkpoint, and put back."""
+"""What a run needs to continue where it was: from a loop to a checkpoint, and back."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -26,7 +26,6 @@ from unirl.core.actor import (
     Actor,
     ActorContext,
     AnyActor,
-    JointActor,
     StreamingActor,
     is_async,
 )
@@ -153,14 +152,8 @@ def run_actor(
     try:
         if isinstance(actor, StreamingActor):
             actor.serve(queue)
-        elif isinstance(actor, JointActor):
-            raise UniRLError(
-                f"{type(actor).__name__} fills slots of several learners at once",
-                "a process acts for one learner",
-                "set runner.kind to inline",
-            )
         else:
-            _produce_until_closed(actor, queue)
+            _produce_until_closed(cast(Actor, actor), queue)
     except LeaseExpired as expired:
         log.info("%s", expired)
     finally:

@@ -78,7 +78,7 @@ class ProcessLock(AbstractContextManager[object]):
             except OSError as error:
                 if time.monotonic() < deadline:
                     continue
-                pid = self._holder()
+                pid = self.holder()
                 held = LockHeld(
                     pid,
                     f"process {pid or '?'} has held the queue lock {LOCK_SECONDS:g} s",
@@ -89,7 +89,7 @@ class ProcessLock(AbstractContextManager[object]):
                     raise held from error
                 deadline, ended_holder = time.monotonic() + LOCK_SECONDS, True
 
-    def _holder(self) -> int:
+    def holder(self) -> int:
         """The id of the process that holds the lock; 0 where the system has no known way to ask."""
         if sys.platform != "linux" or sys.maxsize < 2**32:
             return 0

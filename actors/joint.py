@@ -1,0 +1,91 @@
+"""Several policies in the same environments, in one process: each has rows of its own, and a slot
+of its own learner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from unirl.actors.env_worker import require_next_step
+from unirl.actors.stepping import Select, SteppedEnvs, UnrollRows
+from unirl.core.sample import Slot
+from unirl.core.seeding import derive_seed
+from unirl.core.weights import WeightStore
+from unirl.envs.config import EnvConfig
+from unirl.envs.spaces import action_field
+from unirl.envs.vector import VectorEnv
+from unirl.policy import Policy, zero_state
+from unirl.policy.recurrent import State
+
+
+@dataclass
+class Player:
+    """One policy, its learner's weights, and the rows that it decides for."""
+
+    policy: Policy
+    weights: WeightStore
+    own: Select
+    num_rows: int
+    version: int = -1
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    state: State = field(default_factory=dict)
+
+
+class JointVectorActor:
+    """See JointActor: one unroll of all environments, written to one slot for each player."""
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        players: Sequence[Player],
+        env_config: EnvConfig,
+        *,
+        unroll_length: int,
+        gamma: float,
+    ) -> None:
+        require_next_step(env, env_config)
+        self._envs = SteppedEnvs(env, gamma=gamma, env_id=env_config.id)
+        self._players, self._length = players, unroll_length
+        shape, dtype = action_field(env.action_space, env.num_envs)
+        self._action = torch.empty(shape, dtype=dtype).numpy()
+
+    def restart(self, seed: int) -> None:
+        """Begin again: environments, recurrent states, random numbers and running totals."""
+        self._envs.restart(seed)
+        for player in self._players:
+            player.generator.manual_seed(derive_seed(seed, "actions"))
+            player.state = player.policy.initial_state(player.num_rows)
+
+    def produce_all(self, slots: Sequence[Slot]) -> None:
+        """See JointActor."""
+        rows = [UnrollRows(slot.data, self._length) for slot in slots]
+        for player, slot, own in zip(self._players, slots, rows, strict=True):
+            player.version = player.weights.pull(player.policy, player.version)
+            slot.first_version = slot.last_version = player.version
+            self._envs.write_first(own, player.own)
+            for name, value in player.state.items():
+                slot.data["state"][name].copy_(value)
+        for t in range(self._length):
+            self._step(rows, t)
+            slots[0].progress()
+
+    def _step(self, rows: Sequence[UnrollRows], t: int) -> None:
+        for player, own in zip(self._players, rows, strict=True):
+            action, logp, player.state = player.policy.act(
+                own.obs[t], player.state, generator=player.generator
+            )
+            own.action[t].copy_(action)
+            own.logp[t].copy_(logp)
+            self._action[player.own] = own.action_array[t]
+        splits = [(own, t, player.own) for player, own in zip(self._players, rows, strict=True)]
+        self._envs.step_splits(self._action, splits)
+        for player, own in zip(self._players, rows, strict=True):
+            if player.state and not own.mask[t].all():
+                player.state = zero_state(player.state, torch.from_numpy(~own.mask[t]))
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._envs.close()
