@@ -6,14 +6,48 @@ result = unirl.run(plan, "runs/cartpole")
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from unirl.core.actor import Actor as Actor
+    from unirl.core.actor import ActorContext as ActorContext
+    from unirl.core.actor import AsyncActor as AsyncActor
+    from unirl.core.learner import Learner as Learner
+    from unirl.core.learner import LearnerContext as LearnerContext
+    from unirl.core.learner import LearnerState as LearnerState
+    from unirl.core.metrics import Metrics as Metrics
+    from unirl.core.pool import Pool as Pool
+    from unirl.core.queue import QueueConfig as QueueConfig
+    from unirl.core.sample import Batch as Batch
+    from unirl.core.sample import Field as Field
+    from unirl.core.sample import SampleSpec as SampleSpec
+    from unirl.core.sample import Slot as Slot
+    from unirl.core.sample import collate as collate
+    from unirl.errors import DiscardSlot as DiscardSlot
+    from unirl.errors import ReissueSlot as ReissueSlot
+    from unirl.errors import UniRLError as UniRLError
     from unirl.launch import RunResult as RunResult
     from unirl.launch import run as run
-    from unirl.runners.plan import Plan
+    from unirl.runners.config import RunConfig as RunConfig
+    from unirl.runners.config import RunnerConfig as RunnerConfig
+    from unirl.runners.plan import LearnerPlan as LearnerPlan
+    from unirl.runners.plan import Plan as Plan
+
+_HOMES = {
+    "core.actor": ("Actor", "ActorContext", "AsyncActor"),
+    "core.learner": ("Learner", "LearnerContext", "LearnerState"),
+    "core.metrics": ("Metrics",),
+    "core.pool": ("Pool",),
+    "core.queue": ("QueueConfig",),
+    "core.sample": ("Batch", "Field", "SampleSpec", "Slot", "collate"),
+    "errors": ("DiscardSlot", "ReissueSlot", "UniRLError"),
+    "launch": ("RunResult", "run"),
+    "runners.config": ("RunConfig", "RunnerConfig"),
+    "runners.plan": ("LearnerPlan", "Plan"),
+}
 
 
 def make_plan(recipe: str, **overrides: Any) -> Plan:
@@ -31,8 +65,11 @@ def make_plan(recipe: str, **overrides: Any) -> Plan:
 
 def __getattr__(name: str) -> Any:
     # Lazily: `unirl --help` must not wait for torch.
-    if name in ("run", "RunResult"):
-        from unirl import launch as module
-
-        return getattr(module, name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"unirl.{home}"), name)
     raise AttributeError(f"module 'unirl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *(name for names in _HOMES.values() for name in names)])
