@@ -27,9 +27,9 @@ from unirl.core.tree import tree_map
 from unirl.core.weights import Weights
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
-from unirl.envs.guard import check_finite
 from unirl.envs.last_action import LastAction
 from unirl.envs.make import agents_of, make_vec
+from unirl.envs.obs_check import check_finite
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_writer, obs_reader
 from unirl.envs.vector import VectorEnv

@@ -14,9 +14,9 @@ from gymnasium.envs.registration import EnvSpec
 from unirl.envs import ale
 from unirl.envs.config import MULTI_AGENT, EnvConfig
 from unirl.envs.sim import families
-from unirl.envs.toy import register_toys
 from unirl.errors import UniRLError
 
+RECALL_CUE = "unirl/RecallCue-v0"
 # Module names as they stand in entry points and import errors -> the extra of this package that
 # installs them.
 EXTRAS = {
@@ -39,7 +39,7 @@ def find_spec(config: EnvConfig) -> EnvSpec:
     """The registered specification of config.id; UniRLError with suggestions, or with the extra to
     install."""
     import_registering_module(config)
-    register_toys()
+    _register_games()
     if config.is_multi_agent:
         raise UniRLError(
             f'env "{config.id}" has several agents',
@@ -65,8 +65,8 @@ def find_spec(config: EnvConfig) -> EnvSpec:
 
 def known_env_ids() -> list[str]:
     """All ids of environments with one agent that `make_vec` finds in this process, sorted:
-    Gymnasium's, the toys, Atari's where installed, and simulators whether installed or not."""
-    register_toys()
+    Gymnasium's, UniRL's games, Atari's where installed, and simulators whether installed or not."""
+    _register_games()
     with contextlib.suppress(ImportError):  # Atari is an extra; without it the list is shorter
         ale.register()
     return sorted([*gymnasium.registry, *families.known_ids()])
@@ -100,8 +100,8 @@ def missing_package(config: EnvConfig, error: ImportError) -> UniRLError:
     module = error.name
     spec = gymnasium.registry.get(config.id)
     # What was imported says most; what the id stands for says least: another engine may run it.
-    places = (module or "", str(error), str(spec.entry_point) if spec else "")
-    found = (EXTRAS[name] for place in places for name in EXTRAS if name in place.lower())
+    clues = (module or "", str(error), str(spec.entry_point) if spec else "")
+    found = (EXTRAS[name] for clue in clues for name in EXTRAS if name in clue.lower())
     extra = next(found, None)
     what = f'env "{config.id}" needs a package that is not installed'
     if extra is not None:
@@ -137,6 +137,11 @@ def import_registering_module(config: EnvConfig) -> None:
             f"import_module must be importable where the actors run: {error}",
             "correct what it imports",
         ) from error
+
+
+def _register_games() -> None:
+    if RECALL_CUE not in gymnasium.registry:
+        gymnasium.register(RECALL_CUE, "unirl.envs.games.recall_cue:RecallCue")
 
 
 def _missing_for_agents(config: EnvConfig, error: ImportError) -> UniRLError:

@@ -22,8 +22,8 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 from numpy.typing import NDArray
 
 from unirl.envs.config import EnvConfig
-from unirl.envs.guard import ShapeGuard
 from unirl.envs.lives import EpisodicLife
+from unirl.envs.obs_check import ShapeCheck
 from unirl.envs.vector import EngineStep, env_seeds
 from unirl.errors import EnvCrashed, UniRLError
 
@@ -62,7 +62,7 @@ class GymEngine:
                 'use engine="sync", or start the actor with daemon=False',
             )
         wrappers: list[Wrapper] = [*(_atari_wrappers(config) if config.is_atari else [])]
-        wrappers.append(partial(ShapeGuard, env_id=config.id))
+        wrappers.append(partial(ShapeCheck, env_id=config.id))
         if mode == "async":
             wrappers.append(partial(_tie_to_parent, parent=os.getpid()))
         self._env = gymnasium.make_vec(
@@ -71,7 +71,7 @@ class GymEngine:
             vectorization_mode=mode,
             vector_kwargs={"context": "fork"} if mode == "async" and _IS_LINUX else None,
             wrappers=wrappers,  # type: ignore[arg-type]  # any function of an env will do
-            # The guard above checks every step; Gymnasium's checker would only warn, and only once.
+            # ShapeCheck looks at every step; Gymnasium's checker would only warn, and only once.
             disable_env_checker=True,
             **({**kwargs, **_ale_kwargs(config)} if config.is_atari else kwargs),
         )

@@ -13,12 +13,13 @@ import torch
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 
-from unirl.envs import catalog, pettingzoo
+from unirl.envs import catalog
 from unirl.envs.ale import AleEngine
 from unirl.envs.config import EnvConfig
 from unirl.envs.envpool import EnvPoolEngine, known_ids
 from unirl.envs.gym import GymEngine
 from unirl.envs.last_action import LastAction, LastActionEnv
+from unirl.envs.multi_agent import parallel, pettingzoo
 from unirl.envs.push import PushedEnv
 from unirl.envs.sim.engine import SimEngine
 from unirl.envs.sim.make import make_device_env
@@ -41,7 +42,7 @@ def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
         )
     if config.is_multi_agent:
         with _explained(config):
-            return _wrap(pettingzoo.ParallelEnvs(config, _find_factory(config), num_envs), config)
+            return _wrap(parallel.ParallelEnvs(config, _find_factory(config), num_envs), config)
     engine = _make_engine(config, num_envs)
     try:
         obs_fields(engine.observation_space, num_envs, config.id)
@@ -56,13 +57,13 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
     """Observation and action space of one environment, or of one agent; builds an environment with
     the configured engine and closes it."""
     if config.is_multi_agent:
-        cast = _cast_of(config)
-        obs_fields(cast.observation_space, 1, config.id)
-        action_field(cast.action_space, 1, config.id)
+        agents = _agents(config)
+        obs_fields(agents.observation_space, 1, config.id)
+        action_field(agents.action_space, 1, config.id)
         if config.last_action:
-            last = LastAction(cast.observation_space, cast.action_space, config.id)
-            return last.observation_space, cast.action_space
-        return cast.observation_space, cast.action_space
+            last = LastAction(agents.observation_space, agents.action_space, config.id)
+            return last.observation_space, agents.action_space
+        return agents.observation_space, agents.action_space
     env = make_vec(_without_processes(config), 1)
     try:
         return env.observation_space, env.action_space
@@ -77,7 +78,7 @@ def agents_of(config: EnvConfig) -> tuple[str, ...]:
     """
     if not config.is_multi_agent:
         return ()
-    return tuple(str(agent) for agent in _cast_of(config).agents)
+    return tuple(str(agent) for agent in _agents(config).names)
 
 
 def known_env_ids() -> list[str]:
@@ -94,12 +95,12 @@ def _wrap(env: VectorEnv, config: EnvConfig) -> VectorEnv:
     return env
 
 
-def _cast_of(config: EnvConfig) -> pettingzoo.Cast:
+def _agents(config: EnvConfig) -> parallel.Agents:
     with _explained(config):
-        return pettingzoo.cast_of(config, _find_factory(config))
+        return parallel.agents_of(config, _find_factory(config))
 
 
-def _find_factory(config: EnvConfig) -> pettingzoo.Factory:
+def _find_factory(config: EnvConfig) -> parallel.Factory:
     catalog.import_registering_module(config)
     return pettingzoo.find_factory(config)
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import unirl
+from tests.toy_envs import toy_env
 from unirl.actors.env_worker import serve_environments
 from unirl.actors.inference import (
     GroupsActor,
@@ -242,9 +243,9 @@ def test_a_group_without_a_place_waits_and_loses_nothing() -> None:
 
 
 def test_an_engine_that_hides_first_observations_is_refused() -> None:
-    env = EnvConfig("unirl/Counting-v0", "vector", kwargs={"autoreset_mode": "SameStep"})
+    env = toy_env("Counting", "vector", kwargs={"autoreset_mode": "SameStep"})
     exchange = SharedExchange(SMALL.layout())
-    spec = setting(EnvConfig("unirl/Counting-v0", "sync"), MLP, SMALL).spec
+    spec = setting(toy_env("Counting", "sync"), MLP, SMALL).spec
     queue = SharedQueue(spec, QueueConfig())
     with pytest.raises(UniRLError, match="first observations"):
         serve_environments(

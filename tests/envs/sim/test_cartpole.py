@@ -9,7 +9,7 @@ import torch
 
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY
-from unirl.envs.sim.cartpole import (
+from unirl.envs.sim.torch.cartpole import (
     CART_MASS,
     GRAVITY,
     POLE_CENTRE,

@@ -8,8 +8,8 @@ import torch
 
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY
-from unirl.envs.sim.gym_cartpole import GymCartpole
-from unirl.envs.sim.pendulum import Pendulum
+from unirl.envs.sim.torch.gym_cartpole import GymCartpole
+from unirl.envs.sim.torch.pendulum import Pendulum
 
 CPU = torch.device("cpu")
 

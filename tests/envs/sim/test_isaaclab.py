@@ -16,8 +16,8 @@ from tests.envs.sim import fake_isaaclab
 from tests.envs.sim.fake_isaaclab import LIMIT, NEVER, fails_at
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY, SimStep
-from unirl.envs.sim import isaaclab
-from unirl.envs.sim.isaaclab import IsaacLabSim
+from unirl.envs.sim.adapters import isaaclab
+from unirl.envs.sim.adapters.isaaclab import IsaacLabSim
 from unirl.envs.sim.make import make_device_env
 from unirl.errors import UniRLError
 

@@ -8,7 +8,7 @@ import torch
 
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY
-from unirl.envs.sim.point_mass import PointMass
+from unirl.envs.sim.torch.point_mass import PointMass
 
 
 def make(num_envs: int, **settings: float) -> PointMass:

@@ -12,7 +12,7 @@ import mujoco
 import numpy as np
 import warp as wp
 
-from unirl.envs.sim.warp_sim import Start, Task, Worlds
+from unirl.envs.sim.warp.worlds import Start, WarpTask, Worlds
 
 TOO_FAR = wp.constant(3.0)
 """Distance of the cart from the middle, m, at which an episode ends."""
@@ -22,11 +22,11 @@ OBS_LIMIT = wp.constant(5.0)
 """Observations are clipped to this, as in the original's settings; rewards see them unclipped."""
 
 
-def cartpole() -> Task:
+def cartpole() -> WarpTask:
     """r = 1 - angle^2 - 0.01 |cart velocity| - 0.005 |pole velocity|; -2 at the end of an episode
     by its own rule. Observation: position, velocity, angle, angular velocity.
     """
-    return Task(
+    return WarpTask(
         id="warp/Cartpole",
         load=lambda: mujoco.MjModel.from_xml_path(
             str(Path(__file__).parent / "assets" / "cartpole.xml")
@@ -49,8 +49,6 @@ def _start(mjm: Any) -> Start:
 
 
 class CartpoleKernels:
-    """See warp_sim.Kernels."""
-
     def __init__(self, worlds: Worlds) -> None:
         self._worlds = worlds
 
@@ -58,12 +56,10 @@ class CartpoleKernels:
         """Nothing to remember."""
 
     def score(self) -> None:
-        """See warp_sim.Kernels."""
         w, d = self._worlds, self._worlds.data
         w.launch(score_cartpole, [d.qpos, d.qvel, w.wp_final_obs, w.wp_reward, w.wp_terminated])
 
     def observe(self) -> None:
-        """See warp_sim.Kernels."""
         w, d = self._worlds, self._worlds.data
         w.launch(observe_cartpole, [d.qpos, d.qvel, w.wp_valid, w.wp_final_obs, w.wp_obs])
 

@@ -8,10 +8,10 @@ import torch
 
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import DeviceEnv
-from unirl.envs.sim.cartpole import Cartpole
-from unirl.envs.sim.gym_cartpole import GymCartpole
-from unirl.envs.sim.pendulum import Pendulum
-from unirl.envs.sim.point_mass import PointMass
+from unirl.envs.sim.torch.cartpole import Cartpole
+from unirl.envs.sim.torch.gym_cartpole import GymCartpole
+from unirl.envs.sim.torch.pendulum import Pendulum
+from unirl.envs.sim.torch.point_mass import PointMass
 
 Maker = Callable[[EnvConfig, int, torch.device], DeviceEnv]
 

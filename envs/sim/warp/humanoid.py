@@ -1,5 +1,5 @@
 """IsaacGymEnvs' humanoid: 21 motors, 108 observations, 60 Hz. The task is the ant's with other
-numbers; see warp_locomotion.py.
+numbers; see locomotion.py.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from typing import Any
 
 import mujoco
 
-from unirl.envs.sim.warp_locomotion import Rules, RunnerKernels, runner_start
-from unirl.envs.sim.warp_sim import Task, Worlds
+from unirl.envs.sim.warp.locomotion import Rules, RunnerKernels, runner_start
+from unirl.envs.sim.warp.worlds import WarpTask, Worlds
 
 FEET = ("right_foot", "left_foot")
 
 
-def humanoid_isaac() -> Task:
+def humanoid_isaac() -> WarpTask:
     """r = progress towards a far target + 2 + 0.1 upright + up to 0.5 for the heading - costs of
     action, energy and joints near their limits; -1 where the torso falls below 0.8 m.
     """
-    return Task(
+    return WarpTask(
         id="warp/Humanoid-isaac",
         load=_load,
         start=runner_start,

@@ -1,5 +1,6 @@
-"""Small environments with known answers: a memory task, a counter to check by hand, and one that
-breaks on demand."""
+"""Environments for tests: a counter to check by hand, alone and with several agents, and one that
+breaks on demand. Importing this module registers them, in actor processes too (env.import_module).
+"""
 
 from __future__ import annotations
 
@@ -15,58 +16,20 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from unirl.envs.config import EngineName, EnvConfig
+
 Obs = NDArray[np.float32]
 Info = dict[str, Any]
 
 
-def register_toys() -> None:
-    """Put the toys into Gymnasium's registry, under "unirl/"; calling it again changes nothing."""
-    toys: dict[str, dict[str, Any]] = {
-        "unirl/RecallCue-v0": {"entry_point": "unirl.envs.toy:RecallCue"},
-        "unirl/Counting-v0": {
-            "entry_point": "unirl.envs.toy:Counting",
-            "vector_entry_point": "unirl.envs.toy:CountingVector",
-        },
-        "unirl/Fault-v0": {"entry_point": "unirl.envs.toy:Fault"},
-    }
-    for env_id, entry_points in toys.items():
-        if env_id not in gymnasium.registry:
-            gymnasium.register(env_id, **entry_points)
+MODULE = "tests.toy_envs"
+FAULT = {"env.id": "toy/Fault-v0", "env.import_module": MODULE}
+"""A recipe's settings for `Fault`."""
 
 
-class RecallCue(gymnasium.Env[Obs, np.int64]):
-    """A cue is shown at the first step only; naming it at the last of `length` steps earns 1,
-    anything else 0.
-
-    Observation [num_cues + 1]: the cue one-hot at the first step, then zeros; the last entry is 1
-    where the answer is due. Actions before that do nothing. Without memory the best mean return is
-    1 / num_cues, with it 1.
-    """
-
-    def __init__(self, length: int = 8, num_cues: int = 3) -> None:
-        self.observation_space = Box(0.0, 1.0, (num_cues + 1,), np.float32)
-        self.action_space = Discrete(num_cues)
-        self._length, self._num_cues = length, num_cues
-        self._cue = self._step = 0
-
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
-        """Draw a cue and show it."""
-        super().reset(seed=seed)
-        self._cue, self._step = int(self.np_random.integers(self._num_cues)), 0
-        return self._obs(), {}
-
-    def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, Info]:
-        """Only the last of `length` actions counts."""
-        self._step += 1
-        over = self._step == self._length
-        return self._obs(), float(over and int(action) == self._cue), over, False, {}
-
-    def _obs(self) -> Obs:
-        obs = np.zeros(self._num_cues + 1, dtype=np.float32)
-        if self._step == 0:
-            obs[self._cue] = 1.0
-        obs[-1] = float(self._step == self._length - 1)
-        return obs
+def toy_env(name: str, engine: EngineName = "auto", **settings: Any) -> EnvConfig:
+    """The configuration of toy/<name>-v0."""
+    return EnvConfig(f"toy/{name}-v0", engine, import_module=MODULE, **settings)
 
 
 class Counting(gymnasium.Env[Obs, np.int64]):
@@ -87,7 +50,7 @@ class Counting(gymnasium.Env[Obs, np.int64]):
         self._episode, self._step = -1, 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
-        """A seed starts counting anew; without one the next episode begins."""
+        """A seed starts counting again; without one the next episode begins."""
         super().reset(seed=seed)
         first = seed % 2 if seed is not None and self._stagger else 0
         self._episode, self._step = (self._episode + 1, 0) if seed is None else (first, 0)
@@ -128,7 +91,7 @@ class CountingVector(GymVectorEnv[Obs, NDArray[np.int64], Obs]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: Info | None = None
     ) -> tuple[Obs, Info]:
-        """Start counting anew."""
+        """Start counting again."""
         self._episode, self._steps = self._first.copy(), np.zeros(self.num_envs, dtype=np.int64)
         self._done = np.zeros(self.num_envs, dtype=np.bool_)
         return self._obs(), {}
@@ -160,7 +123,7 @@ class CountingVector(GymVectorEnv[Obs, NDArray[np.int64], Obs]):
 
 
 class CountingAgents:
-    """Counting with several agents, who come and go as told: every row can be predicted by hand.
+    """Counting with several agents, who come and go as given: every row can be predicted by hand.
 
     Episode e goes by lifetimes[e % len(lifetimes)], a number for each agent: n terminates after n
     steps, -n is truncated after n, 0 is not there at all. Observation [agent, episode number, step
@@ -194,7 +157,7 @@ class CountingAgents:
     def reset(
         self, seed: int | None = None, options: Info | None = None
     ) -> tuple[dict[str, Obs], dict[str, Info]]:
-        """A seed starts counting anew; without one the next episode begins."""
+        """A seed starts counting again; without one the next episode begins."""
         first = seed % 2 if seed is not None and self._stagger else 0
         self._episode, self._step = (self._episode + 1, 0) if seed is None else (first, 0)
         self.agents = [agent for agent in self.possible_agents if self._lifetime(agent)]
@@ -206,17 +169,17 @@ class CountingAgents:
         """Count; exactly those who are there must act."""
         assert sorted(actions) == sorted(self.agents), (actions, self.agents)
         self._step += 1
-        told = self.agents
-        self.agents = [agent for agent in told if self._step < abs(self._lifetime(agent))]
+        counted = self.agents
+        self.agents = [agent for agent in counted if self._step < abs(self._lifetime(agent))]
         if self._silent:
-            told = self.agents
-        ended = {agent: agent not in self.agents for agent in told}
+            counted = self.agents
+        ended = {agent: agent not in self.agents for agent in counted}
         return (
-            self._obs(told),
-            {agent: float(self._step) for agent in told},
-            {agent: ended[agent] and self._lifetime(agent) > 0 for agent in told},
-            {agent: ended[agent] and self._lifetime(agent) < 0 for agent in told},
-            {agent: {} for agent in told},
+            self._obs(counted),
+            {agent: float(self._step) for agent in counted},
+            {agent: ended[agent] and self._lifetime(agent) > 0 for agent in counted},
+            {agent: ended[agent] and self._lifetime(agent) < 0 for agent in counted},
+            {agent: {} for agent in counted},
         )
 
     def close(self) -> None:
@@ -261,7 +224,7 @@ class Fault(gymnasium.Env[Obs, np.int64]):
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
-        """A new episode; the count of steps goes on."""
+        """A new episode; the count of steps continues."""
         super().reset(seed=seed)
         if seed is not None:
             time.sleep(self._reset_seconds)
@@ -283,3 +246,11 @@ class Fault(gymnasium.Env[Obs, np.int64]):
             False,
             {},
         )
+
+
+gymnasium.register(
+    "toy/Counting-v0",
+    entry_point=f"{MODULE}:Counting",
+    vector_entry_point=f"{MODULE}:CountingVector",
+)
+gymnasium.register("toy/Fault-v0", entry_point=f"{MODULE}:Fault")

@@ -13,7 +13,7 @@ import numpy as np
 import warp as wp
 from mujoco_warp import ConeType
 
-from unirl.envs.sim.warp_sim import Start, Worlds
+from unirl.envs.sim.warp.worlds import Start, Worlds
 
 TARGET_X = wp.constant(1000.0)
 """Where the robot is to run to, on the x axis, m."""
@@ -57,7 +57,7 @@ def runner_start(mjm: Any) -> Start:
 
 
 class RunnerKernels:
-    """See warp_sim.Kernels. `feet`: bodies with a force sensor, in the observation's order."""
+    """`feet`: bodies with a force sensor, in the observation's order."""
 
     def __init__(self, worlds: Worlds, rules: Any, feet: tuple[str, ...]) -> None:
         self._worlds, self._rules = worlds, rules
@@ -76,12 +76,10 @@ class RunnerKernels:
         self._wrench = wp.zeros((worlds.num_worlds, 6 * len(feet)), dtype=float)
 
     def before(self) -> None:
-        """See warp_sim.Kernels."""
         w = self._worlds
         w.launch(remember, [w.data.qpos, self._last_xy, self._wrench])
 
     def score(self) -> None:
-        """See warp_sim.Kernels."""
         w, d, contact = self._worlds, self._worlds.data, self._worlds.data.contact
         w.launch(
             feel,
@@ -114,7 +112,6 @@ class RunnerKernels:
         )
 
     def observe(self) -> None:
-        """See warp_sim.Kernels."""
         w = self._worlds
         w.launch(
             observe_runner,

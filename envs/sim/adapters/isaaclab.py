@@ -21,7 +21,7 @@ from torch import Tensor
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import Groups, SimSpec, SimStep
-from unirl.envs.sim.gymnasium_tensors import (
+from unirl.envs.sim.adapters.tensors import (
     ObsReader,
     action_writer,
     final_rows,

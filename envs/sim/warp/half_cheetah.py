@@ -11,18 +11,18 @@ from typing import Any
 import mujoco
 import warp as wp
 
-from unirl.envs.sim.warp_ant import gymnasium_start
-from unirl.envs.sim.warp_sim import Task, Worlds
+from unirl.envs.sim.warp.ant import gymnasium_start
+from unirl.envs.sim.warp.worlds import WarpTask, Worlds
 
 
-def half_cheetah_v5() -> Task:
+def half_cheetah_v5() -> WarpTask:
     """r = forward velocity - 0.1 sum a^2. Only the limit of time ends an episode."""
 
     def load() -> Any:
         path = files("gymnasium") / "envs" / "mujoco" / "assets" / "half_cheetah.xml"
         return mujoco.MjModel.from_xml_path(str(path))
 
-    return Task(
+    return WarpTask(
         id="warp/HalfCheetah-v5",
         load=load,
         start=gymnasium_start,
@@ -36,18 +36,14 @@ def half_cheetah_v5() -> Task:
 
 
 class HalfCheetahKernels:
-    """See warp_sim.Kernels."""
-
     def __init__(self, worlds: Worlds) -> None:
         self._worlds = worlds
         self._last_x = wp.zeros(worlds.num_worlds, dtype=float)
 
     def before(self) -> None:
-        """See warp_sim.Kernels."""
         self._worlds.launch(remember_x, [self._worlds.data.qpos, self._last_x])
 
     def score(self) -> None:
-        """See warp_sim.Kernels."""
         w, d = self._worlds, self._worlds.data
         w.launch(
             score_half_cheetah,
@@ -58,7 +54,6 @@ class HalfCheetahKernels:
         )
 
     def observe(self) -> None:
-        """See warp_sim.Kernels."""
         w, d = self._worlds, self._worlds.data
         w.launch(observe_half_cheetah, [d.qpos, d.qvel, w.wp_valid, w.wp_final_obs, w.wp_obs])
 

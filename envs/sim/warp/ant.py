@@ -14,15 +14,15 @@ import mujoco_warp as mjw
 import numpy as np
 import warp as wp
 
-from unirl.envs.sim.warp_locomotion import Rules, RunnerKernels, runner_start
-from unirl.envs.sim.warp_sim import Start, Task, Worlds
+from unirl.envs.sim.warp.locomotion import Rules, RunnerKernels, runner_start
+from unirl.envs.sim.warp.worlds import Start, WarpTask, Worlds
 
 FEET = ("front_left_foot", "front_right_foot", "back_left_foot", "back_right_foot")
 HEALTHY_LOW, HEALTHY_HIGH = wp.constant(0.2), wp.constant(1.0)
 """Heights of the torso, m, between which Ant-v5 goes on."""
 
 
-def ant_isaac() -> Task:
+def ant_isaac() -> WarpTask:
     """r = progress towards a far target + 0.5 + 0.1 upright + up to 0.5 for the heading - costs of
     action, energy and joints at their limits; -2 where it falls below 0.31 m.
     """
@@ -37,7 +37,7 @@ def ant_isaac() -> Task:
         rules.contact_force_scale, rules.is_humanoid = 0.1, 0
         return RunnerKernels(worlds, rules, FEET)
 
-    return Task(
+    return WarpTask(
         id="warp/Ant-isaac",
         load=lambda: mujoco.MjModel.from_xml_path(
             str(Path(__file__).parent / "assets" / "ant.xml")
@@ -52,7 +52,7 @@ def ant_isaac() -> Task:
     )
 
 
-def ant_v5() -> Task:
+def ant_v5() -> WarpTask:
     """r = 1 while healthy + forward velocity - 0.5 sum a^2 - 5e-4 sum clip(contact forces)^2; ends
     where the torso leaves [0.2, 1] m. Gymnasium's own model, Runge-Kutta, 5 steps of 0.01 s.
     """
@@ -61,7 +61,7 @@ def ant_v5() -> Task:
         path = files("gymnasium") / "envs" / "mujoco" / "assets" / "ant.xml"
         return mujoco.MjModel.from_xml_path(str(path))
 
-    return Task(
+    return WarpTask(
         id="warp/Ant-v5",
         load=load,
         start=gymnasium_start,
@@ -90,18 +90,14 @@ def gymnasium_start(mjm: Any) -> Start:
 
 
 class AntV5Kernels:
-    """See warp_sim.Kernels."""
-
     def __init__(self, worlds: Worlds) -> None:
         self._worlds = worlds
         self._last_x = wp.zeros(worlds.num_worlds, dtype=float)
 
     def before(self) -> None:
-        """See warp_sim.Kernels."""
         self._worlds.launch(remember_torso, [self._worlds.data.xpos, self._last_x])
 
     def score(self) -> None:
-        """See warp_sim.Kernels."""
         w, d = self._worlds, self._worlds.data
         mjw.rne_postconstraint(w.model, d)
         w.launch(
@@ -113,7 +109,6 @@ class AntV5Kernels:
         )
 
     def observe(self) -> None:
-        """See warp_sim.Kernels."""
         w, d = self._worlds, self._worlds.data
         w.launch(
             observe_ant_v5,

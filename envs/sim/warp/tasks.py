@@ -15,14 +15,14 @@ from unirl.envs.device import DeviceEnv
 from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
-    from unirl.envs.sim.warp_sim import Task
+    from unirl.envs.sim.warp.worlds import WarpTask
 
 FACTORIES = {
-    "warp/Cartpole": ("warp_cartpole", "cartpole"),
-    "warp/Ant-isaac": ("warp_ant", "ant_isaac"),
-    "warp/Humanoid-isaac": ("warp_humanoid", "humanoid_isaac"),
-    "warp/Ant-v5": ("warp_ant", "ant_v5"),
-    "warp/HalfCheetah-v5": ("warp_half_cheetah", "half_cheetah_v5"),
+    "warp/Cartpole": ("cartpole", "cartpole"),
+    "warp/Ant-isaac": ("ant", "ant_isaac"),
+    "warp/Humanoid-isaac": ("humanoid", "humanoid_isaac"),
+    "warp/Ant-v5": ("ant", "ant_v5"),
+    "warp/HalfCheetah-v5": ("half_cheetah", "half_cheetah_v5"),
 }
 """Module and function of each task; imported when asked for, since they need warp."""
 SETTINGS = {"njmax": "constraints per world", "nconmax": "contacts per world, on average"}
@@ -49,11 +49,11 @@ def make_sim(config: EnvConfig, num_envs: int, device: torch.device) -> DeviceEn
     record = settings.pop("record", True)
     module_name, function = FACTORIES[config.id]
     _import_warp(config.id)
-    module = importlib.import_module(f"unirl.envs.sim.{module_name}")
-    task: Task = replace(getattr(module, function)(), **settings)
+    module = importlib.import_module(f"unirl.envs.sim.warp.{module_name}")
+    task: WarpTask = replace(getattr(module, function)(), **settings)
     if config.max_episode_steps is not None:
         task = replace(task, max_episode_length=config.max_episode_steps)
-    from unirl.envs.sim.warp_sim import WarpEnv
+    from unirl.envs.sim.warp.env import WarpEnv
 
     return WarpEnv(task, num_envs, device, record=record)
 

@@ -2,13 +2,11 @@
 environment step, on the CPU and on CUDA. (MuJoCo Warp 4.0, github.com/google-deepmind/mujoco_warp.)
 """
 
-# mypy: disable-error-code="index, no-any-return, untyped-decorator"
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import mujoco
 import mujoco_warp as mjw
@@ -20,128 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unirl.envs.device import POLICY, Groups, SimSpec, SimStep
+from unirl.envs.sim.warp.episodes import judge, restart
+from unirl.envs.sim.warp.worlds import COUNTERS, WarpTask, Worlds
 from unirl.errors import UniRLError
-
-COUNTERS = ("nan_states", "constraint_overflows", "contact_overflows", "solver_limits")
-"""What `WarpEnv.counters` tells. nan_states: worlds reset because their state, or the action they
-got, was not finite.
-constraint_overflows: steps of a world with more constraints than njmax, the surplus dropped.
-contact_overflows: the same for contacts; the batch shares one buffer, so every world counts.
-solver_limits: steps of a world in which the solver stopped at its limit of iterations (harmless
-where the limit is small on purpose)."""
-
-TOO_LARGE = wp.constant(1.0e10)
-"""Beyond this C MuJoCo calls a state diverged (mjMAXVAL)."""
-CONSTRAINT_OVERFLOW = wp.constant(
-    int(mjw.OverflowType.NEFC | mjw.OverflowType.NJMAX_NNZ | mjw.OverflowType.NVMAX)
-)
-CONTACT_OVERFLOW = wp.constant(
-    int(mjw.OverflowType.BROADPHASE | mjw.OverflowType.NARROWPHASE | mjw.OverflowType.CCD)
-)
-SOLVER_LIMIT = wp.constant(int(mjw.OverflowType.ITERATIONS | mjw.OverflowType.LS_ITERATIONS))
-
-
-@dataclass(frozen=True)
-class Start:
-    """How episodes begin: qpos = clip(mean + noise * u), u uniform in [-1, 1]; qvel likewise around
-    zero. Arrays [nq] and [nv].
-    """
-
-    qpos: NDArray[np.float64]
-    qpos_noise: NDArray[np.float64]
-    qpos_low: NDArray[np.float64]
-    qpos_high: NDArray[np.float64]
-    qvel_noise: NDArray[np.float64]
-    normal_qvel: bool = False
-    """True draws u of the velocities from the standard normal distribution."""
-
-
-class Kernels(Protocol):
-    """What a task computes from the worlds, as launches on the current Warp device."""
-
-    def before(self) -> None:
-        """Ahead of the physics: remember what the reward compares with."""
-
-    def score(self) -> None:
-        """After the physics: final_obs, reward and terminated of every world."""
-
-    def observe(self) -> None:
-        """After the restart: obs of worlds that are done from their new state, of the others a copy
-        of final_obs. Where not valid, final_obs is made equal to obs.
-        """
-
-
-@dataclass(frozen=True)
-class Task:
-    """A robot and its rules; see the files of the robots."""
-
-    id: str
-    load: Callable[[], Any]
-    """The mujoco.MjModel, its timestep and solver set."""
-    start: Callable[[Any], Start]
-    """Of that model."""
-    kernels: Callable[[Worlds], Kernels]
-    obs_size: int
-    physics_steps: int
-    max_episode_length: int
-    njmax: int
-    """Room for constraints, per world: more than twice the largest number measured in 77 000 random
-    steps. More: slower; less than needed: the surplus is dropped, and counted."""
-    nconmax: int
-    """Room for contacts, per world on average."""
-
-
-class Worlds:
-    """Model, state and buffers of N worlds. Warp and torch see the same memory, and no pointer ever
-    changes, so that everything may be recorded.
-
-    Arrays of Warp: model, data, and those with `wp_` in front; tensors of torch: the rest.
-    """
-
-    def __init__(self, task: Task, mjm: Any, num_worlds: int, device: torch.device) -> None:
-        self.num_worlds, self.mjm = num_worlds, mjm
-        self.obs_size = task.obs_size
-        self.step_dt = float(mjm.opt.timestep) * task.physics_steps
-        self.model = mjw.put_model(mjm)
-        # The kernels would print at every launch otherwise; judge() counts instead.
-        self.model.opt.warn_overflow = 0
-        self.data = mjw.make_data(mjm, nworld=num_worlds, njmax=task.njmax, nconmax=task.nconmax)
-        self.qpos = wp.to_torch(self.data.qpos)
-        self.qvel = wp.to_torch(self.data.qvel)
-        self.ctrl = wp.to_torch(self.data.ctrl)
-        n, float32, flag = num_worlds, torch.float32, torch.bool
-
-        def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        self.obs = zeros(float32, n, task.obs_size)
-        self.final_obs = zeros(float32, n, task.obs_size)
-        self.reward = zeros(float32, n)
-        self.terminated, self.truncated = zeros(flag, n), zeros(flag, n)
-        self.valid, self.done = zeros(flag, n), zeros(flag, n)
-        self.episode_steps = zeros(torch.int32, n)
-        self.counts = zeros(torch.int64, len(COUNTERS))
-        self.qpos_draw, self.qvel_draw = zeros(float32, n, mjm.nq), zeros(float32, n, mjm.nv)
-        self.wp_obs, self.wp_final_obs = wp.from_torch(self.obs), wp.from_torch(self.final_obs)
-        self.wp_reward = wp.from_torch(self.reward)
-        self.wp_terminated = wp.from_torch(self.terminated)
-        self.wp_truncated = wp.from_torch(self.truncated)
-        self.wp_valid, self.wp_done = wp.from_torch(self.valid), wp.from_torch(self.done)
-        self.wp_episode_steps = wp.from_torch(self.episode_steps)
-        self.wp_counts = wp.from_torch(self.counts)
-        self.wp_qpos_draw = wp.from_torch(self.qpos_draw)
-        self.wp_qvel_draw = wp.from_torch(self.qvel_draw)
-
-    def launch(self, kernel: Any, inputs: list[Any], dim: int = 0) -> None:
-        """One thread per world, or `dim` threads, on the current Warp device."""
-        wp.launch(kernel, dim=dim or self.num_worlds, inputs=inputs)
 
 
 class WarpEnv:
     """A task on N worlds, behind the interface of envs/device.py."""
 
     def __init__(
-        self, task: Task, num_envs: int, device: torch.device, *, record: bool = True
+        self, task: WarpTask, num_envs: int, device: torch.device, *, record: bool = True
     ) -> None:
         """Compiles the kernels (half a minute per model, once per machine: Warp keeps them in
         WARP_CACHE_PATH), runs them once and records one step. record=False launches every kernel
@@ -350,85 +236,3 @@ class WarpEnv:
         if self._renderer is not None:
             self._renderer.close()
             self._renderer = None
-
-
-@wp.kernel
-def judge(
-    qpos: wp.array2d[float],
-    qvel: wp.array2d[float],
-    action: wp.array2d[float],
-    overflow: wp.array[int],
-    final_obs: wp.array2d[float],
-    reward: wp.array[float],
-    terminated: wp.array[bool],
-    truncated: wp.array[bool],
-    valid: wp.array[bool],
-    done: wp.array[bool],
-    episode_steps: wp.array[int],
-    counts: wp.array[wp.int64],
-    max_episode_length: int,
-) -> None:
-    """Ends episodes: by the task's own rule, by the limit of time, or for a state gone wrong."""
-    w = wp.tid()
-    sound = wp.isfinite(reward[w])
-    for i in range(qpos.shape[1]):
-        sound = sound and wp.abs(qpos[w, i]) < TOO_LARGE
-    for i in range(qvel.shape[1]):
-        sound = sound and wp.abs(qvel[w, i]) < TOO_LARGE
-    # The physics clips actions, which would turn one that is no number into a number.
-    for i in range(action.shape[1]):
-        sound = sound and wp.isfinite(action[w, i])
-    for i in range(final_obs.shape[1]):
-        sound = sound and wp.isfinite(final_obs[w, i])
-    steps = episode_steps[w] + 1
-    ended = sound and terminated[w]
-    cut = sound and not ended and steps >= max_episode_length
-    if not sound:
-        reward[w] = 0.0
-        wp.atomic_add(counts, 0, wp.int64(1))
-    terminated[w] = ended
-    truncated[w] = cut
-    valid[w] = sound
-    over = ended or cut or not sound
-    done[w] = over
-    episode_steps[w] = wp.where(over, 0, steps)
-    flags = overflow[w]
-    if flags != 0:
-        if (flags & CONSTRAINT_OVERFLOW) != 0:
-            wp.atomic_add(counts, 1, wp.int64(1))
-        if (flags & CONTACT_OVERFLOW) != 0:
-            wp.atomic_add(counts, 2, wp.int64(1))
-        if (flags & SOLVER_LIMIT) != 0:
-            wp.atomic_add(counts, 3, wp.int64(1))
-        overflow[w] = 0
-
-
-@wp.kernel
-def restart(
-    done: wp.array[bool],
-    mean: wp.array[float],
-    qpos_noise: wp.array[float],
-    qpos_low: wp.array[float],
-    qpos_high: wp.array[float],
-    qvel_noise: wp.array[float],
-    qpos_draw: wp.array2d[float],
-    qvel_draw: wp.array2d[float],
-    qpos: wp.array2d[float],
-    qvel: wp.array2d[float],
-    qacc_warmstart: wp.array2d[float],
-    time: wp.array[float],
-    overflow: wp.array[int],
-) -> None:
-    """New initial states, in worlds that are done only."""
-    w = wp.tid()
-    if not done[w]:
-        return
-    for i in range(qpos.shape[1]):
-        value = mean[i] + qpos_noise[i] * qpos_draw[w, i]
-        qpos[w, i] = wp.clamp(value, qpos_low[i], qpos_high[i])
-    for i in range(qvel.shape[1]):
-        qvel[w, i] = qvel_noise[i] * qvel_draw[w, i]
-        # The solver starts from the last acceleration, which a diverged world would hand on.
-        qacc_warmstart[w, i] = 0.0
-    time[w] = 0.0
-    overflow[w] = 0

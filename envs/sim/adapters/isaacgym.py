@@ -28,7 +28,7 @@ from torch import Tensor
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY, Groups, SimSpec, SimStep
-from unirl.envs.sim.gymnasium_tensors import (
+from unirl.envs.sim.adapters.tensors import (
     finite_rows,
     keep_rows,
     random_steps,
