@@ -58,7 +58,7 @@ class PolicyEvaluator:
     def __init__(
         self, env: EnvConfig, policy: PolicyConfig, seed: int, *, num_envs: int = 8
     ) -> None:
-        self._config = replace(env, episodic_life=False, push_probability=0.0)
+        self._config = replace(env, episodic_life=False, random_burst_probability=0.0)
         self._policy_config = policy = for_cpu(policy)
         self._seed, self._num_envs = seed, num_envs
         self._env: VectorEnv | None = None

@@ -20,7 +20,7 @@ from unirl.envs.envpool import EnvPoolEngine, known_ids
 from unirl.envs.gym import GymEngine
 from unirl.envs.last_action import LastAction, LastActionEnv
 from unirl.envs.multi_agent import parallel, pettingzoo
-from unirl.envs.push import PushedEnv
+from unirl.envs.random_bursts import RandomBurstEnv
 from unirl.envs.sim.engine import SimEngine
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_field, obs_fields
@@ -87,11 +87,11 @@ def known_env_ids() -> list[str]:
 
 
 def _wrap(env: VectorEnv, config: EnvConfig) -> VectorEnv:
-    # The last action is the executed one, a push's too.
+    # Inside of bursts: the last action is the executed one.
     if config.last_action:
         env = LastActionEnv(env, config.id)
-    if config.push_probability:
-        env = PushedEnv(env, config.push_probability, config.push_steps, config.id)
+    if config.random_burst_probability:
+        env = RandomBurstEnv(env, config)
     return env
 
 

@@ -380,7 +380,7 @@ def test_flags_of_the_recipe_change_what_is_evaluated(
         (["--episodes", "0"], "--episodes is 0"),
         (["b"], '"b" is one argument too many'),
         (["--epsiodes", "3"], "--episodes"),
-        (["--env.push-probability", "0.1"], "--env.push-probability has no effect"),
+        (["--env.random-burst-probability", "0.1"], "--env.random-burst-probability has no effect"),
         (["--env.episodic-life"], "--env.episodic-life has no effect"),
         (["--learner.gamma", "0.5"], "--learner.gamma has no effect"),
         (["--run.seed", "7"], "use --seed"),

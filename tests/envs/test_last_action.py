@@ -103,7 +103,7 @@ def test_actions_of_a_box_are_shown_as_executed() -> None:
 
 
 def test_a_pushed_row_shows_the_push() -> None:
-    config = EnvConfig(last_action=True, push_probability=1.0, push_steps=(1, 1))
+    config = EnvConfig(last_action=True, random_burst_probability=1.0, random_burst_steps=(1, 1))
     env = make_vec(config, 64)
     env.reset(0)
     shown = env.step(np.zeros(64, np.int64)).obs["last_action"]

@@ -1,11 +1,11 @@
-"""Pushes: now and then an environment executes a random action for a few steps, whatever the policy
-says.
+"""Random-action bursts: now and then an environment executes one random action for a few steps,
+whatever the policy chooses.
 
 A policy that is nearly deterministic sees only the states that it seeks out, and may never learn
-what to do where a stochastic game throws it. Pushes take it there, as robots in simulation are
+what to do where a stochastic game throws it. Bursts take it there, as robots in simulation are
 pushed so that they learn to recover (Rudin et al., arXiv 2109.11978); that one action is repeated
-is from temporally extended exploration (Dabney et al., arXiv 2006.01782). To the learner they are
-part of the environment, like sticky actions: it stores the action that the policy chose, and its
+is from temporally extended exploration (Dabney et al., arXiv 2006.01782). To the learner they
+belong to the environment, like sticky actions: it stores the action that the policy chose, and its
 objective stays on-policy.
 """
 
@@ -17,60 +17,56 @@ import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
+from unirl.envs.config import EnvConfig
 from unirl.envs.vector import EnvStep, VectorEnv
 from unirl.errors import UniRLError
 
 
-class PushedEnv:
-    """A VectorEnv whose rows are pushed, independently of each other and of the actions they get.
+class RandomBurstEnv:
+    """A VectorEnv whose rows have bursts, independently of each other and of the actions they get.
 
-    probability: per step and row that a push begins where none is on. steps: fewest and most steps
-    of one. Raises UniRLError for actions that cannot be drawn at random.
+    Raises UniRLError for actions that cannot be drawn at random.
     """
 
     _left: NDArray[np.int64]
-    """Steps that are left of each row's push."""
-    _pushing: NDArray[Any]
-    """The action that each row's push repeats."""
+    """Steps that are left of each row's burst."""
+    _burst_action: NDArray[Any]
+    """The action that each row's burst repeats."""
 
-    def __init__(
-        self, env: VectorEnv, probability: float, steps: tuple[int, int], env_id: str
-    ) -> None:
+    def __init__(self, env: VectorEnv, config: EnvConfig) -> None:
         self.num_envs, self.hides_first_obs = env.num_envs, env.hides_first_obs
         self.observation_space, self.action_space = env.observation_space, env.action_space
-        require_drawable(env.action_space, env_id)
-        self._env, self._probability, self._steps = env, probability, steps
+        _require_drawable(env.action_space, config.id)
+        self._env, self._steps = env, config.random_burst_steps
+        self._probability = config.random_burst_probability
         self._begin(0)
 
     def reset(self, seed: int) -> Any:
-        """New episodes, and pushes that are a function of the seed too; see VectorEnv."""
         self._begin(seed)
         return self._env.reset(seed)
 
     def step(self, action: NDArray[Any]) -> EnvStep:
-        """One step; see VectorEnv."""
         num, (fewest, most) = self.num_envs, self._steps
         begins = (self._left == 0) & (self._random.random(num) < self._probability)
         # Drawn for all rows, so that what one is given does not depend on the others.
         drawn = self._random.integers(fewest, most, num, endpoint=True), self._draw()
         self._left = np.where(begins, drawn[0], self._left)
-        self._pushing[begins] = drawn[1][begins]
-        pushed = self._left > 0
-        self._left -= pushed
-        if pushed.any():
+        self._burst_action[begins] = drawn[1][begins]
+        random_rows = self._left > 0
+        self._left -= random_rows
+        if random_rows.any():
             action = action.copy()
-            action[pushed] = self._pushing[pushed]
+            action[random_rows] = self._burst_action[random_rows]
         return self._env.step(action)
 
     def close(self) -> None:
-        """See VectorEnv."""
         self._env.close()
 
     def _begin(self, seed: int) -> None:
-        # Apart from the environments' own seeds, which come of the same number.
+        # Other draws than the environments' seeds, which come of the same number.
         self._random = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
         self._left = np.zeros(self.num_envs, dtype=np.int64)
-        self._pushing = self._draw()
+        self._burst_action = self._draw()
 
     def _draw(self) -> NDArray[Any]:
         space, num = self.action_space, self.num_envs
@@ -83,14 +79,11 @@ class PushedEnv:
         return self._random.uniform(space.low, space.high, shape).astype(np.float32)
 
 
-def require_drawable(space: Space[Any], env_id: str) -> None:
-    """Raise UniRLError unless a random action can be drawn: discrete ones, and boxes with bounds
-    all around.
-    """
+def _require_drawable(space: Space[Any], env_id: str) -> None:
     bounded = isinstance(space, spaces.Box) and space.is_bounded("both")
     if not bounded and not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         raise UniRLError(
-            f'env "{env_id}" cannot be pushed: its actions are {space}',
-            "a push draws a random action: discrete ones, or a Box with finite bounds",
-            "set env.push_probability to 0",
+            f'env "{env_id}" cannot have random-action bursts: its actions are {space}',
+            "a random action is drawn: from discrete ones, or from a Box with finite bounds",
+            "set env.random_burst_probability to 0",
         )
