@@ -78,19 +78,9 @@ class EnvPoolEngine:
                 "remove them; the run's seed derives the environments' seeds",
             )
         spec = envpool.make_spec(self._id, **self._settings)
-        self._observation_space: Space[Any] = spec.gymnasium_observation_space
-        self._action_space: Space[Any] = spec.gymnasium_action_space
+        self.observation_space: Space[Any] = spec.gymnasium_observation_space
+        self.action_space: Space[Any] = spec.gymnasium_action_space
         self._pool: Any = None
-
-    @property
-    def observation_space(self) -> Space[Any]:
-        """Of one environment."""
-        return self._observation_space
-
-    @property
-    def action_space(self) -> Space[Any]:
-        """Of one environment."""
-        return self._action_space
 
     def reset(self, seed: int) -> Any:
         """First observations from a new pool; each environment has its own seed."""

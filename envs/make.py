@@ -24,7 +24,7 @@ from unirl.envs.random_bursts import RandomBurstEnv
 from unirl.envs.sim.engine import SimEngine
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_field, obs_fields
-from unirl.envs.vector import Engine, VectorEnv, adapt
+from unirl.envs.vector import EngineEnv, VectorEngine, VectorEnv
 from unirl.errors import UniRLError
 
 
@@ -32,7 +32,7 @@ def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
     """`num_envs` environments behind one step API, not yet reset.
 
     Raises UniRLError for an unknown id, a package that is not installed, an engine or argument that
-    does not fit the environment, and spaces that have no place in a slot.
+    does not fit the environment, and spaces that slots cannot hold.
     """
     if num_envs < 1:
         raise UniRLError(
@@ -47,7 +47,7 @@ def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
     try:
         obs_fields(engine.observation_space, num_envs, config.id)
         action_field(engine.action_space, num_envs, config.id)
-        return _wrap(adapt(engine, num_envs, config.id), config)
+        return _wrap(EngineEnv(engine, num_envs, config.id), config)
     except UniRLError:
         engine.close()
         raise
@@ -105,7 +105,7 @@ def _find_factory(config: EnvConfig) -> parallel.Factory:
     return pettingzoo.find_factory(config)
 
 
-def _make_engine(config: EnvConfig, num_envs: int) -> Engine:
+def _make_engine(config: EnvConfig, num_envs: int) -> VectorEngine:
     with _explained(config):
         if config.is_sim:
             return SimEngine(make_device_env(config, num_envs, torch.device("cpu")))

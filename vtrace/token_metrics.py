@@ -1,4 +1,4 @@
-"""What an update did to the probabilities of its tokens, in parts that add up; source: none."""
+"""What an update did to the probabilities of its tokens, in parts that add up."""
 
 from __future__ import annotations
 

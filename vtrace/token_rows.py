@@ -1,4 +1,4 @@
-"""Packed tokens as rows of time: what the recursions of targets.py run on; source: none.
+"""Packed tokens as rows of time: what the recursions of targets.py run on.
 
 Packed: all tokens of S completions one after the other, [N], with the index of the completion of
 each. Rows: [T, S]. Only tokens that the policy drew (mask 1) get a row, in their order: tokens of a

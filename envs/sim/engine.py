@@ -51,13 +51,11 @@ class SimEngine:
         self._done: Bools = np.zeros(spec.num_envs, dtype=np.bool_)
 
     def reset(self, seed: int) -> Any:
-        """First observations; see Engine."""
         self._last = _copy(self._env.reset(seed))
         self._done = np.zeros_like(self._done)
         return self._tree(self._last)
 
     def step(self, action: NDArray[Any]) -> EngineStep:
-        """One step; see Engine."""
         if self._calms and self._done.any():
             action = action.copy()
             action[self._done] = 0.0
@@ -80,7 +78,6 @@ class SimEngine:
         return self._tree(obs), reward, terminated, truncated, {}
 
     def close(self) -> None:
-        """See Engine."""
         self._env.close()
 
     def _tree(self, obs: Observations) -> Any:

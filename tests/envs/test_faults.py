@@ -239,7 +239,7 @@ def gone_within(pids: list[int], seconds: float) -> bool:
 
 
 def workers(env: Any) -> list[int]:
-    return [process.pid for process in env._engine._env.processes]
+    return [process.pid for process in env.engine.env.processes]
 
 
 def test_a_stuck_environment_is_named_at_the_deadline_and_its_process_ends() -> None:
@@ -281,7 +281,7 @@ def test_workers_die_with_a_parent_that_is_killed_and_survive_ctrl_c() -> None:
         from unirl.envs.make import make_vec
         env = make_vec(EnvConfig("CartPole-v1", "async"), 2)
         env.reset(0)
-        print(*[process.pid for process in env._engine._env.processes], flush=True)
+        print(*[process.pid for process in env.engine.env.processes], flush=True)
         time.sleep(60)
     """
     parent = subprocess.Popen(

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tests.toy_envs import Counting, toy_env
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
-from unirl.envs.vector import MAX_FILLERS, VectorEnv, adapt, env_seeds
+from unirl.envs.vector import MAX_FILLERS, EngineEnv, VectorEnv, env_seeds
 from unirl.errors import UniRLError
 
 # Episodes of Counting by hand: number 0 terminates after 3 steps, number 1 is truncated after 2,
@@ -192,7 +192,7 @@ class Scripted:
 
 @pytest.mark.parametrize("end", ["t", "c"])
 def test_an_end_within_a_filler_is_no_end_and_brings_another_filler(end: str) -> None:
-    env: Any = adapt(Scripted(f".{end}{end}..."), 1, "Scripted")
+    env: Any = EngineEnv(Scripted(f".{end}{end}..."), 1, "Scripted")
     env.reset(0)
     steps = rows(env, 6)
     assert [bool(s.mask[0]) for s in steps] == [True, True, False, False, True, True]

@@ -1,5 +1,5 @@
 """Linear layers over many rows on a CPU: oneDNN's matrix product where it beats MKL's, which torch
-chooses and which does not use the widest registers of other makers' processors; source: none.
+chooses and which does not use the widest registers of other makers' processors.
 """
 
 from __future__ import annotations

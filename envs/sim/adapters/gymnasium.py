@@ -91,7 +91,7 @@ class GymnasiumTensors:
                 f" found {getattr(mode, 'value', mode)}",
                 "declare the mode in the vector class, or change it in env.kwargs",
             )
-        self._env = env
+        self.env = env
         self._id = config.id
         self._read = ObsReader(env.single_observation_space, num_envs, config.id)
         self._write = action_writer(env.single_action_space, device, config.id)
@@ -120,8 +120,8 @@ class GymnasiumTensors:
         )
 
     def reset(self, seed: int, *, random_phases: bool = False) -> Groups:
-        """New episodes; random phases need an `episode_length_buf`, see DeviceEnv."""
-        raw, _ = self._env.reset(seed=seed)
+        """New episodes; random phases need an `episode_length_buf`."""
+        raw, _ = self.env.reset(seed=seed)
         if random_phases:
             self._shift_phases(seed)
         obs = self._read(raw)
@@ -131,8 +131,7 @@ class GymnasiumTensors:
         return keep_rows(sound, obs)
 
     def step(self, action: Tensor) -> SimStep:
-        """One step; see DeviceEnv."""
-        raw, reward, terminated, truncated, info = self._env.step(self._write(action))
+        raw, reward, terminated, truncated, info = self.env.step(self._write(action))
         if not self._checked:
             self._check(reward, terminated, truncated)
         obs = self._read(raw)
@@ -166,17 +165,15 @@ class GymnasiumTensors:
         )
 
     def counters(self) -> Mapping[str, Tensor]:
-        """See DeviceEnv."""
         return self._counts
 
     def close(self) -> None:
-        """See DeviceEnv."""
         if not self._closed:
             self._closed = True
-            self._env.close()
+            self.env.close()
 
     def _shift_phases(self, seed: int) -> None:
-        steps = getattr(self._env.unwrapped, "episode_length_buf", None)
+        steps = getattr(self.env.unwrapped, "episode_length_buf", None)
         if not isinstance(steps, Tensor) or self.spec.max_episode_length == sys.maxsize:
             log.warning(
                 'env "%s" has no episode_length_buf to write to: its time limits will fall on the'

@@ -12,7 +12,6 @@ late for that.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import random
 import sys
@@ -36,6 +35,7 @@ from unirl.envs.sim.adapters.tensors import (
     with_index,
     wrong_device,
 )
+from unirl.envs.sim.settings import read_settings
 from unirl.errors import UniRLError
 
 FAMILY = "isaacgym/"
@@ -195,7 +195,6 @@ class IsaacGymSim:
         return keep_rows(sound, obs)
 
     def step(self, action: Tensor) -> SimStep:
-        """One step; see DeviceEnv."""
         last = self._env.progress_buf >= self._limit - 1 if self._same_step else None
         raw, reward, ended, extras = self._env.step(action)
         obs = self._groups(raw)
@@ -224,7 +223,6 @@ class IsaacGymSim:
         )
 
     def counters(self) -> Mapping[str, Tensor]:
-        """See DeviceEnv."""
         return {"nan_states": self._nan_states}
 
     def close(self) -> None:
@@ -237,7 +235,7 @@ class IsaacGymSim:
         return groups
 
     def _ask_reset(self, rows: Tensor) -> None:
-        """Have the next step reset `rows`. Buffers are looked up anew, as tasks may rebind them."""
+        """Have the next step reset `rows`. Buffers are looked up again: tasks may rebind them."""
         if self._same_step:
             self._env.progress_buf.masked_fill_(rows, self._limit)
         else:
@@ -313,15 +311,7 @@ def _import(config: EnvConfig) -> ModuleType:
 
 
 def _read_settings(config: EnvConfig) -> dict[str, Any]:
-    for name in config.kwargs:
-        if name not in SETTINGS:
-            close = difflib.get_close_matches(name, SETTINGS, n=1)
-            raise UniRLError(
-                f'env "{config.id}" has no setting "{name}"',
-                f"env.kwargs may hold {', '.join(SETTINGS)}",
-                f'did you mean "{close[0]}"?' if close else "set it in the task's YAML file",
-            )
-    settings = {**SETTINGS, **config.kwargs}
+    settings = read_settings(config, SETTINGS, "set it in the task's YAML file")
     if settings["autoreset"] not in (None, "next_step", "same_step"):
         raise UniRLError(
             f'setting "autoreset" of env "{config.id}" is {settings["autoreset"]!r}',

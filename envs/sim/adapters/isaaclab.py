@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import difflib
 import importlib
 import sys
 from collections.abc import Mapping
@@ -32,12 +31,13 @@ from unirl.envs.sim.adapters.tensors import (
     with_index,
     wrong_device,
 )
+from unirl.envs.sim.settings import read_settings
 from unirl.errors import UniRLError
 
 FAMILY = "isaaclab/"
 SETTINGS: Mapping[str, Any] = {"headless": True, "overrides": []}
-"""What env.kwargs may hold, with defaults. overrides: Isaac Lab 3.0's words for its configuration,
-such as ["physics=newton_mjwarp"]."""
+"""What env.kwargs may hold, with defaults. overrides: changes to the configuration as Isaac Lab
+3.0 writes them, such as ["physics=newton_mjwarp"]."""
 
 
 def known_ids() -> list[str]:
@@ -58,7 +58,7 @@ def make_sim(config: EnvConfig, num_envs: int, device: torch.device) -> IsaacLab
     Raises UniRLError where Isaac Lab is missing, for an unknown task or setting, for a task with
     several agents, and for another device or number of environments than asked for.
     """
-    settings = _read_settings(config)
+    settings = read_settings(config, SETTINGS, "write it as one of the overrides")
     device = with_index(device)
     app, parse = _import(config, device, settings)
     catalog.import_registering_module(config)
@@ -100,7 +100,7 @@ class IsaacLabSim:
         device: torch.device,
         gives_final_obs: bool,
     ) -> None:
-        self._env, self._lab, self._id = env, env.unwrapped, config.id
+        self.env, self._lab, self._id = env, env.unwrapped, config.id
         if getattr(self._lab, "possible_agents", None):
             raise UniRLError(
                 f'env "{config.id}" has several agents',
@@ -138,8 +138,7 @@ class IsaacLabSim:
         )
 
     def reset(self, seed: int, *, random_phases: bool = False) -> Groups:
-        """New episodes everywhere; see DeviceEnv."""
-        raw, _ = self._env.reset(seed=seed)
+        raw, _ = self.env.reset(seed=seed)
         self._read.check(raw, self.spec.device)
         obs = self._read(raw)
         sound = finite_rows(*obs.values())
@@ -150,8 +149,7 @@ class IsaacLabSim:
         return keep_rows(sound, obs)
 
     def step(self, action: Tensor) -> SimStep:
-        """One step; see DeviceEnv."""
-        raw, reward, terminated, truncated, extras = self._env.step(self._write(action))
+        raw, reward, terminated, truncated, extras = self.env.step(self._write(action))
         obs = self._read(raw)
         over = terminated | truncated
         sound_now = finite_rows(*obs.values())
@@ -159,8 +157,8 @@ class IsaacLabSim:
         final: Groups | None = None
         if self.spec.gives_final_obs:
             # Written only in steps that reset a row, and stale until the next of them.
-            told = extras.get("final_obs")
-            final = final_rows(over, obs, None if told is None else self._read(told))
+            raw_final = extras.get("final_obs")
+            final = final_rows(over, obs, None if raw_final is None else self._read(raw_final))
             sound_final = finite_rows(*final.values())
             sound &= sound_final
             final = keep_rows(sound_final, final)
@@ -184,14 +182,13 @@ class IsaacLabSim:
         )
 
     def counters(self) -> Mapping[str, Tensor]:
-        """See DeviceEnv."""
         return {"nan_states": self._nan_states}
 
     def close(self) -> None:
-        """Close the environment; the simulation app goes on until the process ends."""
+        """Close the environment; the simulation app runs until the process ends."""
         if not self._closed:
             self._closed = True
-            self._env.close()
+            self.env.close()
 
     def _ask_reset(self, rows: Tensor) -> None:
         """Have the task reset `rows` in the next step, which will be no transition for them."""
@@ -200,15 +197,15 @@ class IsaacLabSim:
 
     def _log(self, extras: Mapping[str, Any]) -> dict[str, Tensor]:
         """extras["log"], once: Isaac Lab replaces it when episodes end, and shows it until then."""
-        told = extras.get("log")
-        if told is None or told is self._logged:
+        entries = extras.get("log")
+        if entries is None or entries is self._logged:
             return {}
-        self._logged = told
+        self._logged = entries
         device = self.spec.device
         return scalars(
             {
                 name: torch.full((), value, device=device) if isinstance(value, float) else value
-                for name, value in told.items()
+                for name, value in entries.items()
             }
         )
 
@@ -245,9 +242,9 @@ def _parse(
     settings: Mapping[str, Any],
 ) -> Any:
     """The task's configuration object, for `num_envs` environments on `device`."""
-    words = {"overrides": list(settings["overrides"])} if settings["overrides"] else {}
+    overrides = {"overrides": list(settings["overrides"])} if settings["overrides"] else {}
     try:
-        return parse(name, device=str(device), num_envs=num_envs, **words)
+        return parse(name, device=str(device), num_envs=num_envs, **overrides)
     except TypeError as error:
         if "overrides" not in str(error):
             raise
@@ -271,15 +268,3 @@ def _configure(config: EnvConfig, cfg: Any) -> Any:
         step_dt = cfg.sim.dt * cfg.decimation
         cfg.episode_length_s = (config.max_episode_steps - 0.5) * step_dt
     return cfg
-
-
-def _read_settings(config: EnvConfig) -> dict[str, Any]:
-    for name in config.kwargs:
-        if name not in SETTINGS:
-            close = difflib.get_close_matches(name, SETTINGS, n=1)
-            raise UniRLError(
-                f'env "{config.id}" has no setting "{name}"',
-                f"env.kwargs may hold {', '.join(SETTINGS)}",
-                f'did you mean "{close[0]}"?' if close else "write it as one of the overrides",
-            )
-    return {**SETTINGS, **config.kwargs}

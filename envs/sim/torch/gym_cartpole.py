@@ -4,100 +4,72 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
 from unirl.envs.config import EnvConfig
-from unirl.envs.device import POLICY, Groups, SimSpec, SimStep
-from unirl.envs.sim import episodes
-from unirl.envs.sim.settings import read_settings
+from unirl.envs.device import POLICY, Groups
+from unirl.envs.sim.settings import read_numbers
+from unirl.envs.sim.torch.env import TorchTask, World
 
-LENGTH = 500
 GRAVITY, TIME_STEP, FORCE = 9.8, 0.02, 10.0
 POLE_MASS, TOTAL_MASS, HALF_LENGTH = 0.1, 1.1, 0.5
 RESET_SPAN = 0.05
 LIMITS = (2.4, 12 * 2 * math.pi / 360)
 """Distance from the middle in metres and angle in radians beyond which an episode terminates."""
+_MOMENT = POLE_MASS * HALF_LENGTH
 
 
-class GymCartpole:
-    """N carts, each pushed with 10 N to the left (action 0) or to the right (action 1).
+def gym_cartpole(config: EnvConfig) -> TorchTask:
+    """N carts, each moved with 10 N to the left (action 0) or to the right (action 1).
 
     Observation: cart position, its velocity, pole angle, its velocity. Reward: 1 at each step.
     The state is float64 and every product is formed in Gymnasium's order, so that no rounding
-    tells the two apart; observations are float32 as there. State is [4, N]: see torch/Cartpole.
+    tells the two apart; observations are float32 as there.
     """
+    read_numbers(config, {})
+    return TorchTask(
+        observation={POLICY: 4},
+        action_space=spaces.Discrete(2),
+        max_episode_length=500,
+        step_dt=TIME_STEP,
+        state_size=4,
+        spans=[RESET_SPAN] * 4,
+        motion=GymCartpoleMotion,
+        dtype=torch.float64,
+    )
 
-    def __init__(self, config: EnvConfig, num_envs: int, device: torch.device) -> None:
-        read_settings(config, {})
-        self.spec = SimSpec(
-            id=config.id,
-            num_envs=num_envs,
-            observation={POLICY: 4},
-            action_space=spaces.Discrete(2),
-            max_episode_length=config.max_episode_steps or LENGTH,
-            device=device,
-            step_dt=TIME_STEP,
-            follows_stream=True,
-            capturable=True,
-        )
 
-        def buffer(rows: int, dtype: torch.dtype = torch.float64) -> Tensor:
-            return torch.zeros((rows, num_envs), dtype=dtype, device=device)
+class GymCartpoleMotion:
+    """Euler's method on the derivatives below."""
 
-        self.episodes = episodes.new_episodes(num_envs, self.spec.max_episode_length, 4, device)
-        self.state, self._next, self._noise, self._size = (buffer(4) for _ in range(4))
-        self._rows, self._slopes = self.state.unbind(), buffer(4)
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rows, self._slopes = world.state.unbind(), world.buffer(4, torch.float64)
         self._slope_rows = self._slopes.unbind()
-        self._scratch = buffer(6).unbind()
-        self._over = buffer(2, torch.bool)
+        self._scratch = world.buffer(6, torch.float64).unbind()
+        self._over = world.buffer(2, torch.bool)
         self._over_rows = self._over.unbind()
-        self._limits = torch.tensor(LIMITS, dtype=torch.float64, device=device).unsqueeze(1)
-        self._scale = episodes.noise_scale([RESET_SPAN] * 4, self.state)
-        self._reward = buffer(1, torch.float32)[0]
-        seen, final = buffer(4, torch.float32), buffer(4, torch.float32)
-        self._seen, self._final = seen, final
-        self._obs: Groups = {POLICY: seen.t()}
-        self._final_obs: Groups = {POLICY: final.t()}
+        limits = torch.tensor(LIMITS, dtype=torch.float64, device=world.device)
+        self._limits = limits.unsqueeze(1)
+        self._seen, self._final = world.buffer(4), world.buffer(4)
+        self.obs: Groups = {POLICY: self._seen.t()}
+        self.final_obs: Groups = {POLICY: self._final.t()}
 
-    def reset(self, seed: int, *, random_phases: bool = False) -> Groups:
-        """New episodes everywhere; see DeviceEnv."""
-        episodes.begin(self.episodes, seed, random_phases)
-        episodes.draw_noise(self.episodes, self._scale, self.state)
-        self._seen.copy_(self.state)
-        return self._obs
-
-    def step(self, action: Tensor) -> SimStep:
-        """One step; see DeviceEnv."""
+    def move(self, action: Tensor) -> None:
         self._find_slopes(action)
-        after, book = self._next, self.episodes
-        torch.mul(self._slopes, TIME_STEP, out=after).add_(self.state)
+        torch.mul(self._slopes, TIME_STEP, out=self._world.after).add_(self._world.state)
 
-        torch.abs(after, out=self._size)
-        torch.gt(self._size[0::2], self._limits, out=self._over)
-        failed = self._over_rows[0].logical_or_(self._over_rows[1])
-        episodes.end_step(book, failed, torch.sum(self._size, 0, out=self._scratch[0]))
-        self._reward.copy_(book.valid)
+    def score(self) -> Tensor | None:
+        self._world.reward.fill_(1.0)
+        torch.gt(self._world.size[0::2], self._limits, out=self._over)
+        return self._over_rows[0].logical_or_(self._over_rows[1])
 
-        self._final.copy_(after.nan_to_num_(0.0, 0.0, 0.0))
-        episodes.draw_noise(book, self._scale, self._noise)
-        torch.where(book.done, self._noise, after, out=self.state)
-        self._seen.copy_(self.state)
-        return episodes.step_result(book, self._obs, self._reward, self._final_obs)
-
-    def counters(self) -> Mapping[str, Tensor]:
-        """See DeviceEnv."""
-        return episodes.counters(self.episodes)
-
-    def generators(self) -> Sequence[torch.Generator]:
-        """See DeviceEnv."""
-        return (self.episodes.generator,)
-
-    def close(self) -> None:
-        """Nothing is held; see DeviceEnv."""
+    def observe(self) -> None:
+        self._final.copy_(self._world.after)
+        self._seen.copy_(self._world.state)
 
     def _find_slopes(self, action: Tensor) -> None:
         """Time derivatives of the state. With the pole's first moment P = m l and total mass M:
@@ -119,6 +91,3 @@ class GymCartpole:
         turning_slope.div_(pull)
         torch.mul(turning_slope, _MOMENT, out=product).mul_(cos).div_(TOTAL_MASS)
         torch.sub(temp, product, out=speed_slope)
-
-
-_MOMENT = POLE_MASS * HALF_LENGTH

@@ -1,4 +1,4 @@
-"""The tasks in pure torch, "torch/...": they run wherever torch runs, with nothing to install."""
+"""The tasks in pure torch, by name."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ from collections.abc import Callable
 import torch
 
 from unirl.envs.config import EnvConfig
-from unirl.envs.device import DeviceEnv
-from unirl.envs.sim.torch.cartpole import Cartpole
-from unirl.envs.sim.torch.gym_cartpole import GymCartpole
-from unirl.envs.sim.torch.pendulum import Pendulum
-from unirl.envs.sim.torch.point_mass import PointMass
+from unirl.envs.sim.torch.cartpole import cartpole
+from unirl.envs.sim.torch.env import TorchEnv, TorchTask
+from unirl.envs.sim.torch.gym_cartpole import gym_cartpole
+from unirl.envs.sim.torch.pendulum import pendulum
+from unirl.envs.sim.torch.point_mass import point_mass
 
-Maker = Callable[[EnvConfig, int, torch.device], DeviceEnv]
-
-TASKS: dict[str, Maker] = {
-    "torch/Cartpole": Cartpole,
-    "torch/CartPole-v1": GymCartpole,
-    "torch/Pendulum": Pendulum,
-    "torch/PointMass": PointMass,
+TASKS: dict[str, Callable[[EnvConfig], TorchTask]] = {
+    "torch/Cartpole": cartpole,
+    "torch/CartPole-v1": gym_cartpole,
+    "torch/Pendulum": pendulum,
+    "torch/PointMass": point_mass,
 }
 
 
@@ -28,6 +26,6 @@ def known_ids() -> list[str]:
     return sorted(TASKS)
 
 
-def make_sim(config: EnvConfig, num_envs: int, device: torch.device) -> DeviceEnv:
+def make_sim(config: EnvConfig, num_envs: int, device: torch.device) -> TorchEnv:
     """`num_envs` environments of one of `known_ids()`; UniRLError for settings it does not take."""
-    return TASKS[config.id](config, num_envs, device)
+    return TorchEnv(TASKS[config.id](config), config, num_envs, device)

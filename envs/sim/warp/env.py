@@ -92,7 +92,6 @@ class WarpEnv:
         worlds.counts.zero_()
 
     def reset(self, seed: int, *, random_phases: bool = False) -> Groups:
-        """First observations of new episodes; see DeviceEnv."""
         worlds = self.worlds
         self._generator.manual_seed(seed)
         self._draw()
@@ -129,11 +128,11 @@ class WarpEnv:
         return self._step
 
     def generators(self) -> Sequence[torch.Generator]:
-        """None: a recorded step cannot be part of another recording; see DeviceEnv."""
+        """None: a recorded step cannot be part of another recording."""
         return ()
 
     def counters(self) -> Mapping[str, Tensor]:
-        """Totals since the environments were made; see COUNTERS."""
+        """Totals since the environments were made."""
         return self._counters
 
     def frame(self, world: int = 0, width: int = 640, height: int = 480) -> NDArray[np.uint8]:

@@ -12,6 +12,7 @@ import torch
 from unirl.envs.catalog import unknown_id
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import DeviceEnv
+from unirl.envs.sim.settings import read_settings
 from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
@@ -59,14 +60,8 @@ def make_sim(config: EnvConfig, num_envs: int, device: torch.device) -> DeviceEn
 
 
 def _settings(config: EnvConfig) -> dict[str, Any]:
-    known = ("record", *SETTINGS)
+    read_settings(config, {**SETTINGS, "record": ""}, "correct env.kwargs")
     for name, value in config.kwargs.items():
-        if name not in known:
-            raise UniRLError(
-                f'env "{config.id}" has no setting {name!r}',
-                f"known are {', '.join(known)}",
-                "correct env.kwargs",
-            )
         if name == "record":
             if not isinstance(value, bool):
                 raise UniRLError(

@@ -153,7 +153,7 @@ def make(num_envs: int = 16, name: str = "test/Tensors-v0", **fields: Any) -> Gy
 
 
 def toy(env: GymnasiumTensors) -> Tensors:
-    found: Tensors = env._env.unwrapped
+    found: Tensors = env.env.unwrapped
     return found
 
 

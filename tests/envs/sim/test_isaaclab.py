@@ -43,7 +43,7 @@ def make(task: str = "Isaac-Fake", num_envs: int = 16, **fields: Any) -> IsaacLa
 
 
 def fake(env: IsaacLabSim) -> fake_isaaclab.RLEnv:
-    lab: fake_isaaclab.RLEnv = env._env.unwrapped
+    lab: fake_isaaclab.RLEnv = env.env.unwrapped
     return lab
 
 
