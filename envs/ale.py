@@ -28,6 +28,18 @@ def register() -> None:
     gymnasium.register_envs(ale_py)
 
 
+def preprocessing(config: EnvConfig) -> dict[str, Any]:
+    """What the ale engine and EnvPool call by the same names."""
+    return {
+        "stack_num": config.frame_stack,
+        "img_height": config.frame_size,
+        "img_width": config.frame_size,
+        "repeat_action_probability": config.repeat_action_probability,
+        "noop_max": config.noop_max,
+        "full_action_space": config.full_action_space,
+    }
+
+
 class AleEngine:
     """`ale_py.vector_env.AtariVectorEnv`: observations uint8 [B, stack, height, width], a new
     array at every step.
@@ -51,13 +63,8 @@ class AleEngine:
         settings: dict[str, Any] = {
             "num_threads": config.threads_for(num_envs),
             "frameskip": config.frame_skip,
-            "stack_num": config.frame_stack,
-            "img_height": config.frame_size,
-            "img_width": config.frame_size,
-            "repeat_action_probability": config.repeat_action_probability,
-            "noop_max": config.noop_max,
+            **preprocessing(config),
             "life_loss_info": config.episodic_life,
-            "full_action_space": config.full_action_space,
             "reward_clipping": False,  # slots hold raw rewards; the learner clips
         }
         # The engine counts frames, from the first one after the no-ops.

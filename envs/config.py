@@ -83,7 +83,7 @@ class EnvConfig:
     """Atari only: an episode begins with up to this many frames of no-op. More: more varied
     starts."""
     episodic_life: bool = False
-    """Atari only: True ends an episode (terminated) at each lost life; the game itself goes on in
+    """Atari only: True ends an episode (terminated) at each lost life; the game itself continues in
     the next episode."""
     full_action_space: bool = False
     """Atari only: True offers all 18 actions instead of the game's minimal set."""

@@ -42,7 +42,8 @@ def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
         )
     if config.is_multi_agent:
         with _explained(config):
-            return _wrap(parallel.ParallelEnvs(config, _find_factory(config), num_envs), config)
+            factory = pettingzoo.find_factory(config)
+            return _wrap(parallel.ParallelEnvs(config, factory, num_envs), config)
     engine = _make_engine(config, num_envs)
     try:
         obs_fields(engine.observation_space, num_envs, config.id)
@@ -64,7 +65,8 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
             last = LastAction(agents.observation_space, agents.action_space, config.id)
             return last.observation_space, agents.action_space
         return agents.observation_space, agents.action_space
-    env = make_vec(_without_processes(config), 1)
+    # One environment needs no process of its own.
+    env = make_vec(replace(config, engine="sync") if config.engine == "async" else config, 1)
     try:
         return env.observation_space, env.action_space
     finally:
@@ -97,12 +99,7 @@ def _wrap(env: VectorEnv, config: EnvConfig) -> VectorEnv:
 
 def _agents(config: EnvConfig) -> parallel.Agents:
     with _explained(config):
-        return parallel.agents_of(config, _find_factory(config))
-
-
-def _find_factory(config: EnvConfig) -> parallel.Factory:
-    catalog.import_registering_module(config)
-    return pettingzoo.find_factory(config)
+        return parallel.agents_of(config, pettingzoo.find_factory(config))
 
 
 def _make_engine(config: EnvConfig, num_envs: int) -> VectorEngine:
@@ -170,7 +167,3 @@ def _choose(config: EnvConfig, spec: EnvSpec) -> Literal["ale", "vector", "sync"
     if config.is_atari:
         return "ale"
     return "sync" if spec.vector_entry_point is None else "vector"
-
-
-def _without_processes(config: EnvConfig) -> EnvConfig:
-    return replace(config, engine="sync") if config.engine == "async" else config

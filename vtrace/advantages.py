@@ -78,15 +78,15 @@ def whiten(
     with torch.no_grad():
         rows = mask != 0
         rho = torch.where(rows, _weight(log_rho, rho_clip), 0.0)
-        total, weight = _over_all(reduce, advantage.sum(), rho.sum())
+        total, weight = over_all(reduce, advantage.sum(), rho.sum())
         centred = advantage - rho * (total / weight.clamp(min=1e-8))
-        squares, num_rows = _over_all(reduce, centred.square().sum(), rows.sum())
+        squares, num_rows = over_all(reduce, centred.square().sum(), rows.sum())
         size = (squares / num_rows.clamp(min=1)).sqrt()
         return centred / size.clamp(min=1e-8)
 
 
-def _over_all(reduce: Reduce | None, *sums: Tensor) -> Sequence[Tensor]:
-    """Scalars over all parts of the batch, in their own dtypes; float32 would miscount rows."""
+def over_all(reduce: Reduce | None, *sums: Tensor) -> Sequence[Tensor]:
+    """Scalars over all processes of the batch, in their dtypes; float32 would miscount rows."""
     if reduce is None:
         return sums
     totals = reduce([value.double() for value in sums])

@@ -18,8 +18,8 @@ class Duel:
     lengths of the line; both players see it from their own side. Actions: step left, stay, step
     right. Both terminate when the coin is taken, with 0 each if they arrive together, and both are
     truncated after max_steps. Walking to the coin is never worse than anything else, and better
-    against whoever may hesitate. Coin and players begin in random cells, the players not on the
-    coin. Has PettingZoo's parallel API.
+    against a player that may hesitate. Coin and players begin in random cells, the players not on
+    the coin. Has PettingZoo's parallel API.
     """
 
     metadata: dict[str, Any] = {"name": "Duel", "render_modes": []}  # noqa: RUF012 (its interface)

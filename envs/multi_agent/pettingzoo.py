@@ -37,6 +37,7 @@ def find_factory(config: EnvConfig) -> Factory:
     Raises UniRLError for an unknown id, with suggestions, and ModuleNotFoundError for a package
     that is missing.
     """
+    catalog.import_registering_module(config)
     name = config.id.removeprefix(MULTI_AGENT)
     if name.startswith("unirl/") and name not in GAMES:
         raise catalog.unknown_id(config.id, known_ids())

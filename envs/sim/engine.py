@@ -39,14 +39,14 @@ class SimEngine:
         if self._same_step and not spec.gives_final_obs:
             env.close()
             raise UniRLError(
-                f'env "{spec.id}" does not tell the observations its episodes end with',
+                f'env "{spec.id}" does not give the observations its episodes end with',
                 "a simulator that resets within the step must give final observations here",
                 "switch them on in env.kwargs, or use a simulator that gives them",
             )
         self._env = env
         self.observation_space: Space[Any] = spec.observation_space
         self.action_space: Space[Any] = spec.action_space
-        self._calms = self._same_step and isinstance(spec.action_space, spaces.Box)
+        self._zeroes_actions = self._same_step and isinstance(spec.action_space, spaces.Box)
         self._last: Observations = {}
         self._done: Bools = np.zeros(spec.num_envs, dtype=np.bool_)
 
@@ -56,7 +56,7 @@ class SimEngine:
         return self._tree(self._last)
 
     def step(self, action: NDArray[Any]) -> EngineStep:
-        if self._calms and self._done.any():
+        if self._zeroes_actions and self._done.any():
             action = action.copy()
             action[self._done] = 0.0
         step = self._env.step(torch.from_numpy(action).to(self._env.spec.device))

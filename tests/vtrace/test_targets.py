@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.vtrace.reference import slow_gae, slow_vtrace_targets
 from unirl.vtrace import GAE, VTrace, gae, vtrace_targets
-from unirl.vtrace.reference import slow_gae, slow_vtrace_targets
 
 devices = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

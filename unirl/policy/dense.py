@@ -13,7 +13,7 @@ from torch import Tensor, nn
 MIN_PRODUCTS = 1_500_000
 """Multiplications from which on oneDNN's start-up of 10 microseconds is paid for (measured)."""
 MIN_WEIGHTS = 4096
-"""Entries of a weight from which on the same holds for its gradient, whose operands lie badly."""
+"""Entries of a weight from which on the same holds for its gradient, whose operands are strided."""
 
 
 def dense(layer: nn.Linear, x: Tensor) -> Tensor:

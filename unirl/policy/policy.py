@@ -107,9 +107,8 @@ class Policy(nn.Module):
     ) -> ActResult:
         """Choose actions for obs (tree of [B, ...]): sampled, or the mode when deterministic.
 
-        The state passed in is not changed; whoever calls resets the rows whose episode begins
-        (zero_state).
-        generator: on the policy's device.
+        The state passed in is not changed; the caller resets the rows whose episode begins
+        (zero_state). generator: on the policy's device.
         """
         distribution, state = self._decide(obs, state)
         if deterministic:
@@ -131,9 +130,9 @@ class Policy(nn.Module):
         size = next(leaves(obs))[1].shape[0] // len(generators)
         results = []
         for i, generator in enumerate(generators):
-            own = slice(i * size, (i + 1) * size)
-            action, logp = distribution[own].sample_with_logp(generator)
-            results.append(ActResult(action, logp, {k: value[own] for k, value in state.items()}))
+            rows = slice(i * size, (i + 1) * size)
+            action, logp = distribution[rows].sample_with_logp(generator)
+            results.append(ActResult(action, logp, {k: value[rows] for k, value in state.items()}))
         return results
 
     def _decide(self, obs: Any, state: State) -> tuple[Distribution, State]:

@@ -28,12 +28,12 @@ from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY, Groups, SimSpec, SimStep
 from unirl.envs.sim.adapters.tensors import (
+    check_placement,
     finite_rows,
     keep_rows,
     random_steps,
     scalars,
     with_index,
-    wrong_device,
 )
 from unirl.envs.sim.settings import read_settings
 from unirl.errors import UniRLError
@@ -130,14 +130,8 @@ class IsaacGymSim:
         device: torch.device,
         settings: Mapping[str, Any],
     ) -> None:
-        if torch.device(env.device) != device:
-            raise wrong_device(config.id, device, env.device)
-        if env.num_envs != num_envs:
-            raise UniRLError(
-                f'env "{config.id}" made another number of environments',
-                f"num_envs must be {num_envs}, found {env.num_envs}",
-                "let the task's configuration take numEnvs from num_envs",
-            )
+        remedy = "let the task's configuration take numEnvs from num_envs"
+        check_placement(config.id, num_envs, device, env, remedy)
         self._env, self._id = env, config.id
         task = config.id.removeprefix(FAMILY)
         default = "same_step" if task in SAME_STEP else "next_step"

@@ -23,13 +23,13 @@ from unirl.envs.device import Groups, SimSpec, SimStep
 from unirl.envs.sim.adapters.tensors import (
     ObsReader,
     action_writer,
+    check_placement,
     final_rows,
     finite_rows,
     keep_rows,
     random_steps,
     scalars,
     with_index,
-    wrong_device,
 )
 from unirl.envs.sim.settings import read_settings
 from unirl.errors import UniRLError
@@ -107,14 +107,7 @@ class IsaacLabSim:
                 f"one agent is needed on a device, found {list(self._lab.possible_agents)}",
                 "choose another task",
             )
-        if torch.device(self._lab.device) != device:
-            raise wrong_device(config.id, device, self._lab.device)
-        if self._lab.num_envs != num_envs:
-            raise UniRLError(
-                f'env "{config.id}" made another number of environments',
-                f"num_envs must be {num_envs}, found {self._lab.num_envs}",
-                "leave scene.num_envs to UniRL",
-            )
+        check_placement(config.id, num_envs, device, self._lab, "leave scene.num_envs to UniRL")
         self._read = ObsReader(self._lab.single_observation_space, num_envs, config.id)
         self._write = action_writer(self._lab.single_action_space, device, config.id)
         self._finite_horizon = bool(getattr(self._lab.cfg, "is_finite_horizon", False))

@@ -42,7 +42,7 @@ class ObsReader:
         }
 
     def check(self, raw: Any, device: torch.device) -> None:
-        """UniRLError where `raw` lies on another device, or is not of the promised shape."""
+        """UniRLError where `raw` is on another device, or is not of the promised shape."""
         try:
             groups = self(raw)
         except (KeyError, TypeError, IndexError) as error:
@@ -147,8 +147,22 @@ def wrong_device(env_id: str, wanted: torch.device, found: torch.device | str) -
     return UniRLError(
         f'env "{env_id}" simulates on "{found}"',
         f'its tensors must be on the device of the run, "{wanted}"',
-        f'run with device "{found}", or tell the simulator the other one (env.kwargs)',
+        f'run with device "{found}", or set the simulator to the other one (env.kwargs)',
     )
+
+
+def check_placement(
+    env_id: str, num_envs: int, device: torch.device, env: Any, remedy: str
+) -> None:
+    """UniRLError where a simulator has another device or number of environments than asked for."""
+    if torch.device(env.device) != device:
+        raise wrong_device(env_id, device, env.device)
+    if env.num_envs != num_envs:
+        raise UniRLError(
+            f'env "{env_id}" made another number of environments',
+            f"num_envs must be {num_envs}, found {env.num_envs}",
+            remedy,
+        )
 
 
 def with_index(device: torch.device) -> torch.device:
@@ -158,8 +172,8 @@ def with_index(device: torch.device) -> torch.device:
 
 def _join(space: Space[Any], raw: Any) -> Tensor:
     if isinstance(space, spaces.Dict):
-        parts = [_join(child, raw[key]) for key, child in space.spaces.items()]
-        return torch.cat(parts, dim=1)
+        columns = [_join(child, raw[key]) for key, child in space.spaces.items()]
+        return torch.cat(columns, dim=1)
     tensor: Tensor = raw
     return tensor.float()
 

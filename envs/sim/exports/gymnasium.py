@@ -16,7 +16,7 @@ from unirl.envs.device import POLICY, DeviceEnv, Groups, SimStep
 class GymnasiumExport(VectorEnv[Any, Any, Any]):
     """A DeviceEnv with Gymnasium's vector API; all tensors are copies and may be kept.
 
-    One observation group is a tensor, several are a dictionary. In a same-step simulator that tells
+    One observation group is a tensor, several are a dictionary. In a same-step simulator that has
     them, info["final_obs"] holds the observations before the reset, in every row. A row whose state
     was not finite is truncated at the last observation that was, with reward 0. An action is a
     tensor, or what torch.as_tensor takes.

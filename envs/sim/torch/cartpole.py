@@ -18,7 +18,6 @@ from unirl.envs.sim.torch.env import TorchTask, World
 
 DEFAULTS = {"effort": 400.0, "reset_distance": 3.0}
 """Force at action 1 in newtons; metres from the middle at which an episode terminates."""
-LENGTH = 500
 STEP_DT, SUBSTEPS = 1 / 60, 2
 GRAVITY = 9.81
 CART_MASS = POLE_MASS = 1.0

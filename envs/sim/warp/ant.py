@@ -5,21 +5,18 @@ and Gymnasium's Ant-v5 (105 observations, 20 Hz).
 # mypy: disable-error-code="index, no-any-return, untyped-decorator"
 from __future__ import annotations
 
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
-import mujoco
 import mujoco_warp as mjw
 import numpy as np
 import warp as wp
 
 from unirl.envs.sim.warp.locomotion import Rules, RunnerKernels, runner_start
-from unirl.envs.sim.warp.worlds import Start, WarpTask, Worlds
+from unirl.envs.sim.warp.worlds import Start, WarpTask, Worlds, gymnasium_model, own_model
 
 FEET = ("front_left_foot", "front_right_foot", "back_left_foot", "back_right_foot")
 HEALTHY_LOW, HEALTHY_HIGH = wp.constant(0.2), wp.constant(1.0)
-"""Heights of the torso, m, between which Ant-v5 goes on."""
+"""Heights of the torso, m, between which Ant-v5 continues."""
 
 
 def ant_isaac() -> WarpTask:
@@ -39,9 +36,7 @@ def ant_isaac() -> WarpTask:
 
     return WarpTask(
         id="warp/Ant-isaac",
-        load=lambda: mujoco.MjModel.from_xml_path(
-            str(Path(__file__).parent / "assets" / "ant.xml")
-        ),
+        load=own_model("ant.xml"),
         start=runner_start,
         kernels=kernels,
         obs_size=60,
@@ -57,13 +52,9 @@ def ant_v5() -> WarpTask:
     where the torso leaves [0.2, 1] m. Gymnasium's own model, Runge-Kutta, 5 steps of 0.01 s.
     """
 
-    def load() -> Any:
-        path = files("gymnasium") / "envs" / "mujoco" / "assets" / "ant.xml"
-        return mujoco.MjModel.from_xml_path(str(path))
-
     return WarpTask(
         id="warp/Ant-v5",
-        load=load,
+        load=gymnasium_model("ant.xml"),
         start=gymnasium_start,
         kernels=AntV5Kernels,
         obs_size=105,

@@ -5,14 +5,12 @@ cartpole.py; the pure torch version is torch/Cartpole.)
 # mypy: disable-error-code="index, no-any-return, untyped-decorator"
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import mujoco
 import numpy as np
 import warp as wp
 
-from unirl.envs.sim.warp.worlds import Start, WarpTask, Worlds
+from unirl.envs.sim.warp.worlds import Start, WarpTask, Worlds, own_model
 
 TOO_FAR = wp.constant(3.0)
 """Distance of the cart from the middle, m, at which an episode ends."""
@@ -28,9 +26,7 @@ def cartpole() -> WarpTask:
     """
     return WarpTask(
         id="warp/Cartpole",
-        load=lambda: mujoco.MjModel.from_xml_path(
-            str(Path(__file__).parent / "assets" / "cartpole.xml")
-        ),
+        load=own_model("cartpole.xml"),
         start=_start,
         kernels=CartpoleKernels,
         obs_size=4,

@@ -5,26 +5,18 @@ observations. (Wawrzynski 2009; Gymnasium's half_cheetah_v5.py.)
 # mypy: disable-error-code="index, no-any-return, untyped-decorator"
 from __future__ import annotations
 
-from importlib.resources import files
-from typing import Any
-
-import mujoco
 import warp as wp
 
 from unirl.envs.sim.warp.ant import gymnasium_start
-from unirl.envs.sim.warp.worlds import WarpTask, Worlds
+from unirl.envs.sim.warp.worlds import WarpTask, Worlds, gymnasium_model
 
 
 def half_cheetah_v5() -> WarpTask:
     """r = forward velocity - 0.1 sum a^2. Only the limit of time ends an episode."""
 
-    def load() -> Any:
-        path = files("gymnasium") / "envs" / "mujoco" / "assets" / "half_cheetah.xml"
-        return mujoco.MjModel.from_xml_path(str(path))
-
     return WarpTask(
         id="warp/HalfCheetah-v5",
-        load=load,
+        load=gymnasium_model("half_cheetah.xml"),
         start=gymnasium_start,
         kernels=HalfCheetahKernels,
         obs_size=17,

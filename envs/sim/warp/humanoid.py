@@ -4,13 +4,8 @@ numbers; see locomotion.py.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import mujoco
-
 from unirl.envs.sim.warp.locomotion import Rules, RunnerKernels, runner_start
-from unirl.envs.sim.warp.worlds import WarpTask, Worlds
+from unirl.envs.sim.warp.worlds import WarpTask, Worlds, own_model
 
 FEET = ("right_foot", "left_foot")
 
@@ -21,7 +16,7 @@ def humanoid_isaac() -> WarpTask:
     """
     return WarpTask(
         id="warp/Humanoid-isaac",
-        load=_load,
+        load=own_model("humanoid.xml"),
         start=runner_start,
         kernels=_kernels,
         obs_size=108,
@@ -30,11 +25,6 @@ def humanoid_isaac() -> WarpTask:
         njmax=128,
         nconmax=32,
     )
-
-
-def _load() -> Any:
-    path = Path(__file__).parent / "assets" / "humanoid.xml"
-    return mujoco.MjModel.from_xml_path(str(path))
 
 
 def _kernels(worlds: Worlds) -> RunnerKernels:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 from typing import Any, Protocol
 
+import mujoco
 import mujoco_warp as mjw
 import numpy as np
 import torch
@@ -17,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 COUNTERS = ("nan_states", "constraint_overflows", "contact_overflows", "solver_limits")
-"""What `WarpEnv.counters` tells. nan_states: worlds reset because their state, or the action they
+"""What `WarpEnv.counters` holds. nan_states: worlds reset because their state, or the action they
 got, was not finite.
 constraint_overflows: steps of a world with more constraints than njmax, the surplus dropped.
 contact_overflows: the same for contacts; the batch shares one buffer, so every world counts.
@@ -73,6 +76,18 @@ class WarpTask:
     steps. More: slower; less than needed: the surplus is dropped, and counted."""
     nconmax: int
     """Room for contacts, per world on average."""
+
+
+def own_model(file: str) -> Callable[[], Any]:
+    """Loads a model of this package's assets."""
+    path = Path(__file__).parent / "assets" / file
+    return lambda: mujoco.MjModel.from_xml_path(str(path))
+
+
+def gymnasium_model(file: str) -> Callable[[], Any]:
+    """Loads a model of Gymnasium's."""
+    path = files("gymnasium") / "envs" / "mujoco" / "assets" / file
+    return lambda: mujoco.MjModel.from_xml_path(str(path))
 
 
 class Worlds:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from unirl.vtrace.groups import Baseline, Scale, Singleton
 from unirl.vtrace.token_corrections import Correction, Level
-from unirl.vtrace.token_objectives import Objective
+from unirl.vtrace.token_objectives import ObjectiveName
 from unirl.vtrace.tokens import Aggregation
 
 Numbers = Sequence[float]
@@ -135,7 +135,7 @@ def slow_objective(
     mask: Numbers,
     sequence: Sequence[int],
     *,
-    objective: Objective = "ppo",
+    objective: ObjectiveName = "ppo",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float = 0.0,
