@@ -159,6 +159,15 @@ class EnvConfig:
                     f"set env.{name} to {str(only).lower()}",
                 )
 
+    def check_num_envs(self, num_envs: int) -> None:
+        """UniRLError for fewer than one environment."""
+        if num_envs < 1:
+            raise UniRLError(
+                f'{num_envs} environments of "{self.id}" were asked for',
+                "num_envs must be at least 1",
+                "set num_envs",
+            )
+
     def threads_for(self, num_envs: int) -> int:
         """Threads for an engine with `num_envs` environments: num_threads, or one per usable
         core."""

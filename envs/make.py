@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import torch
 from gymnasium import Space
-from gymnasium.envs.registration import EnvSpec
 
 from unirl.envs import catalog
 from unirl.envs.ale import AleEngine
@@ -34,12 +33,7 @@ def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
     Raises UniRLError for an unknown id, a package that is not installed, an engine or argument that
     does not fit the environment, and spaces that slots cannot hold.
     """
-    if num_envs < 1:
-        raise UniRLError(
-            f'{num_envs} environments of "{config.id}" were asked for',
-            "num_envs must be at least 1",
-            "set num_envs",
-        )
+    config.check_num_envs(num_envs)
     if config.is_multi_agent:
         with _explained(config):
             factory = pettingzoo.find_factory(config)
@@ -61,10 +55,10 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
         agents = _agents(config)
         obs_fields(agents.observation_space, 1, config.id)
         action_field(agents.action_space, 1, config.id)
+        observation = agents.observation_space
         if config.last_action:
-            last = LastAction(agents.observation_space, agents.action_space, config.id)
-            return last.observation_space, agents.action_space
-        return agents.observation_space, agents.action_space
+            observation = LastAction(observation, agents.action_space, config.id).observation_space
+        return observation, agents.action_space
     # One environment needs no process of its own.
     env = make_vec(replace(config, engine="sync") if config.engine == "async" else config, 1)
     try:
@@ -113,7 +107,10 @@ def _make_engine(config: EnvConfig, num_envs: int) -> VectorEngine:
                 raise catalog.unknown_id(config.id, known)
             return EnvPoolEngine(config, num_envs)
         spec = catalog.find_spec(config)
-        name = config.engine if config.engine != "auto" else _choose(config, spec)
+        name = config.engine
+        if name == "auto":
+            name = "sync" if spec.vector_entry_point is None else "vector"
+            name = "ale" if config.is_atari else name
         if name == "ale":
             if not config.is_atari:
                 raise UniRLError(
@@ -161,9 +158,3 @@ def _explained(config: EnvConfig) -> Iterator[None]:
             str(error),
             "correct env.kwargs",
         ) from error
-
-
-def _choose(config: EnvConfig, spec: EnvSpec) -> Literal["ale", "vector", "sync"]:
-    if config.is_atari:
-        return "ale"
-    return "sync" if spec.vector_entry_point is None else "vector"

@@ -96,9 +96,9 @@ def check_finite(obs: Tree, reward: torch.Tensor, env_id: str) -> None:
 
 def _leaf_spaces(space: Space[Any], path: Path) -> Iterator[tuple[Path, Space[Any]]]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        children = space.spaces
+        children: Any = space.spaces
         for key in children if isinstance(children, dict) else range(len(children)):
-            yield from _leaf_spaces(space[key], (*path, key))
+            yield from _leaf_spaces(children[key], (*path, key))
     else:
         yield path, space
 

@@ -79,17 +79,12 @@ class VectorEngine(Protocol):
     """What an engine's file provides: Gymnasium's vector interface with one seed and the spaces of
     one environment."""
 
+    observation_space: Space[Any]
+    action_space: Space[Any]
+
     @property
     def autoreset_mode(self) -> AutoresetMode:
         """When the engine starts the next episode."""
-
-    @property
-    def observation_space(self) -> Space[Any]:
-        """Of one environment."""
-
-    @property
-    def action_space(self) -> Space[Any]:
-        """Of one environment."""
 
     def reset(self, seed: int) -> Any:
         """First observations."""

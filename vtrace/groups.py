@@ -125,7 +125,7 @@ def _batch_std(rewards: Tensor, present: Tensor, reduce: Reduce | None) -> Tenso
     (squares,) = over_all(reduce, centred.square().sum())
     std = (squares / (count - 1).clamp(min=1)).sqrt()
     # A mean of equal rewards is off by rounding, which is no deviation. Not by the largest and the
-    # smallest reward: processes exchange sums alone.
+    # smallest reward: processes share sums alone.
     return torch.where(std > 1e-12 * mean.abs(), std, 0.0)
 
 

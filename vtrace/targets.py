@@ -67,9 +67,7 @@ def vtrace_targets(
     _check_range("c_clip", c_clip, math.inf)
     _check_range("lambda_", lambda_, 1.0)
     with torch.no_grad():
-        largest_log_ratio = 0.5 * math.log(torch.finfo(value.dtype).max)
-        # Clamp first: a clip after exp would be too late for the overflow, and inf * 0 is NaN.
-        ratio = log_rho.clamp(max=largest_log_ratio).exp_()
+        ratio = bounded_ratio(log_rho)
         rho = ratio.clamp(max=rho_clip)
         trace = ratio.clamp_(max=c_clip).mul_(discount)
         if lambda_ != 1.0:
@@ -115,6 +113,12 @@ def gae(
                 term.masked_fill_(filler, 0.0)
         advantage = _accumulate(delta, trace)
         return GAE(advantage + value[:-1], advantage)
+
+
+def bounded_ratio(log_rho: Tensor) -> Tensor:
+    """exp(log_rho) as fresh memory, at most the square root of the largest float."""
+    # Clamp first: a clip after exp would be too late for the overflow, and inf * 0 is NaN.
+    return log_rho.clamp(max=0.5 * math.log(torch.finfo(log_rho.dtype).max)).exp_()
 
 
 def _td_error(discount: Tensor, reward: Tensor, value: Tensor) -> Tensor:

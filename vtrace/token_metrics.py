@@ -78,7 +78,7 @@ class TokenMetrics(NamedTuple):
         }
 
     def _quantile(self, level: float) -> float:
-        """Upper edge of the bin in which it lies: at most a tenth too large."""
+        """Upper edge of its bin: at most a tenth too large."""
         reached = self.histogram.cumsum(0) >= level * self.histogram.sum()
         index = int(reached.int().argmax())
         return float(10.0 ** (_FROM + (_TO - _FROM) * (index + 1) / _NUM_BINS))

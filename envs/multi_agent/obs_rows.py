@@ -23,7 +23,7 @@ class ObsRows:
         self._leaves = ObsLeaves(space, env_id)
         self._arrays: list[NDArray[Any]] = []
         for path, _ in self._leaves.spaces:
-            array = self._batch
+            array: Any = self._batch
             for key in path:
                 array = array[key]
             self._arrays.append(array)

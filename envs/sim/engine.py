@@ -19,7 +19,7 @@ Observations = dict[str, NDArray[Any]]
 
 
 class SimEngine:
-    """A DeviceEnv behind the Engine protocol (envs/vector.py), with next-step autoreset.
+    """A DeviceEnv as a VectorEngine, with next-step autoreset.
 
     One observation group is an array, several are a dictionary of arrays. A row whose state was not
     finite is reported as truncated at the last observation that was, with reward 0: to learn from

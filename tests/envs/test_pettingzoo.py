@@ -49,7 +49,7 @@ needs_package = pytest.mark.skipif(
 # CountingAgents by hand. Of episode 0 agent 0 terminates after 2 steps, agent 1 after 4, agent 2 is
 # truncated after 3; of episode 1 agent 0 is truncated after 1 step, agent 1 is absent, agent 2
 # terminates after 2. One line per row, for each agent: observation after it, reward, and one of
-# "." it goes on, "T" terminated, "C" cut off, "-" filler.
+# "." it continues, "T" terminated, "C" cut off, "-" filler.
 NOTHING = (0, 0, 0)
 FROM_EPISODE_0 = [
     (((0, 0, 1), 1, "."), ((1, 0, 1), 1, "."), ((2, 0, 1), 1, ".")),

@@ -100,7 +100,7 @@ class IsaacLabSim:
         device: torch.device,
         gives_final_obs: bool,
     ) -> None:
-        self.env, self._lab, self._id = env, env.unwrapped, config.id
+        self.env, self._lab = env, env.unwrapped
         if getattr(self._lab, "possible_agents", None):
             raise UniRLError(
                 f'env "{config.id}" has several agents',

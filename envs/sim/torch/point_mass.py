@@ -47,7 +47,8 @@ class PointMassMotion:
 
     def __init__(self, world: World) -> None:
         self._world, self._blur = world, world.noise[6:]
-        self._before, self._after = world.state.split(2), world.after.split(2)
+        self._before = world.state.unflatten(0, (3, 2)).unbind()
+        self._after = world.after.unflatten(0, (3, 2)).unbind()
         self._force = world.buffer(2)
         self._force_columns = self._force.t()
         self._seen, self._final = world.buffer(4), world.buffer(4)

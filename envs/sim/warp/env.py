@@ -57,16 +57,8 @@ class WarpEnv:
         self._renderer: Any = None
         with wp.ScopedDevice(self._wp_device):
             self.worlds = Worlds(task, mjm, num_envs, device)
-            self._start = [
-                wp.array(values, dtype=float)
-                for values in (
-                    start.qpos,
-                    start.qpos_noise,
-                    start.qpos_low,
-                    start.qpos_high,
-                    start.qvel_noise,
-                )
-            ]
+            names = ("qpos", "qpos_noise", "qpos_low", "qpos_high", "qvel_noise")
+            self._start = [wp.array(getattr(start, name), dtype=float) for name in names]
             self._kernels = task.kernels(self.worlds)
         worlds = self.worlds
         self._obs: Groups = {POLICY: worlds.obs}

@@ -99,7 +99,6 @@ class Worlds:
 
     def __init__(self, task: WarpTask, mjm: Any, num_worlds: int, device: torch.device) -> None:
         self.num_worlds, self.mjm = num_worlds, mjm
-        self.obs_size = task.obs_size
         self.step_dt = float(mjm.opt.timestep) * task.physics_steps
         self.model = mjw.put_model(mjm)
         # The kernels would print at every launch otherwise; judge() counts instead.

@@ -55,7 +55,7 @@ def act(env: IsaacGymSim, value: float = 0.0) -> SimStep:
 
 def ending(env: int, episode: int, step: int, limit: int) -> tuple[bool, bool]:
     """(terminated, truncated) as the task reports it: a failure in the step of the time limit is
-    told as a time-out."""
+    given as a time-out."""
     late = step >= limit
     failed = step == fails_at(env, episode)
     return failed and not late, late

@@ -293,9 +293,9 @@ def assert_finite(step: SimStep) -> None:
 def test_the_log_of_a_reset_is_told_once() -> None:
     env = make(num_envs=1)
     env.reset(seed=0)
-    told = act(env).extras  # of the first reset
-    assert sorted(told) == ["Episode_Reward/alive", "Episode_Termination/time_out"]
-    assert all(value.shape == () for value in told.values())
+    logged = act(env).extras  # of the first reset
+    assert sorted(logged) == ["Episode_Reward/alive", "Episode_Termination/time_out"]
+    assert all(value.shape == () for value in logged.values())
     for _ in range(50):
         step = act(env)
         assert bool(step.extras) == bool((step.terminated | step.truncated)[0])
@@ -378,7 +378,7 @@ def test_a_simulation_on_another_device_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def change_cfg(patch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> None:
-    """A task whose configuration does not keep what it was told."""
+    """A task whose configuration does not keep what it was given."""
     parse = sys.modules["isaaclab_tasks.utils.parse_cfg"]
     real = parse.parse_env_cfg
 
