@@ -27,9 +27,9 @@ from unirl.core.tree import tree_map
 from unirl.core.weights import Weights
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
-from unirl.envs.guard import check_finite
 from unirl.envs.last_action import LastAction
 from unirl.envs.make import agents_of, make_vec
+from unirl.envs.obs_check import check_finite
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_writer, obs_reader
 from unirl.envs.vector import VectorEnv
@@ -58,7 +58,7 @@ class PolicyEvaluator:
     def __init__(
         self, env: EnvConfig, policy: PolicyConfig, seed: int, *, num_envs: int = 8
     ) -> None:
-        self._config = replace(env, episodic_life=False, push_probability=0.0)
+        self._config = replace(env, episodic_life=False, random_burst_probability=0.0)
         self._policy_config = policy = for_cpu(policy)
         self._seed, self._num_envs = seed, num_envs
         self._env: VectorEnv | None = None

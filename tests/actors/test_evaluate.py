@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.toy_envs import toy_env
 from unirl.actors.evaluate import PolicyEvaluator
 from unirl.core.evaluator import Player
 from unirl.envs.config import EnvConfig
@@ -18,7 +20,7 @@ from unirl.envs.make import spaces
 from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
 
-COUNTING = EnvConfig("unirl/Counting-v0", kwargs={"terminate_after": 3, "truncate_after": 2})
+COUNTING = toy_env("Counting", kwargs={"terminate_after": 3, "truncate_after": 2})
 
 
 def weights_for(env: EnvConfig, policy: PolicyConfig) -> dict[str, torch.Tensor]:
@@ -34,7 +36,7 @@ def evaluator_of(env: EnvConfig, policy: PolicyConfig | None = None, **settings:
 @pytest.mark.parametrize("num_episodes", [1, 4, 7])
 def test_returns_and_lengths_count_every_step_and_no_filler(engine: Any, num_episodes: int) -> None:
     # Rewards are 1, 2, 3: a terminated episode of three steps is worth 6, a truncated one of two 3.
-    env = EnvConfig(COUNTING.id, engine=engine, kwargs=COUNTING.kwargs)
+    env = replace(COUNTING, engine=engine)
     evaluator, weights = evaluator_of(env, num_envs=2)
     result = evaluator.evaluate(weights, num_episodes)
     expected = {1: [(6, 3)], 4: [(3, 2)] * 2 + [(6, 3)] * 2, 7: [(3, 2)] * 3 + [(6, 3)] * 4}
@@ -43,9 +45,7 @@ def test_returns_and_lengths_count_every_step_and_no_filler(engine: Any, num_epi
 
 def test_short_episodes_are_not_favoured() -> None:
     # One environment begins with the short episode, which ends long before the other one's.
-    env = EnvConfig(
-        COUNTING.id, kwargs={"terminate_after": 50, "truncate_after": 2, "stagger": True}
-    )
+    env = replace(COUNTING, kwargs={"terminate_after": 50, "truncate_after": 2, "stagger": True})
     evaluator, weights = evaluator_of(env, num_envs=2)
     assert sorted(evaluator.evaluate(weights, 4).lengths) == [2, 2, 50, 50]
 
@@ -97,7 +97,7 @@ def test_recurrent_state_is_reset_between_episodes(chain: EnvConfig) -> None:
 
 
 def test_episodes_are_whole_where_an_engine_resets_within_the_step() -> None:
-    env = EnvConfig(COUNTING.id, kwargs={"autoreset_mode": "SameStep"})
+    env = replace(COUNTING, kwargs={"autoreset_mode": "SameStep"})
     evaluator, weights = evaluator_of(env, num_envs=2)
     result = evaluator.evaluate(weights, 5)
     # From every reset the first episode is the terminated one: 1 + 2 + 3.
@@ -105,16 +105,16 @@ def test_episodes_are_whole_where_an_engine_resets_within_the_step() -> None:
 
 
 def test_memory_is_refused_where_first_observations_are_hidden() -> None:
-    env = EnvConfig(COUNTING.id, kwargs={"autoreset_mode": "SameStep"})
+    env = replace(COUNTING, kwargs={"autoreset_mode": "SameStep"})
     evaluator, weights = evaluator_of(env, PolicyConfig(hidden=(8,), core="gru", core_size=8))
-    with pytest.raises(UniRLError, match=r"policy\.core 'gru' .*unirl/Counting-v0") as error:
+    with pytest.raises(UniRLError, match=r"policy\.core 'gru' .*toy/Counting-v0") as error:
         evaluator.evaluate(weights, 1)
     assert len(error.value.parts) == 3
 
 
 def test_a_crash_of_an_environment_ends_the_evaluation_with_its_sentence() -> None:
     kwargs = {"sleep_at": 2, "sleep_seconds": 60.0}
-    env = EnvConfig("unirl/Fault-v0", "async", kwargs=kwargs, step_timeout=0.5)
+    env = toy_env("Fault", "async", kwargs=kwargs, step_timeout=0.5)
     evaluator, weights = evaluator_of(env, num_envs=1)
     with pytest.raises(UniRLError, match=r"Fault-v0\" is stuck") as error:
         evaluator.evaluate(weights, 1)
@@ -122,8 +122,8 @@ def test_a_crash_of_an_environment_ends_the_evaluation_with_its_sentence() -> No
 
 
 def test_what_an_environment_raises_is_told_with_its_place() -> None:
-    evaluator, weights = evaluator_of(EnvConfig("unirl/Fault-v0", kwargs={"raise_at": 3}))
-    said = r'env "unirl/Fault-v0" failed .* RuntimeError in .*toy.*\.py:\d+: fault at step 3'
+    evaluator, weights = evaluator_of(toy_env("Fault", kwargs={"raise_at": 3}))
+    said = r'env "toy/Fault-v0" failed .* RuntimeError in .*toy.*\.py:\d+: fault at step 3'
     with pytest.raises(UniRLError, match=said) as error:
         evaluator.evaluate(weights, 1)
     assert len(error.value.parts) == 3
@@ -159,7 +159,7 @@ def test_an_evaluation_without_episodes_is_refused(num_episodes: int) -> None:
 
 
 def test_a_nan_of_the_environment_is_named() -> None:
-    evaluator, weights = evaluator_of(EnvConfig("unirl/Fault-v0", kwargs={"nan_at": 4}))
+    evaluator, weights = evaluator_of(toy_env("Fault", kwargs={"nan_at": 4}))
     with pytest.raises(UniRLError, match=r"Fault-v0.*nan"):
         evaluator.evaluate(weights, 3)
 
@@ -172,7 +172,7 @@ def test_weights_of_another_policy_are_refused() -> None:
 
 def test_an_environment_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unirl.actors.evaluate.MAX_STEPS", 100)
-    env = EnvConfig(COUNTING.id, kwargs={"terminate_after": 0})
+    env = replace(COUNTING, kwargs={"terminate_after": 0})
     evaluator, weights = evaluator_of(env)
     with pytest.raises(UniRLError, match=r"env\.max_episode_steps"):
         evaluator.evaluate(weights, 1)

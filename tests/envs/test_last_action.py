@@ -11,6 +11,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from tests.toy_envs import toy_env
 from unirl.actors.evaluate import PolicyEvaluator
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
@@ -84,7 +85,7 @@ def test_in_a_same_step_engine_the_policy_acts_on_no_action_yet() -> None:
 
 def test_after_a_limit_in_a_same_step_engine_the_policy_acts_on_no_action_yet_either() -> None:
     kwargs = {"autoreset_mode": "SameStep"}
-    env = make_vec(EnvConfig("unirl/Counting-v0", last_action=True, kwargs=kwargs), 1)
+    env = make_vec(toy_env("Counting", last_action=True, kwargs=kwargs), 1)
     env.reset(0)
     steps = [env.step(np.ones(1, np.int64)) for _ in range(5)]
     ends = [(bool(step.terminated[0]), bool(step.truncated[0])) for step in steps]
@@ -102,7 +103,7 @@ def test_actions_of_a_box_are_shown_as_executed() -> None:
 
 
 def test_a_pushed_row_shows_the_push() -> None:
-    config = EnvConfig(last_action=True, push_probability=1.0, push_steps=(1, 1))
+    config = EnvConfig(last_action=True, random_burst_probability=1.0, random_burst_steps=(1, 1))
     env = make_vec(config, 64)
     env.reset(0)
     shown = env.step(np.zeros(64, np.int64)).obs["last_action"]

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import unirl
+from tests.vtrace.reference import slow_vtrace_targets
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Batch, Slot
 from unirl.core.weights import LocalWeightStore
 from unirl.errors import UniRLError
 from unirl.learners.impala import RunningScale
-from unirl.vtrace.reference import slow_vtrace_targets
 
 
 @pytest.mark.parametrize("normalize_advantage", [False, True])

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.vtrace.reference import slow_gae, slow_vtrace_gae
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
 from unirl.errors import UniRLError
 from unirl.learners.ppo import PpoLearnerConfig
 from unirl.policy import Policy
-from unirl.vtrace.reference import slow_gae, slow_vtrace_gae
 
 PLAIN = {"epochs": 1, "minibatches": 1, "normalize_reward": False}
 

@@ -69,8 +69,8 @@ def test_a_run_in_emulated_bfloat16_warns_for_learner_and_actor(
     low = {"policy.compute_dtype": "bfloat16", "run.total_steps": 100}
     with caplog.at_level(logging.WARNING):
         unirl.run(unirl.make_plan("impala", **low), tmp_path, console=False)
-    told = [text.split()[1] for text in caplog.messages if "can only emulate" in text]
-    assert told == ([] if has_bfloat16("cpu") else ["learner", "actor"])
+    warned = [text.split()[1] for text in caplog.messages if "can only emulate" in text]
+    assert warned == ([] if has_bfloat16("cpu") else ["learner", "actor"])
 
 
 @pytest.mark.parametrize("native", [True, False])

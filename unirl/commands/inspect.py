@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from unirl.runners.plan import Plan
 
 
-_ONLY_TRAINING = ("env.push_probability", "env.push_steps", "env.episodic_life")
+_ONLY_TRAINING = ("env.random_burst_probability", "env.random_burst_steps", "env.episodic_life")
 """Settings that evaluations leave out (actors/evaluate.py)."""
 _TRAINING_TABLES = ("queue", "runner", "run")
 _ENV_TRAINING_TABLES = ("actor", "sampler", "learner")
@@ -219,8 +219,8 @@ def _check_changes(changes: Mapping[str, Any], has_env: bool) -> None:
             own = _OWN_FLAGS.get(key)
             raise UniRLError(
                 f"{configs.flag_of(key)} has no effect on an evaluation",
-                "unirl eval plays whole episodes without pushes; how many and from which seed is"
-                " its own to say",
+                "unirl eval plays whole episodes without random-action bursts; how many and from"
+                " which seed is its own to say",
                 f"use {own}" if own else "leave it out",
             )
 
