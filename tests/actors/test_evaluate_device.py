@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.envs.sim.schedule import ScheduleProgress
+from tests.envs.sim.countdown import Countdown
 
 from unirl.actors.evaluate import PolicyEvaluator
 from unirl.actors.evaluate_device import DeviceEvaluator
@@ -52,7 +52,7 @@ def test_returns_and_lengths_count_every_step_and_no_filler(
     autoreset: Any, num_episodes: int
 ) -> None:
     # Rewards are 1, 2, 3: an episode of three steps is worth 6.
-    make_env = partial(ScheduleProgress, terminate_after=3, autoreset=autoreset)
+    make_env = partial(Countdown, terminate_after=3, autoreset=autoreset)
     evaluator = DeviceEvaluator(make_env, SMALL, 1, num_envs=2)
     result = evaluator.evaluate(weights_for(make_env(1)), num_episodes)
     assert (result.returns, result.lengths) == ([6.0] * num_episodes, [3] * num_episodes)
@@ -68,14 +68,14 @@ def greedy(env: DeviceEnv, action: float) -> dict[str, torch.Tensor]:
 
 def test_an_episode_whose_state_was_lost_counts_for_nothing() -> None:
     # Sampled actions break a state now and then: rows begin anew, from the first reward on.
-    make_env = partial(ScheduleProgress, truncate_after=3)
+    make_env = partial(Countdown, truncate_after=3)
     evaluator = DeviceEvaluator(make_env, SMALL, 1, num_envs=4)
     result = evaluator.evaluate(weights_for(make_env(1)), 8)
     assert (result.returns, result.lengths) == ([6.0] * 8, [3] * 8)
 
 
 def test_a_state_that_is_always_lost_ends_the_evaluation_with_a_reason() -> None:
-    make_env = partial(ScheduleProgress, truncate_after=5)
+    make_env = partial(Countdown, truncate_after=5)
     evaluator = DeviceEvaluator(make_env, SMALL, 1)
     with pytest.raises(UniRLError, match="were not finite") as error:
         evaluator.evaluate(greedy(make_env(1), 0.9), 3, deterministic=True)
