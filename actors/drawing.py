@@ -81,7 +81,6 @@ class _OwnRenderer:
         self._env_id, self._frame = env_id, frame
 
     def picture(self, obs: Groups) -> NDArray[np.uint8]:
-        """See Drawing."""
         return drawn(self._env_id, lambda: self._frame(0))
 
     def close(self) -> None:
@@ -98,11 +97,9 @@ class _Cart:
         self._env.x_threshold = rail
 
     def picture(self, obs: Groups) -> NDArray[np.uint8]:
-        """See Drawing."""
         position, velocity, angle, turning = obs[POLICY][0].tolist()
         self._env.state = (position, velocity, self._sign * angle, self._sign * turning)
         return drawn(self._env_id, self._env.render)
 
     def close(self) -> None:
-        """See Drawing."""
         self._env.close()

@@ -102,15 +102,12 @@ class ImpalaObjective:
         )
 
     def settings(self) -> Mapping[str, Any]:
-        """See Objective."""
         return {"learner.normalize_advantage": self._config.normalize_advantage}
 
     def state_dict(self) -> dict[str, Any]:
-        """See Objective."""
         return self._scale.state_dict() if self._config.normalize_advantage else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Objective."""
         if self._config.normalize_advantage:
             self._scale.load_state_dict(state)
 

@@ -1,5 +1,5 @@
 """The processes that train one policy together, each on samples of its own: what they must sum,
-agree on, and say when one of them is lost. Started by torchrun; source: none.
+agree on, and say when one of them is lost. Started by torchrun.
 
 Nothing here touches torch.distributed in a process that is alone.
 """
@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 from unirl.errors import ActorFailed, UniRLError
+from unirl.host import local_rank
 from unirl.vtrace.advantages import Reduce
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _WORD_BYTES = 32
 _MEETING_SECONDS = 300.0
 """How long the first may wait for the last to start, at least: imports and compilers take time."""
@@ -57,9 +58,10 @@ class Ranks:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Ranks:
         """As torchrun says; alone where it does not."""
-        if any(name not in environment for name in _VARIABLES):
+        local = local_rank(environment)
+        if local is None or any(name not in environment for name in _VARIABLES):
             return cls()
-        return cls(*(int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+        return cls(int(environment["RANK"]), int(environment["WORLD_SIZE"]), local)
 
     @property
     def is_main(self) -> bool:

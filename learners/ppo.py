@@ -198,15 +198,12 @@ class PpoObjective:
         )
 
     def settings(self) -> Mapping[str, Any]:
-        """See Objective."""
         return {"learner.normalize_value": self._config.normalize_value}
 
     def state_dict(self) -> dict[str, Any]:
-        """See Objective."""
         return {} if self._value_norm is None else dict(self._value_norm.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Objective."""
         if self._value_norm is not None:
             self._value_norm.load_state_dict(state)
 

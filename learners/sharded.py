@@ -1,5 +1,5 @@
 """Parameters of which each process holds a part (DTensors, as FSDP makes them): the part, the whole
-of it, and the part of a whole; source: none.
+of it, and the part of a whole.
 
 Ordinary parameters pass through. `whole` is called by all processes, in one order.
 """

@@ -89,7 +89,6 @@ class UnrollLearner:
         return tuple(self._episodes.returns)
 
     def record_training_seconds(self, seconds: float) -> None:
-        """See TimedLearner."""
         self._schedule.record_training_seconds(seconds)
 
     def step(self, batch: Batch) -> Metrics:
@@ -227,7 +226,6 @@ class UnrollLearner:
         return self._policy.weights()
 
     def state_dict(self) -> LearnerState:
-        """See Learner."""
         optimizer: dict[str, Any] = {
             "update": self._update.optimizer_state(),
             "generator": self._generator.get_state(),
@@ -254,7 +252,6 @@ class UnrollLearner:
         }
 
     def load_state_dict(self, state: LearnerState) -> None:
-        """See Learner."""
         for name, wanted in self._settings().items():
             found = state.counters["settings"].get(name, False)  # a switch it did not know
             if found != wanted:

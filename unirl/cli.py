@@ -1,4 +1,4 @@
-"""The `unirl` command and its subcommands; source: none.
+"""The `unirl` command and its subcommands.
 
 Nothing heavy is imported until a command needs it: `unirl --help` and `unirl list` answer at once.
 """

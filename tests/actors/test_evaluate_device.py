@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.envs.sim.countdown import Countdown
 
+from tests.envs.sim.countdown import Countdown
 from unirl.actors.evaluate import PolicyEvaluator
 from unirl.actors.evaluate_device import DeviceEvaluator
 from unirl.core.evaluator import Player

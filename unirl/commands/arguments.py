@@ -1,4 +1,4 @@
-"""A command's words: its own flags told from a recipe's, and the run it is about; source: none."""
+"""A command's words: its own flags told from a recipe's, and the run it is about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands about a trained run: eval, play, plot, card; source: none."""
+"""Commands about a trained run: eval, play, plot, card."""
 
 from __future__ import annotations
 

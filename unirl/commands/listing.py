@@ -1,4 +1,4 @@
-"""`unirl list`: environments, recipes, engines or shipped configs, one per line; source: none."""
+"""`unirl list`: environments, recipes, engines or shipped configs, one per line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`unirl model`: write a small language model as a folder for model.path; source: none."""
+"""`unirl model`: write a small language model as a folder for model.path."""
 
 from __future__ import annotations
 

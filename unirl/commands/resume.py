@@ -1,4 +1,4 @@
-"""`unirl resume`: go on from a checkpoint, with changed keys if wanted; source: none."""
+"""`unirl resume`: go on from a checkpoint, with changed keys if wanted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders by path or name: claimed for a new run, found again, read; source: none."""
+"""Run folders by path or name: claimed for a new run, found again, read."""
 
 from __future__ import annotations
 

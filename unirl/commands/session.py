@@ -1,4 +1,4 @@
-"""One session of training: the command on record, the run, and how to go on; source: none."""
+"""One session of training: the command on record, the run, and how to go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configs that come with UniRL, by name: `@cartpole`; source: none."""
+"""The configs that come with UniRL, by name: `@cartpole`."""
 
 from __future__ import annotations
 

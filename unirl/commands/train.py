@@ -1,4 +1,4 @@
-"""`unirl train`: recipe, then config files in order, then flags; source: none."""
+"""`unirl train`: recipe, then config files in order, then flags."""
 
 from __future__ import annotations
 

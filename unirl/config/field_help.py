@@ -1,4 +1,4 @@
-"""Every key of a config with its type, default and docstring; source: none."""
+"""Every key of a config with its type, default and docstring."""
 
 from __future__ import annotations
 

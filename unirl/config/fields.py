@@ -1,4 +1,4 @@
-"""What a dataclass says about its fields: names, types, defaults and docstrings; source: none."""
+"""What a dataclass says about its fields: names, types, defaults and docstrings."""
 
 from __future__ import annotations
 

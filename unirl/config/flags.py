@@ -1,4 +1,4 @@
-"""A command line split into arguments and flags that name the keys of configs; source: none."""
+"""A command line split into arguments and flags that name the keys of configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Did you mean: the nearest known word or key, for error messages; source: none."""
+"""Did you mean: the nearest known word or key, for error messages."""
 
 from __future__ import annotations
 

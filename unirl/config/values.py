@@ -1,4 +1,4 @@
-"""One value against the type of its field: text is parsed, all else must fit; source: none."""
+"""One value against the type of its field: text is parsed, all else must fit."""
 
 from __future__ import annotations
 

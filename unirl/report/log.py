@@ -1,4 +1,4 @@
-"""Sentences about a run: all of them to log.txt, those that matter to the console; source: none."""
+"""Sentences about a run: all of them to log.txt, those that matter to the console."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk: files replaced whole or not at all, and what to say when it is full; source: none."""
+"""The disk: files replaced whole or not at all, and what to say when it is full."""
 
 from __future__ import annotations
 
