@@ -1,4 +1,4 @@
-"""`unirl export`: the newest checkpoint of a language model as a folder in Hugging Face's layout."""
+"""`unirl export`: the newest checkpoint of a language model, in Hugging Face's layout."""
 
 from __future__ import annotations
 
