@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.envs.sim.countdown import Countdown
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.actors.evaluate_device import DeviceEvaluator
 from unirl.core.evaluator import Player
 from unirl.envs.config import EnvConfig
@@ -105,7 +105,7 @@ def test_memory_begins_anew_with_each_episode() -> None:
     env = EnvConfig("torch/Pendulum", max_episode_steps=4)
     made = make_device_env(env, 1, CPU)
     weights = {name: 3 * value for name, value in weights_for(made, policy).items()}
-    alone, in_turn = (PolicyEvaluator(env, policy, 1, num_envs=n) for n in (3, 1))
+    alone, in_turn = (make_evaluator(env, policy, 1, num_envs=n) for n in (3, 1))
     returns = alone.evaluate(weights, 3, deterministic=True).returns
     assert len(set(returns)) == 3
     assert alone.evaluate(weights, 3, deterministic=True).returns == returns
@@ -141,7 +141,7 @@ def test_carts_are_drawn_in_every_state_that_was_acted_on(
     assert evaluator.frames_per_second == pytest.approx(60 if task == "torch/Cartpole" else 50)
     assert all(frame.shape == (400, 600, 3) and frame.dtype == np.uint8 for frame in frames)
     assert not np.array_equal(frames[0], frames[5])
-    through_host = PolicyEvaluator(EnvConfig(task, max_episode_steps=6), SMALL, 1)
+    through_host = make_evaluator(EnvConfig(task, max_episode_steps=6), SMALL, 1)
     assert np.array_equal(next(through_host.frames(weights)), frames[0])
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from unirl.actors.env_worker import serve_environments
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.actors.inference import make_policy_worker
 from unirl.actors.sampler import SamplerConfig, check_places
 from unirl.core.env_workers import EnvWorkers
@@ -91,7 +91,7 @@ def _plan_policy(config: Config, policy: int) -> Plan:
         runner=config.runner,
         run=config.run,
         # An evaluation plays every agent with one policy.
-        make_evaluator=None if several else partial(PolicyEvaluator, config.env, config.policy),
+        make_evaluator=None if several else partial(make_evaluator, config.env, config.policy),
         fingerprint={**found.fingerprint, **({"policy_index": policy} if several else {})},
         env_workers=EnvWorkers(
             sampler.num_workers,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.actors.vector import ActorConfig, make_vector_actor
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.queue import QueueConfig
@@ -67,7 +67,7 @@ def plan(config: Config) -> Plan:
         make_learner=_bind(config, found),
         runner=config.runner,
         run=config.run,
-        make_evaluator=partial(PolicyEvaluator, config.env, config.policy),
+        make_evaluator=partial(make_evaluator, config.env, config.policy),
         fingerprint=found.fingerprint,
     )
 

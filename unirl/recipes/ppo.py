@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.actors.vector import ActorConfig, make_vector_actor
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
@@ -64,6 +64,6 @@ def plan(config: Config) -> Plan:
         make_learner=bind_learner(config, found, PpoObjective),
         runner=config.runner,
         run=config.run,
-        make_evaluator=partial(PolicyEvaluator, config.env, config.policy),
+        make_evaluator=partial(make_evaluator, config.env, config.policy),
         fingerprint=found.fingerprint,
     )
