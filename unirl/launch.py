@@ -157,7 +157,7 @@ def _follow(plan: Plan, resume: Path | None, ranks: Ranks) -> RunResult:
     with ExitStack() as stack:
         stack.enter_context(_threads(plan))
         stack.enter_context(ranks.joined(plan.queue.timeout_seconds))
-        runner = InlineRunner(plan, rank=ranks.rank, agree=ranks.agree)
+        runner = InlineRunner(plan, rank=ranks.rank, agree=ranks.first_text)
         stack.callback(runner.close)
         loop = runner.loop
         if checkpoint is not None:
@@ -327,7 +327,7 @@ def _open_sinks(
 
 def _make_runner(plan: Plan, run_dir: Path, ranks: Ranks) -> InlineRunner | ProcessesRunner:
     if plan.runner.kind == "inline":
-        return InlineRunner(plan, agree=None if ranks.world_size == 1 else ranks.agree)
+        return InlineRunner(plan, agree=None if ranks.world_size == 1 else ranks.first_text)
     return ProcessesRunner(plan, log_dir=run_dir / "logs")
 
 

@@ -14,10 +14,10 @@ from unirl.core.sample import Batch, Slot
 from unirl.core.training_budget import TrainingBudget
 from unirl.core.weights import LocalWeightStore
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
+from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.truncation import bootstrapped, spread
 from unirl.learners.unroll import UnrollLearner
-from unirl.learners.update import OptimizerConfig
 from unirl.policy import Policy, PolicyConfig
 
 
@@ -81,7 +81,7 @@ def learned_values(objective: str, **settings: Any) -> Tensor:
     obs = torch.eye(2).unsqueeze(0)
     with torch.no_grad():
         value = policy.value(obs)[0]
-    norm = getattr(learner._objective, "_value_norm", None)
+    norm = getattr(learner.objective, "value_norm", None)
     return value if norm is None else norm.restore(value)
 
 
