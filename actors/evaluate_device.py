@@ -32,7 +32,7 @@ _STEPS_PER_LOOK = 16
 
 
 class DeviceEvaluator:
-    """Plays a policy in a simulator of its own, made anew for each call.
+    """Plays a policy in a simulator of its own, made again for each call.
 
     Weights are copied. The same seed, weights and number of episodes give the same episodes. An
     episode whose state was lost (not finite) counts for nothing and is played again.

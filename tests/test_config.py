@@ -34,7 +34,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Queue:
-    """Places."""
+    """Slots."""
 
     window: int | None = 1
     """How far samples overtake."""
@@ -126,8 +126,8 @@ def test_a_partial_table_keeps_the_defaults_of_the_parent() -> None:
 
 
 def test_the_rules_of_a_class_see_only_the_finished_tables() -> None:
-    impossible, mended = {"queue": {"batch_size": 0}}, {"queue": {"batch_size": 2}}
-    assert make(**configs.merge(impossible, mended)).queue.batch_size == 2
+    impossible, possible = {"queue": {"batch_size": 0}}, {"queue": {"batch_size": 2}}
+    assert make(**configs.merge(impossible, possible)).queue.batch_size == 2
     with pytest.raises(UniRLError, match="batch_size is 0"):
         make(**impossible)
 

@@ -46,7 +46,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "RECIPE [@CONFIG ...] [--key value ...]", "Train a recipe.", train, TrainOptions
         ),
         "resume": Command(
-            "RUN [--key value ...]", "Go on from the newest checkpoint.", resume, ResumeOptions
+            "RUN [--key value ...]", "Continue from the newest checkpoint.", resume, ResumeOptions
         ),
         "eval": Command(
             "RUN [--key value ...]",
@@ -88,7 +88,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 for a bug, 2 for what the user can mend."""
+    """Run the command line; returns the exit code: 0, 1 for a bug, 2 for what the user can fix."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Before torch is loaded: OpenMP threads that spin while they wait take a core from the
     # simulator, and beside one busy process elsewhere they make everything ten times slower.
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _drop_output()  # whoever read it (head, less) has enough
+        _drop_output()  # what read it (head, less) has enough
         return 0
     except Exception as error:
         if debug:

@@ -36,7 +36,7 @@ def format_error(error: BaseException) -> str:
 
 
 class QueueClosed(Exception):
-    """The queue was closed: whoever waits on it should end quietly."""
+    """The queue was closed: a process that waits on it should end quietly."""
 
 
 class ActorFailed(UniRLError):
@@ -59,7 +59,7 @@ class EnvCrashed(RuntimeError):
     """A process of an environment died or hangs. Unlike a UniRLError it is not final: a new one may
     do better, so runners start the actor again, as after any exception that an environment raises.
 
-    what, rule, remedy: the parts of a UniRLError, told as one sentence.
+    what, rule, remedy: the parts of a UniRLError, printed as one sentence.
     """
 
     def __init__(self, what: str, rule: str, remedy: str) -> None:
@@ -72,7 +72,7 @@ class EnvCrashed(RuntimeError):
 
 class DiscardSlot(Exception):
     """Raised by an actor's `produce`: this sample is worth nothing, for a declared reason; the
-    place is given back.
+    slot is given back.
     """
 
     def __init__(self, reason: str) -> None:

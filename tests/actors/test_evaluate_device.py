@@ -67,7 +67,7 @@ def greedy(env: DeviceEnv, action: float) -> dict[str, torch.Tensor]:
 
 
 def test_an_episode_whose_state_was_lost_counts_for_nothing() -> None:
-    # Sampled actions break a state now and then: rows begin anew, from the first reward on.
+    # Sampled actions break a state now and then: rows begin again, from the first reward on.
     make_env = partial(Countdown, truncate_after=3)
     evaluator = DeviceEvaluator(make_env, SMALL, 1, num_envs=4)
     result = evaluator.evaluate(weights_for(make_env(1)), 8)

@@ -280,17 +280,17 @@ def test_an_adaptive_step_size_follows_the_divergence_within_its_bounds(
 def test_a_step_size_adapts_to_how_far_the_policy_was_in_all_minibatches(
     make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
 ) -> None:
-    def told(target_kl: float) -> tuple[float, float]:
+    def step_size(target_kl: float) -> tuple[float, float]:
         optimizer = {"lr": 1e-3, "lr_schedule": "adaptive", "target_kl": target_kl}
         learner, _, spec = make(objective, epochs=1, minibatches=4, optimizer=optimizer)
         metrics = learner.step(Batch([random_slot(spec, 1)], 0)).flush()
         return metrics["losses/approx_kl"], metrics["losses/learning_rate"]
 
-    far, _ = told(1.0)
+    far, _ = step_size(1.0)
     assert far > 0
     # It falls where the policy was more than two of the target away, and not before.
-    assert told(far / 2.02)[1] == pytest.approx(1e-3 / 1.5)
-    assert told(far / 1.98)[1] == pytest.approx(1e-3)
+    assert step_size(far / 2.02)[1] == pytest.approx(1e-3 / 1.5)
+    assert step_size(far / 1.98)[1] == pytest.approx(1e-3)
 
 
 @every_objective

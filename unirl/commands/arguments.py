@@ -1,4 +1,4 @@
-"""A command's words: its own flags told from a recipe's, and the run it is about."""
+"""Arguments of a command: its own flags apart from a recipe's, and the run it is about."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ def split(flags: Mapping[str, Any], options: type) -> tuple[dict[str, Any], dict
         {key: value for key, value in flags.items() if key in own},
         {key: value for key, value in flags.items() if key not in own},
     )
+
+
+def parse_with_recipe(
+    arguments: Sequence[str], options: type[T], recipe: type
+) -> tuple[list[str], T, dict[str, Any]]:
+    """Positional arguments, the command's own options, and the recipe's flags by dotted key."""
+    positional, flags = configs.parse_flags(arguments, options, recipe)
+    own, changes = split(flags, options)
+    return positional, configs.from_mapping(options, own), changes
 
 
 def first(arguments: Sequence[str], command: str) -> str:

@@ -22,10 +22,10 @@ _FAILED = "failed.txt"
 
 
 def claim(run_dir: Path, overwrite: bool) -> None:
-    """Make room for a new run. Raises UniRLError where something lies that may be dear."""
+    """Make room for a new run. Raises UniRLError where something is that may be dear."""
     if not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir())):
         return
-    # After a failed start one mends the command and calls it again: that must not need a flag.
+    # After a failed start one fixes the command and calls it again: that must not need a flag.
     if not overwrite and not (run_dir / _FAILED).is_file():
         raise UniRLError(
             f'run folder "{run_dir}" exists',

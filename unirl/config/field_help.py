@@ -34,7 +34,7 @@ class FieldHelp:
     is_switch: bool
     """True or false: as a flag it needs no value."""
     is_table: bool
-    """A dictionary: dotted keys may go on below it."""
+    """A dictionary: dotted keys may continue below it."""
 
 
 def fields_help(cls: type) -> list[FieldHelp]:

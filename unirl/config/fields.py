@@ -26,7 +26,7 @@ def hints(cls: Any) -> dict[str, Any]:
 
 
 def default(item: dataclasses.Field[Any]) -> Any:
-    """A field's default, made anew where a factory makes it; MISSING when it is required."""
+    """A field's default, new each time where a factory makes it; MISSING when it is required."""
     return item.default_factory() if item.default_factory is not MISSING else item.default
 
 

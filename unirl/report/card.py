@@ -24,7 +24,7 @@ _PACKAGES = ("unirl", "torch", "numpy", "gymnasium", "ale-py", "envpool", "mujoc
 
 
 def write_card(run_dir: Path) -> Path:
-    """Write README.md into a run folder from what lies there, and return its path.
+    """Write README.md into a run folder from what is there, and return its path.
 
     Raises UniRLError when `run_dir` holds no run. Packages and machine are those of the writing.
     """

@@ -303,7 +303,7 @@ def _limit_row(scalars: Mapping[str, float]) -> Text | None:
     limit = limiting_rate(scalars)
     if limit is None:
         return None
-    waits = "the learner waits for samples" if limit == "production" else "actors wait for places"
+    waits = "the learner waits for samples" if limit == "production" else "actors wait for slots"
     return Text().append(f"{limit:<14}", style="bold yellow").append(waits, style="dim")
 
 
@@ -334,8 +334,8 @@ def sparkline(values: Iterable[float], num_cells: int) -> str:
     size = max(1.0, len(series) / num_cells)
     cells = []
     for index in range(min(num_cells, len(series))):
-        part = series[int(index * size) : max(int(index * size) + 1, int((index + 1) * size))]
-        cells.append(sum(part) / len(part))
+        some = series[int(index * size) : max(int(index * size) + 1, int((index + 1) * size))]
+        cells.append(sum(some) / len(some))
     low, high = min(cells), max(cells)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BLOCKS[round((cell - low) * scale)] for cell in cells)

@@ -82,7 +82,7 @@ _CLOSED = frozenset(
     {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
     | {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 )
-"""Files that are not to be had as they are, whoever asks."""
+"""Files that are not to be had as they are."""
 
 
 @contextmanager
