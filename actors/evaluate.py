@@ -149,7 +149,8 @@ class PolicyEvaluator:
             action = _act(player, obs)
             with _explained(self._config.id):
                 step = env.step(action)
-            _check(step.obs, step.reward, self._config.id)
+            seen = tree_map(lambda leaf: _tensor(leaf)[None], step.obs)
+            check_finite(seen, _tensor(step.reward)[None], self._config.id)
             obs = step.acting_obs
             returns += step.reward
             lengths += step.mask
@@ -296,7 +297,3 @@ def _act(player: ActingPolicy, obs: Any) -> NDArray[Any]:
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
     # torch warns about memory it may not write to.
     return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def _check(obs: Any, reward: NDArray[np.float32], env_id: str) -> None:
-    check_finite(tree_map(lambda leaf: _tensor(leaf)[None], obs), _tensor(reward)[None], env_id)

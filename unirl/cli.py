@@ -192,7 +192,8 @@ def _help_table(cls: type) -> list[str]:
 
 
 def _print_error(parts: Sequence[str]) -> None:
-    red, plain = ("\x1b[31m", "\x1b[0m") if _is_colourful() else ("", "")
+    is_coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    red, plain = ("\x1b[31m", "\x1b[0m") if is_coloured else ("", "")
     first, *others = parts
     print(f"{red}error: {first}{plain}", file=sys.stderr)
     for part in others:
@@ -205,10 +206,6 @@ def _drop_output() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _is_colourful() -> bool:
-    return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _write_trace(error: BaseException) -> Path:

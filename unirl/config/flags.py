@@ -30,7 +30,9 @@ def parse_flags(
     """
     classes, short, alone = (cls, *others), short or {}, alone or {}
     known = {item.key: item for kind in classes for item in fields_help(kind)}
-    nicknames = {short: key for kind in classes for short, key in _nicknames(kind).items()}
+    nicknames: dict[str, str] = {}
+    for kind in classes:
+        nicknames |= getattr(kind, "NICKNAMES", {})
     positional: list[str] = []
     flags: dict[str, Text] = {}
     waiting = list(reversed(arguments))
@@ -57,11 +59,6 @@ def parse_flags(
             value = "false" if SWITCH_WORDS.get(value.lower(), True) else "true"
         flags[key] = Text(value)
     return positional, flags
-
-
-def _nicknames(cls: type) -> Mapping[str, str]:
-    found: Mapping[str, str] = getattr(cls, "NICKNAMES", {})
-    return found
 
 
 def _refuse_one_hyphen(argument: str, short: Mapping[str, str]) -> None:

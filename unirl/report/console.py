@@ -149,17 +149,14 @@ class PlainConsole:
         """Print the line."""
         self._progress.update(step, scalars)
         pairs = _pairs(self._progress, scalars)
-        self._print(" ".join(f"{name}={value}" for name, value in pairs if value is not None))
+        self.note(" ".join(f"{name}={value}" for name, value in pairs if value is not None))
 
     def note(self, text: str) -> None:
         """Print the sentence on a line of its own."""
-        self._print(text)
+        print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Nothing is held."""
-
-    def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
 
 
 def _pairs(
@@ -178,7 +175,8 @@ def _pairs(
     yield "sps", _rate(scalars.get("perf/sps"))
     yield "produced_sps", _rate(scalars.get("perf/produced_sps"))
     for side in ("actor", "learner"):
-        yield f"{side}_wait", _percent(waiting_share(side, scalars))
+        share = waiting_share(side, scalars)
+        yield f"{side}_wait", None if share is None else f"{share:.0%}"
     yield "limited_by", limiting_rate(scalars)
     for name in ("staleness/mean", "staleness/max", "queue/ready", "queue/running"):
         yield name.replace("/", "_"), value(name)
@@ -352,10 +350,6 @@ def _short(value: float) -> str:
 
 def _rate(value: float | None, group: str = "") -> str | None:
     return None if value is None or not math.isfinite(value) else f"{value:{group}.0f}"
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{share:.0%}"
 
 
 def _clock(seconds: float) -> str:

@@ -128,11 +128,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError:
-        raise UniRLError(
-            f"{run_dir} is not a run folder",
-            f"{path} must be there, and is not",
-            "name a folder that unirl train wrote, such as runs/NAME",
-        ) from None
+        raise no_run(run_dir, path) from None
     rows = []
     for number, line in enumerate(lines, 1):
         row = _parse(line)
@@ -145,6 +141,15 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
                 "delete that line",
             )
     return rows
+
+
+def no_run(folder: Path, missing: Path) -> UniRLError:
+    """The error for a folder that lacks what every run folder has."""
+    return UniRLError(
+        f"{folder} is not a run folder",
+        f"{missing} must be there, and is not",
+        "name a folder that unirl train wrote, such as runs/NAME",
+    )
 
 
 def _unwritable(path: Path, run_dir: Path, error: OSError) -> UniRLError:

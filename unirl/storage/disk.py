@@ -102,13 +102,12 @@ def explained(path: Path, remedy: str, what: str = "") -> Iterator[None]:
                 remedy,
             ) from error
         if error.errno in _CLOSED:
+            shown = str(name)
+            if len(shown) > 120:
+                shown = f"{shown[:60]}...{shown[-57:]}"
             raise UniRLError(
-                f"{_shortened(str(name))} cannot be read or written",
+                f"{shown} cannot be read or written",
                 f"the system says: {error.strerror}",
                 "choose another path or name, or change its permissions",
             ) from error
         raise
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= 120 else f"{name[:60]}...{name[-57:]}"
