@@ -250,7 +250,6 @@ class _SlotRows:
         self.counter = {name: leaf[0] for name, leaf in data.get("counter", {}).items()}
 
     def write_obs(self, t: int, obs: Groups) -> None:
-        """Copy every group into row t."""
         for name, target in self._obs[t].items():
             target.copy_(obs[name])
 

@@ -77,7 +77,6 @@ def drawn(env_id: str, draw: Callable[[], Any]) -> Picture:
 
 
 def undrawable(env_id: str, found: str, remedy: str = "") -> UniRLError:
-    """The error for an environment that gives no picture."""
     return UniRLError(
         f'env "{env_id}" cannot be drawn',
         f"a picture [height, width, 3] is needed, but {found}",

@@ -140,7 +140,6 @@ class DeviceEvaluator:
 
 
 def check_episodes(num_episodes: int) -> None:
-    """Raise UniRLError unless that many episodes can be played."""
     if num_episodes < 1:
         raise UniRLError(
             f"an evaluation of {num_episodes} episodes was asked for",
@@ -158,7 +157,6 @@ class _DevicePlayer:
     obs: Groups
 
     def step(self) -> SimStep:
-        """Act once everywhere."""
         tree: Any = self.obs if len(self.obs) > 1 else self.obs[POLICY]
         step = self.env.step(self.policy.act(tree))
         self.obs = step.obs

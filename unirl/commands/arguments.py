@@ -61,7 +61,6 @@ def one_run(positional: Sequence[str], command: str) -> str:
 
 
 def missing_run(command: str) -> UniRLError:
-    """The error of a command that was called without a run."""
     return UniRLError(
         "no run was given",
         f"unirl {command} takes a run folder first",

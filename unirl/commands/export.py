@@ -15,7 +15,6 @@ from unirl.storage import disk
 
 
 def export(arguments: Sequence[str]) -> int:
-    """`unirl export RUN DIR`: write what was learned, say where it is."""
     positional, _ = parse(arguments, NoOptions)
     if not positional:
         raise missing_run("export")

@@ -138,7 +138,6 @@ def _print_result(numbers: Mapping[str, Any]) -> None:
 
 
 def play(arguments: Sequence[str]) -> int:
-    """`unirl play`: a video of the newest checkpoint."""
     positional, options = parse(arguments, PlayOptions, alone={"video": "none"})
     where = run_folder.find(one_run(positional, "play"))
     if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
@@ -174,7 +173,6 @@ def play(arguments: Sequence[str]) -> int:
 
 
 def plot(arguments: Sequence[str]) -> int:
-    """`unirl plot`: return against steps and seconds, as a PNG."""
     positional, options = parse(arguments, PlotOptions, short={"-o": "out"})
     if not positional:
         raise missing_run("plot")
@@ -192,7 +190,6 @@ def plot(arguments: Sequence[str]) -> int:
 
 
 def card(arguments: Sequence[str]) -> int:
-    """`unirl card`: a README.md for a run."""
     positional, _ = parse(arguments, NoOptions)
     run_dir = run_folder.folder_of(run_folder.find(one_run(positional, "card")))
     from unirl.report.card import write_card

@@ -26,7 +26,6 @@ ENGINES = {
 
 
 def list_things(arguments: Sequence[str]) -> int:
-    """`unirl list`: environments, recipes, engines or shipped configs, one per line."""
     kinds: dict[str, Callable[[], dict[str, str]]] = {
         "envs": _list_envs,
         "recipes": _list_recipes,

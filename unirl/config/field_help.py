@@ -43,7 +43,6 @@ def fields_help(cls: type) -> list[FieldHelp]:
 
 
 def flag_of(key: str) -> str:
-    """The flag that sets a dotted key."""
     return "--" + key.replace("_", "-")
 
 

@@ -20,7 +20,6 @@ def fields(cls: Any) -> list[dataclasses.Field[Any]]:
 
 
 def hints(cls: Any) -> dict[str, Any]:
-    """The types of these fields by name."""
     found = typing.get_type_hints(cls)
     return {item.name: found[item.name] for item in fields(cls)}
 
@@ -69,7 +68,6 @@ def members(hint: Any) -> tuple[Any, ...]:
 
 
 def is_mapping(hint: Any) -> bool:
-    """Whether the type is a dictionary of some kind."""
     origin = get_origin(hint) or hint
     return isinstance(origin, type) and issubclass(origin, Mapping)
 

@@ -78,7 +78,6 @@ class Progress:
     """Training time at the last update, earlier sessions included."""
 
     def update(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Take in one log interval."""
         now = time.monotonic()
         if self._first is None:
             self._first = step, now
@@ -146,13 +145,11 @@ class PlainConsole:
         self.note(f"{title} -> {run_dir}")
 
     def update(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Print the line."""
         self._progress.update(step, scalars)
         pairs = _pairs(self._progress, scalars)
         self.note(" ".join(f"{name}={value}" for name, value in pairs if value is not None))
 
     def note(self, text: str) -> None:
-        """Print the sentence on a line of its own."""
         print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
@@ -212,7 +209,6 @@ class LiveConsole:
         self._scalars = {**self._scalars, **scalars}
 
     def note(self, text: str) -> None:
-        """Print the sentence above the panel."""
         self._console.print(Text("  " + text, style="dim"))
 
     def close(self) -> None:
@@ -220,7 +216,6 @@ class LiveConsole:
         self._live.stop()
 
     def render(self) -> RenderableType:
-        """The panel as it stands now."""
         scalars = self._scalars
         rows: list[tuple[str, RenderableType | None]] = [
             ("return", _return_row(self._progress, scalars)),

@@ -60,7 +60,6 @@ class _FileHandler(logging.FileHandler):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Called by `emit` with the error at hand."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 

@@ -96,7 +96,6 @@ class TensorBoardSink:
             self._append(self._event(step=resume_step + 1, session_log=start))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Append one row, complete on disk for other readers when this returns."""
         values = [
             self._summary.Value(tag=name, simple_value=value)
             for name, value in scalars.items()
@@ -105,7 +104,6 @@ class TensorBoardSink:
         self._append(self._event(step=step, summary=self._summary(value=values)))
 
     def close(self) -> None:
-        """Close the file; each row is on disk already, or `write` has said why not."""
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -144,7 +142,6 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def no_run(folder: Path, missing: Path) -> UniRLError:
-    """The error for a folder that lacks what every run folder has."""
     return UniRLError(
         f"{folder} is not a run folder",
         f"{missing} must be there, and is not",
