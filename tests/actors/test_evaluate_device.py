@@ -100,7 +100,7 @@ def test_the_same_seed_plays_the_same_episodes_again() -> None:
     assert DeviceEvaluator(make_env, SMALL, 2).evaluate(weights, 20) != first
 
 
-def test_memory_begins_anew_with_each_episode() -> None:
+def test_memory_restarts_with_each_episode() -> None:
     policy = PolicyConfig(hidden=(8,), core="gru", core_size=8)
     env = EnvConfig("torch/Pendulum", max_episode_steps=4)
     made = make_device_env(env, 1, CPU)

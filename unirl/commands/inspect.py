@@ -166,7 +166,7 @@ def play(arguments: Sequence[str]) -> int:
             deterministic=options.is_deterministic(plan),
             num_episodes=options.episodes,
         )
-        beginning = next(frames)  # the environment says its speed once it stands
+        beginning = next(frames)  # the speed is known once there is a picture
         write_video(itertools.chain([beginning], frames), path, player.frames_per_second)
     print(f"wrote {path}")
     return 0

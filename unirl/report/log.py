@@ -70,7 +70,7 @@ class _NoteHandler(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line; the trace of an error stands in log.txt."""
+        """One line; the trace of an error is in log.txt."""
         if record.levelno < logging.WARNING and record.name != _CHECKPOINTS:
             return
         text = record.getMessage().partition("\n")[0]

@@ -76,7 +76,7 @@ def plot_runs(run_dirs: Sequence[Path], out_path: Path) -> Path:
 
 
 def group_curves(run_dirs: Sequence[Path]) -> list[list[Curve]]:
-    """The runs' curves in the order given; those that differ in the seed alone stand together."""
+    """The runs' curves in the order given; those that differ in the seed alone are together."""
     groups: dict[str, list[Curve]] = {}
     for run_dir, label in zip(run_dirs, _labels(run_dirs), strict=True):
         groups.setdefault(_group(run_dir), []).append(_read_curve(run_dir, label))
@@ -148,7 +148,7 @@ def _labels(run_dirs: Sequence[Path]) -> list[str]:
 
 
 def _group(run_dir: Path) -> str:
-    """What runs of several seeds have in common; a run without a readable config stands alone."""
+    """What runs of several seeds have in common; without a readable config, the run itself."""
     try:
         config = tomllib.loads((run_dir / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
