@@ -249,15 +249,14 @@ def _prune(folder: Path, newest: Path, keep: int) -> None:
 
 def _sweep(folder: Path) -> None:
     """Clear what killed writers left: folders half written or half deleted, a half replacement."""
-    for path in folder.iterdir():
+    for path in list(folder.iterdir()):
         if path.name.startswith(".old-"):
             final = folder / path.name.removeprefix(".old-")
             if final.exists():
                 disk.delete_folder(path)
             else:
                 os.rename(path, final)
-    for path in folder.iterdir():
-        if path.name.startswith((".tmp-", disk.TRASH)):
+        elif path.name.startswith((".tmp-", disk.TRASH)):
             shutil.rmtree(path, ignore_errors=True)
         elif path.name.startswith(".latest-"):
             path.unlink(missing_ok=True)
