@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from unirl.errors import UniRLError
+from unirl.host import usable_cores
 
 EngineName = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 MULTI_AGENT = "pettingzoo/"
@@ -171,10 +171,7 @@ class EnvConfig:
     def threads_for(self, num_envs: int) -> int:
         """Threads for an engine with `num_envs` environments: num_threads, or one per usable
         core."""
-        usable = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        )
-        return self.num_threads or min(num_envs, usable or 1)
+        return self.num_threads or min(num_envs, usable_cores())
 
     @property
     def is_atari(self) -> bool:

@@ -288,7 +288,7 @@ def test_ctrl_c_finishes_the_update_and_prints_how_to_go_on(tmp_path: Path, runn
     for num_sessions in (1, 2):
         out = train_until_ctrl_c(words, tmp_path / "runs/x/metrics.jsonl")
         assert "interrupted" in out
-        go_on = next(line for line in out.splitlines() if line.startswith("go on with:"))
+        go_on = next(line for line in out.splitlines() if line.startswith("continue with:"))
         words = [*shlex.split(go_on.partition("unirl ")[2]), "--no-console"]
         checkpoint = load_checkpoint(tmp_path / "runs/x")
         assert checkpoint.step > step, "each session learns on where the last one ended"

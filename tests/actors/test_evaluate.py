@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.toy_envs import toy_env
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.core.evaluator import Player
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
@@ -29,7 +29,7 @@ def weights_for(env: EnvConfig, policy: PolicyConfig) -> dict[str, torch.Tensor]
 
 def evaluator_of(env: EnvConfig, policy: PolicyConfig | None = None, **settings: Any) -> Any:
     policy = policy or PolicyConfig(hidden=(8,))
-    return PolicyEvaluator(env, policy, 1, **settings), weights_for(env, policy)
+    return make_evaluator(env, policy, 1, **settings), weights_for(env, policy)
 
 
 @pytest.mark.parametrize("engine", ["vector", "sync"])
@@ -52,7 +52,7 @@ def test_short_episodes_are_not_favoured() -> None:
 
 def test_the_same_seed_plays_the_same_episodes_again() -> None:
     evaluator, weights = evaluator_of(EnvConfig("CartPole-v1"))
-    other = PolicyEvaluator(EnvConfig("CartPole-v1"), PolicyConfig(hidden=(8,)), 2)
+    other = make_evaluator(EnvConfig("CartPole-v1"), PolicyConfig(hidden=(8,)), 2)
     first = evaluator.evaluate(weights, 10)
     assert evaluator.evaluate(weights, 10) == first
     assert other.evaluate(weights, 10) != first
@@ -91,7 +91,7 @@ def test_recurrent_state_is_reset_between_episodes(chain: EnvConfig) -> None:
     # A greedy policy repeats itself only if it remembers nothing of the episode before.
     policy = PolicyConfig(hidden=(8,), core="gru", core_size=8)
     weights = {name: 5 * value for name, value in weights_for(chain, policy).items()}
-    returns = PolicyEvaluator(chain, policy, 1, num_envs=1).evaluate(weights, 5, deterministic=True)
+    returns = make_evaluator(chain, policy, 1, num_envs=1).evaluate(weights, 5, deterministic=True)
     assert 0 < returns.returns[0] < 10, "memory must change what is done within an episode"
     assert len(set(returns.returns)) == 1
 
@@ -133,7 +133,7 @@ def test_weights_and_statistics_stay_as_they_were() -> None:
     env, policy = EnvConfig("CartPole-v1"), PolicyConfig(hidden=(8,), normalize_obs=True)
     weights = weights_for(env, policy)
     before = {name: value.clone() for name, value in weights.items()}
-    PolicyEvaluator(env, policy, 1).evaluate(weights, 3)
+    make_evaluator(env, policy, 1).evaluate(weights, 3)
     assert all(torch.equal(before[name], weights[name]) for name in before)
 
 
@@ -230,7 +230,7 @@ def test_an_environment_without_pictures_is_refused_in_three_parts() -> None:
 
 def test_kwargs_of_an_engine_are_reported_in_the_words_of_gymnasium() -> None:
     config = EnvConfig(id="CartPole-v1", engine="vector", kwargs={"num_threads_of_engine": 2})
-    evaluator = PolicyEvaluator(config, PolicyConfig(), seed=0)
+    evaluator = make_evaluator(config, PolicyConfig(), seed=0)
     with pytest.raises(UniRLError) as error:
         next(evaluator.frames({}))
     assert len(error.value.parts) == 3 and "num_threads_of_engine" in error.value.rule

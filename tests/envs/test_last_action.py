@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tests.toy_envs import toy_env
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.make import spaces as spaces_of
@@ -114,7 +114,7 @@ def test_a_policy_reads_it_in_training_and_in_evaluations() -> None:
     config = EnvConfig(last_action=True, max_episode_steps=20)
     observation_space, action_space = spaces_of(config)
     policy = Policy(observation_space, action_space, PolicyConfig(), seed=0)
-    result = PolicyEvaluator(config, PolicyConfig(), 1, num_envs=2).evaluate(policy.weights(), 3)
+    result = make_evaluator(config, PolicyConfig(), 1, num_envs=2).evaluate(policy.weights(), 3)
     assert len(result.returns) == 3
 
 
@@ -125,7 +125,7 @@ def test_videos_show_a_policy_that_reads_it(env: EnvConfig) -> None:
     config = replace(env, last_action=True)
     policy = PolicyConfig(hidden=(8,), feature_size=8)
     weights = Policy(*spaces_of(config), policy, seed=0).weights()
-    player = PolicyEvaluator(config, policy, 1)
+    player = make_evaluator(config, policy, 1)
     assert len(list(player.frames(weights))) == sum(player.played.lengths) + 1
 
 

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import unirl
 from tests.toy_envs import CountingAgents
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.actors.vector import ActorConfig, make_vector_actor, unroll_spec
 from unirl.core.actor import ActorContext
 from unirl.core.queue import QueueConfig
@@ -665,7 +665,7 @@ def test_a_policy_that_plays_all_agents_learns_the_dominant_action(tmp_path: Pat
     policy.load_weights(weights)
     agreement = (policy.act(obs, {}, deterministic=True).action == best).float().mean()
     assert agreement > 0.95
-    evaluator = PolicyEvaluator(DUEL, PolicyConfig(hidden=(32,)), 3)
+    evaluator = make_evaluator(DUEL, PolicyConfig(hidden=(32,)), 3)
     played = evaluator.evaluate(weights, 40, deterministic=True)
     assert len(played.returns) == 40 and sum(played.returns) == 0.0
     assert max(played.lengths) <= 6, "straight to the coin"
@@ -676,7 +676,7 @@ def test_an_evaluation_counts_the_episodes_of_each_agent() -> None:
     # second, in which agent 1 is absent, and so on.
     policy = PolicyConfig(hidden=(8,))
     weights = Policy(*spaces(COUNTING), policy, seed=0).weights()
-    evaluator = PolicyEvaluator(COUNTING, policy, 1, num_envs=3)
+    evaluator = make_evaluator(COUNTING, policy, 1, num_envs=3)
     result = evaluator.evaluate(weights, 6)
     expected = [(1.0, 1), (3.0, 2), (3.0, 2), (6.0, 3), (10.0, 4), (10.0, 4)]
     assert sorted(zip(result.returns, result.lengths, strict=True)) == expected

@@ -11,7 +11,7 @@ from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
 import unirl
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.random_bursts import RandomBurstEnv
@@ -115,7 +115,7 @@ def test_evaluations_have_no_bursts() -> None:
     results = []
     for probability in (0.0, 1.0):
         config = EnvConfig(random_burst_probability=probability)
-        evaluator = PolicyEvaluator(config, policy, 1, num_envs=2)
+        evaluator = make_evaluator(config, policy, 1, num_envs=2)
         env = make_vec(config, 1)
         weights = Policy(env.observation_space, env.action_space, policy, seed=0).weights()
         results.append(evaluator.evaluate(weights, 4, deterministic=True).returns)

@@ -84,7 +84,7 @@ def test_a_batch_with_little_to_tell_moves_little(
         learner, _, spec = make(
             "impala", normalize_advantage=True, gamma=0.0, value_coef=0.0, entropy_coef=0.0
         )
-        for parameter in learner._policy.value_head.parameters():
+        for parameter in learner.policy.value_head.parameters():
             parameter.data.zero_()  # the advantage is rho times the reward
         learner.step(Batch([random_slot(spec, 1)], 0))
         slot = random_slot(spec, 2)

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 
 import unirl
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces as spaces_of
 from unirl.policy import Policy, PolicyConfig
@@ -87,7 +87,7 @@ def test_evaluations_act_in_float32_where_the_cpu_emulates() -> None:
     assert for_cpu(low).compute_dtype == HERE and for_cpu(PolicyConfig()) == PolicyConfig()
     config = EnvConfig()
     weights = Policy(*spaces_of(config), low, seed=0).weights()
-    result = PolicyEvaluator(config, low, 1).evaluate(weights, 2)
+    result = make_evaluator(config, low, 1).evaluate(weights, 2)
     assert len(result.returns) == 2
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gymnasium import Space
 
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.actors.vector import ActorConfig, make_vector_actor, unroll_spec
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.pool import Pool
@@ -68,7 +68,7 @@ def vector_plan(
         make_learner,
         found.spec,
         config.queue,
-        make_evaluator=partial(PolicyEvaluator, config.env, config.policy),
+        make_evaluator=partial(make_evaluator, config.env, config.policy),
         fingerprint=found.fingerprint,
     )
     return Plan(

@@ -14,15 +14,15 @@ from torch import nn
 
 from unirl.core.training_budget import ScheduleProgress, TrainingBudget
 from unirl.errors import UniRLError
-from unirl.learners.update import OptimizerConfig, Update
+from unirl.learners.optimizer import Optimizer, OptimizerConfig
 from unirl.storage.checkpoint import load_checkpoint, save_checkpoint
 
 
-def make(dtype: torch.dtype, **settings: Any) -> tuple[nn.Linear, Update]:
+def make(dtype: torch.dtype, **settings: Any) -> tuple[nn.Linear, Optimizer]:
     torch.manual_seed(0)
     module = nn.Linear(4, 3).to(dtype)
     config = OptimizerConfig(**{"lr": 1e-4, "max_grad_norm": 1e9, **settings})
-    return module, Update(module, config, schedule=ScheduleProgress(TrainingBudget(100)))
+    return module, Optimizer(module, config, schedule=ScheduleProgress(TrainingBudget(100)))
 
 
 def put_gradient(module: nn.Linear, value: float = 1.0) -> None:
@@ -59,13 +59,13 @@ def convolution() -> nn.Module:
 def test_a_saved_state_continues_exactly(
     name: str, dtype: torch.dtype, layer: Callable[[], nn.Module], device: str, tmp_path: Path
 ) -> None:
-    def make_one() -> tuple[nn.Module, Update]:
+    def make_one() -> tuple[nn.Module, Optimizer]:
         torch.manual_seed(0)
         module = layer().to(device, dtype)
         config = OptimizerConfig(name=name, lr=1e-2, momentum=0.5 * (name == "rmsprop"))  # type: ignore[arg-type]
-        return module, Update(module, config, schedule=ScheduleProgress(TrainingBudget(100)))
+        return module, Optimizer(module, config, schedule=ScheduleProgress(TrainingBudget(100)))
 
-    def advance(module: nn.Module, update: Update, step: int) -> None:
+    def advance(module: nn.Module, update: Optimizer, step: int) -> None:
         generator = torch.Generator().manual_seed(step)
         for parameter in module.parameters():
             gradient = torch.randn(parameter.shape, generator=generator)
@@ -145,7 +145,7 @@ def test_gradients_are_clipped_to_their_norm(gradient: float, moved: float) -> N
     module = nn.Linear(4, 3, bias=False)
     # The root of epsilon is lr: weights move by minus the gradient.
     config = OptimizerConfig(name="rmsprop", lr=1e6, epsilon=1e12, max_grad_norm=0.5)
-    update = Update(module, config, schedule=ScheduleProgress(TrainingBudget(1)))
+    update = Optimizer(module, config, schedule=ScheduleProgress(TrainingBudget(1)))
     before = module.weight.detach().clone()
     module.weight.grad = torch.full((3, 4), gradient)
     assert float(update.apply(0)) == pytest.approx(gradient * 12**0.5)  # before clipping
@@ -181,7 +181,7 @@ def test_rmsprop_is_tensorflows_with_epsilon_under_the_root(momentum: float) -> 
     config = OptimizerConfig(
         name="rmsprop", lr=0.1, epsilon=0.01, decay=0.9, momentum=momentum, max_grad_norm=1e9
     )
-    update = Update(module, config, schedule=ScheduleProgress(TrainingBudget(1)))
+    update = Optimizer(module, config, schedule=ScheduleProgress(TrainingBudget(1)))
     weight, square, speed = module.weight.item(), 0.0, 0.0
     for gradient in (1.0, -0.5, 2.0):
         module.weight.grad = torch.full((1, 1), gradient)
@@ -211,9 +211,10 @@ def test_updating_does_not_import_the_compiler() -> None:
     code = (
         "import sys, torch\n"
         "from unirl.core.training_budget import ScheduleProgress, TrainingBudget\n"
-        "from unirl.learners.update import OptimizerConfig, Update\n"
+        "from unirl.learners.optimizer import OptimizerConfig, Optimizer\n"
         "module = torch.nn.Linear(2, 2)\n"
-        "update = Update(module, OptimizerConfig(), schedule=ScheduleProgress(TrainingBudget(1)))\n"
+        "schedule = ScheduleProgress(TrainingBudget(1))\n"
+        "update = Optimizer(module, OptimizerConfig(), schedule=schedule)\n"
         "module(torch.ones(1, 2)).sum().backward(); update.apply(0)\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )

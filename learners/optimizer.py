@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
+from unirl.config.rules import check_at_least, check_positive
 from unirl.core.training_budget import ScheduleProgress
 from unirl.core.tree import Tree
 from unirl.errors import UniRLError
-from unirl.learners.sharded import is_part, own_part, part_of, whole
+from unirl.learners.sharded import full_tensor, is_sharded, local_shard, shard_of
 from unirl.vtrace.advantages import Reduce
 
 _ADAM_BETA1 = 0.9
 _ADAPTIVE_FACTOR = 1.5
 ADAPTIVE_BOUNDS = (1e-5, 1e-2)
-"""What `Update.adapt` keeps the step size in: a smaller one would jump up where it should fall."""
+"""What `adapt` keeps the step size in: a smaller one would jump up where it should fall."""
 _ROUNDING = 1e-9
 """Nats that a policy seems to have moved where only the order of additions differs."""
 
@@ -57,19 +58,11 @@ class OptimizerConfig:
     """The step size rises from zero over so many samples. More: a gentler start."""
 
     def __post_init__(self) -> None:
-        if self.lr <= 0 or self.max_grad_norm <= 0 or self.epsilon <= 0:
-            raise UniRLError(
-                f"learner.optimizer has lr {self.lr}, epsilon {self.epsilon}, "
-                f"max_grad_norm {self.max_grad_norm}",
-                "all three must be > 0",
-                "start from lr 6e-4, max_grad_norm 0.5, epsilon 1e-5",
-            )
-        if not self.target_kl > 0:
-            raise UniRLError(
-                f"learner.optimizer.target_kl is {self.target_kl}",
-                "it must be > 0",
-                "0.01 is usual",
-            )
+        check_positive("learner.optimizer.lr", self.lr, "start from 6e-4")
+        check_positive("learner.optimizer.max_grad_norm", self.max_grad_norm, "start from 0.5")
+        check_positive("learner.optimizer.epsilon", self.epsilon, "start from 1e-5")
+        check_positive("learner.optimizer.target_kl", self.target_kl, "0.01 is usual")
+        check_at_least(0, "learner.optimizer", self, "weight_decay", "warmup_steps")
         for name in ("decay", "momentum", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UniRLError(
@@ -77,13 +70,6 @@ class OptimizerConfig:
                     "it must lie in [0, 1)",
                     "leave it out for the usual value",
                 )
-        if self.weight_decay < 0 or self.warmup_steps < 0:
-            raise UniRLError(
-                f"learner.optimizer has weight_decay {self.weight_decay}, "
-                f"warmup_steps {self.warmup_steps}",
-                "both must be >= 0",
-                "0 is usual",
-            )
         if self.warmup_steps and self.lr_schedule == "adaptive":
             raise UniRLError(
                 f"learner.optimizer.warmup_steps is {self.warmup_steps} and has no effect",
@@ -92,7 +78,7 @@ class OptimizerConfig:
             )
 
 
-class Update:
+class Optimizer:
     """Owns the optimiser and the float32 master copy of every parameter that computes in less.
 
     The module's own parameters of float32 and above are their own masters. schedule: what a linear
@@ -117,7 +103,7 @@ class Update:
         device = next(iter(self._parameters.values())).device
         self.adaptive_lr = torch.tensor(config.lr, dtype=torch.float64, device=device)
         """The step size that `adapt` has come to: on the device, so that nobody waits for it."""
-        self._is_sharded = any(is_part(p) for p in self._parameters.values())
+        self._is_sharded = any(is_sharded(p) for p in self._parameters.values())
         self._masters: dict[str, Tensor] = {
             name: _master(p) for name, p in self._parameters.items()
         }
@@ -142,7 +128,7 @@ class Update:
         """Correct the adaptive step size by how far the policy has moved, in nats; a scalar.
 
         The rule of rsl_rl (arXiv 2109.11978), once per pass instead of once per minibatch. A policy
-        that has not moved, as before the first step on a batch, tells nothing; rounding is no move.
+        that has not moved, as before the first step on a batch, changes nothing.
         """
         low, high = ADAPTIVE_BOUNDS
         far, near = kl > 2 * self._config.target_kl, kl < self._config.target_kl / 2
@@ -154,11 +140,11 @@ class Update:
 
     def gather(self) -> None:
         """Add the gradients of low precision to those of the masters and clear them. After each
-        part of a batch: added up among themselves, they would lose what is small.
+        micro-batch: added up among themselves, they would lose what is small.
         """
         for low, master in zip(self._low, self._low_masters, strict=True):
             if low.grad is not None:
-                gradient = own_part(low.grad)
+                gradient = local_shard(low.grad)
                 if master.grad is None:
                     master.grad = gradient.to(master.dtype)
                 else:
@@ -172,9 +158,7 @@ class Update:
                 master.grad = torch.zeros_like(master, requires_grad=False)
 
     def apply(self, num_steps: int) -> Tensor:
-        """Step with the gradients that lie in the module and clear them; returns their norm before
-        clipping.
-        """
+        """Step with the module's gradients and clear them; returns their norm before clipping."""
         self.gather()
         moving = [name for name, master in self._masters.items() if master.grad is not None]
         with torch.no_grad():
@@ -197,7 +181,7 @@ class Update:
         return norm
 
     def _sum_gradients(self) -> None:
-        # Where parameters are divided, who divides them has summed their gradients.
+        # What divides parameters has summed their gradients.
         if self._reduce is not None and not self._is_sharded:
             masters = self._masters.values()
             gradients = [master.grad for master in masters if master.grad is not None]
@@ -262,7 +246,7 @@ class Update:
         return state
 
     def _round_masters(self) -> None:
-        # The master of a part is its memory itself.
+        # The master of a shard is its own memory.
         if self._low and not self._is_sharded:
             with torch.no_grad():
                 torch._foreach_copy_(self._low, self._low_masters)
@@ -273,8 +257,8 @@ class Update:
         parameters are divided, and get the whole of them.
         """
         return {
-            name: whole(self._parameters[name], tensor) if name in self._parameters else tensor
-            for name, tensor in self._own_state().items()
+            name: full_tensor(self._parameters[name], value) if name in self._parameters else value
+            for name, value in self._own_state().items()
         }
 
     def _own_state(self) -> dict[str, Tensor]:
@@ -292,7 +276,7 @@ class Update:
         """
         return {
             name: {
-                key: whole(self._parameters[name], tensor) if tensor.dim() else tensor
+                key: full_tensor(self._parameters[name], tensor) if tensor.dim() else tensor
                 for key, tensor in state.items()
             }
             for name, state in self._state.items()
@@ -312,7 +296,7 @@ class Update:
                 )
         with torch.no_grad():
             for name, value in own.items():
-                value.copy_(self._part(name, model[name]))
+                value.copy_(self._shard(name, model[name]))
         self._round_masters()
         for name, tensors in optimizer.items():
             device = self._masters[name].device
@@ -326,16 +310,16 @@ class Update:
         walk through the memory of both side by side (convolutions are channels_last).
         """
         own = torch.empty_like(self._masters[name], requires_grad=False)
-        return own.copy_(self._part(name, full))
+        return own.copy_(self._shard(name, full))
 
-    def _part(self, name: str, full: Tensor) -> Tensor:
-        return part_of(self._parameters[name], full) if name in self._parameters else full
+    def _shard(self, name: str, full: Tensor) -> Tensor:
+        return shard_of(self._parameters[name], full) if name in self._parameters else full
 
 
 def _master(parameter: nn.Parameter) -> Tensor:
-    """What the optimiser moves: the parameter itself, a copy in float32, or this process' part."""
-    if is_part(parameter):
-        return own_part(parameter).requires_grad_()
+    """What the optimiser moves: the parameter itself, a copy in float32, or this process' shard."""
+    if is_sharded(parameter):
+        return local_shard(parameter).requires_grad_()
     if parameter.dtype.itemsize >= 4:
         return parameter
     return parameter.detach().float().requires_grad_()
