@@ -39,6 +39,7 @@ from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.slot_queue import SlotQueue
 from unirl.core.slot_table import REASONS
+from unirl.core.timers import Timers
 from unirl.core.tree import tree_map
 from unirl.core.waiters import LOOK_AGAIN_SECONDS
 from unirl.envs.config import EnvConfig
@@ -278,6 +279,9 @@ class GroupsActor:
 
     def __init__(self, groups: Sequence[VectorActor], workers: Sequence[int]) -> None:
         self._groups, self._workers, self._next = groups, workers, 0
+        self.timers = Timers()
+        for group in groups:
+            group.timers = self.timers
 
     def restart(self, seed: int) -> None:
         """See Actor."""

@@ -1,5 +1,5 @@
 """`unirl bench`: what each stage of a plan can do, what limits it, and the benchmark scripts of a
-clone; source: none.
+clone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from unirl.commands.train import recipe_and_files
 from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
-    from unirl.bench.limits import Limit
     from unirl.bench.stages import Figures, StageName
     from unirl.runners.plan import Plan
 
@@ -45,16 +44,6 @@ class Suite:
     """The module and the extra without which a config is left out."""
 
 
-@dataclass(frozen=True)
-class Scripts:
-    """Benchmark scripts of a clone that belong together."""
-
-    summary: str
-    """One line."""
-    scripts: tuple[tuple[str, ...], ...]
-    """Files of benchmarks/ with their arguments, run in this order."""
-
-
 SUITES: Mapping[str, Suite] = MappingProxyType(
     {
         "atari": Suite("Pong: IMPALA and asynchronous PPO (shallow CNN).", ("pong", "appo-pong")),
@@ -72,16 +61,18 @@ SUITES: Mapping[str, Suite] = MappingProxyType(
 )
 """Suites by name."""
 
-SCRIPTS: Mapping[str, Scripts] = MappingProxyType(
+SCRIPTS: Mapping[str, tuple[str, tuple[tuple[str, ...], ...]]] = MappingProxyType(
     {
-        "queue": Scripts("What moving one sample costs, beside a memcpy.", (("queue_speed.py",),)),
-        "classic": Scripts(
+        "queue": ("What moving one sample costs, beside a memcpy.", (("queue_speed.py",),)),
+        "classic": (
             "Training throughput on Pong, then on CartPole, beside other systems.",
             (("throughput.py", "pong"), ("throughput.py", "cartpole")),
         ),
     }
 )
-"""What `unirl bench scripts` runs, by name."""
+"""What `unirl bench scripts` runs, by name: one line on it, and files of benchmarks/ with their
+arguments, in order.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,7 @@ class BenchOptions:
     """Flags of `unirl bench` besides the recipe's own."""
 
     seconds: float = 10.0
-    """How long each stage is measured, after start and warm-up. More: steadier figures."""
+    """How long each measurement lasts, after start and warm-up. More: steadier figures."""
     json: bool = False
     """Print one JSON object instead of tables."""
 
@@ -117,7 +108,7 @@ def bench(arguments: Sequence[str]) -> int:
     """Measure a suite or a plan of one's own, or run scripts. Without arguments: list them."""
     if not arguments:
         _list({name: suite.summary for name, suite in SUITES.items()})
-        _list({f"scripts {name}": one.summary for name, one in SCRIPTS.items()})
+        _list({f"scripts {name}": summary for name, (summary, _) in SCRIPTS.items()})
         return 0
     if arguments[0] == "scripts":
         return _run_scripts(arguments[1:])
@@ -206,7 +197,7 @@ def check_seconds(seconds: float) -> None:
 
 
 def say(text: str) -> None:
-    """What is being done now, for whoever waits."""
+    """What is being done now, on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -236,79 +227,63 @@ def left_out(suite: Suite) -> dict[str, str]:
 
 def _measure(chosen: Chosen, plan: Plan, options: BenchOptions) -> dict[str, Any]:
     """Measure the stages of a plan, print them unless they shall be JSON, return them as such."""
-    from unirl.bench.errors import Unmeasurable
     from unirl.bench.limits import find_limit
-    from unirl.bench.stages import stages_of
-    from unirl.bench.trial import Trial
+    from unirl.bench.trial import run_trial
     from unirl.bench.usage import usable_cores
 
-    figures: dict[StageName, Figures] = {}
-    reasons: dict[StageName, str] = {}
-    # End to end first: it tells how many environments a policy worker decides for at a time.
-    stages = stages_of(plan)
-    for stage in reversed(stages):
-        if not options.json:
-            say(f"{chosen.title}: {stage.replace('_', ' ')}, {options.seconds:g} s ...")
-        rows = figures.get("end_to_end", {}).get("rows_per_forward")
-        try:
-            figures[stage] = Trial(stage, plan, options.seconds, rows).run()
-        except Unmeasurable as error:
-            reasons[stage] = error.what
+    words = (chosen.title, chosen.recipe, _env_id(chosen.config), plan.runner.kind)
+    if not options.json:
+        say(f"{chosen.title}: end to end, then stage by stage, {options.seconds:g} s each ...")
+    whole, apart, reason = run_trial(plan, options.seconds), {}, None
+    try:
+        apart = run_trial(plan, options.seconds, apart=True)
+    except UniRLError as error:
+        reason = error.what
+    figures: dict[StageName, Figures] = {**apart, **whole}
+    _add_physics(figures)
     limit = find_limit(plan, figures, usable_cores())
     if not options.json:
-        _print(chosen, plan, figures, reasons, limit)
+        print(" ".join(dict.fromkeys(word for word in words if word)))
+        _print_stages(figures)
+        if reason is not None:
+            print(f"Stages were not measured one by one: {reason}")
+        print("\n".join([limit.text, *disturbance(figures.values()), ""]), flush=True)
     return {
-        "name": chosen.title,
-        "recipe": chosen.recipe,
-        "env": _env_id(chosen.config),
-        "runner": plan.runner.kind,
-        "stages": {stage: figures.get(stage) for stage in stages},
-        "not_measured": reasons,
+        **dict(zip(("name", "recipe", "env", "runner"), words, strict=True)),
+        "stages": figures,
+        "not_measured": reason,
         "limit": {"stage": limit.stage, "text": limit.text, "settings": list(limit.settings)},
     }
 
 
-def _print(
-    chosen: Chosen,
-    plan: Plan,
-    figures: Mapping[StageName, Figures],
-    reasons: Mapping[StageName, str],
-    limit: Limit,
-) -> None:
-    from unirl.bench.stages import stages_of
+def _add_physics(figures: Mapping[StageName, Figures]) -> None:
+    """To whatever steps a simulator: physics steps per second."""
+    for ratio in [one.get("physics_steps_per_env_step") for one in figures.values()]:
+        for stage in ("stepping", "acting", "end_to_end"):
+            if ratio is not None and stage in figures:
+                rate = figures[stage]["env_steps_per_second"]
+                figures[stage]["physics_steps_per_second"] = ratio * rate
+
+
+def _print_stages(figures: Mapping[StageName, Figures]) -> None:
     from unirl.bench.table import print_table
 
-    words = [chosen.title, chosen.recipe, _env_id(chosen.config), plan.runner.kind]
-    print(" ".join(dict.fromkeys(word for word in words if word)))
-    stages, columns = stages_of(plan), ["stage", "env steps/s"]
-    is_simulated = "simulation" in stages
-    if is_simulated:
-        columns.append("physics steps/s")
-    columns += ["core-us/step", "cores", "peak MB", "staleness mean, max"]
-    rows = []
-    for stage in stages:
-        one, name = figures.get(stage), stage.replace("_", " ")
-        if one is None:
-            rows.append([name, *["-"] * (len(columns) - 1)])
-            continue
-        ages = "-"
-        if "staleness_mean" in one:
-            ages = f"{one['staleness_mean']:.2f}, {one['staleness_max']:.0f}"
-        rate, *others = figure_cells(one)
-        if is_simulated:
+    columns = ["stage", "env steps/s", "core-us/step", "cores", "peak MB", "staleness mean, max"]
+    rows = [[stage.replace("_", " "), *figure_cells(one)] for stage, one in figures.items()]
+    for row, one in zip(rows, figures.values(), strict=True):
+        has_ages = "staleness_mean" in one
+        row.append(f"{one['staleness_mean']:.2f}, {one['staleness_max']:.0f}" if has_ages else "-")
+    whole = figures["end_to_end"]
+    if "physics_steps_per_second" in whole:
+        columns.insert(2, "physics steps/s")
+        for row, one in zip(rows, figures.values(), strict=True):
             physics = one.get("physics_steps_per_second")
-            others.insert(0, "-" if physics is None else f"{physics:,.0f}")
-        rows.append([name, rate, *others, ages])
-    print_table(columns, rows, bold=len(stages) - 1)
-    for stage, reason in reasons.items():
-        print(f"{stage.replace('_', ' ')} was not measured: {reason}")
-    if "host_reads_per_iteration" in (whole := figures.get("end_to_end", {})):
-        places = ", ".join(whole["host_reads_at"])
-        print(f"Host reads: {whole['host_reads_per_iteration']:g} per iteration ({places}).")
-    print(limit.text)
-    for line in disturbance(figures.values()):
-        print(line)
-    print(flush=True)
+            row.insert(2, "-" if physics is None else f"{physics:,.0f}")
+    print_table(columns, rows, bold=len(rows) - 1)
+    for one in figures.values():
+        if "host_reads_at" in one:
+            lines = ", ".join(one["host_reads_at"])
+            print(f"Host reads: {one['host_reads_per_iteration']:g} per iteration ({lines}).")
 
 
 def figure_cells(figures: Figures) -> list[str]:
@@ -344,7 +319,7 @@ def _list(summaries: Mapping[str, str]) -> None:
 def _run_scripts(arguments: Sequence[str]) -> int:
     """Run scripts of a clone's benchmarks/; further flags go to them. Without a name: list them."""
     if not arguments:
-        _list({name: scripts.summary for name, scripts in SCRIPTS.items()})
+        _list({name: summary for name, (summary, _) in SCRIPTS.items()})
         return 0
     name, *flags = arguments
     if name not in SCRIPTS:
@@ -357,23 +332,19 @@ def _run_scripts(arguments: Sequence[str]) -> int:
     if not folder.is_dir():
         raise UniRLError(
             "benchmark scripts are not installed",
-            f"they lie in benchmarks/ of a clone; there is no {folder}",
+            f"they are in benchmarks/ of a clone; there is no {folder}",
             f"clone the repository and run unirl bench scripts {name} there",
         )
-    for script, *words in SCRIPTS[name].scripts:
-        code = _run(folder / script, [*words, *flags], name)
+    for script, *words in SCRIPTS[name][1]:
+        if not (folder / script).is_file():
+            raise UniRLError(
+                f'the benchmark scripts "{name}" are not complete here',
+                f"they run {script}, and {folder} has no such file",
+                "update the clone",
+            )
+        command = [sys.executable, str(folder / script), *words, *flags]
+        print(f"== {shlex.join(command[1:])}", flush=True)
+        code = subprocess.run(command, cwd=folder.parent).returncode
         if code:
             return code
     return 0
-
-
-def _run(script: Path, words: Sequence[str], name: str) -> int:
-    if not script.is_file():
-        raise UniRLError(
-            f'the benchmark scripts "{name}" are not complete here',
-            f"they run {script.name}, and {script.parent} has no such file",
-            "update the clone",
-        )
-    command = [sys.executable, str(script), *words]
-    print(f"== {shlex.join(command[1:])}", flush=True)
-    return subprocess.run(command, cwd=script.parent.parent).returncode

@@ -1,4 +1,4 @@
-"""`unirl tune`: try shapes of a plan for seconds each, write the fastest as TOML; source: none."""
+"""`unirl tune`: try shapes of a plan for seconds each, write the fastest as TOML."""
 
 from __future__ import annotations
 
@@ -80,21 +80,17 @@ class _Attempts:
 
     def attempt(self, shape: Shape) -> Tried:
         """Run a shape end to end; what cannot be run is said, not raised."""
-        from unirl.bench.errors import StageCrashed
         from unirl.bench.shapes import Tried
-        from unirl.bench.trial import Trial
+        from unirl.bench.trial import run_trial
 
         changes = _words({key: value for key, value in shape.items() if self._start[key] != value})
         say(f"{self._chosen.title}: {changes or 'as it is'}, {self._seconds:g} s ...")
         try:
             plan = self._chosen.module.plan(self.config(shape))
-            figures = Trial("end_to_end", plan, self._seconds).run()
+            figures = run_trial(plan, self._seconds)["end_to_end"]
         except UniRLError as error:
             self._figures.append(None)
             return Tried(shape, None, "; ".join(error.parts[:2]))
-        except StageCrashed as error:
-            self._figures.append(None)
-            return Tried(shape, None, str(error))
         self._figures.append(figures)
         return Tried(shape, figures["env_steps_per_second"])
 
@@ -163,7 +159,7 @@ def _check_out(out: Path | None) -> None:
         raise UniRLError(
             f'"{out}" cannot be written',
             "the system does not allow it",
-            "choose another place, or mend its permissions",
+            "choose another folder, or change its permissions",
         )
     if out.suffix != ".toml":
         raise UniRLError(
