@@ -1,4 +1,4 @@
-"""The benchmark harness weighs what it claims to weigh, and leaves nothing running."""
+"""The benchmark harness measures what it claims to measure, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def process(
     )
 
 
-def test_what_each_process_spent_is_told_by_its_newest_name(measure: ModuleType) -> None:
+def test_what_each_process_spent_is_under_its_newest_name(measure: ModuleType) -> None:
     before = {
         1: process(measure, "main", 10.0),
         2: process(measure, "python", 100.0),
@@ -95,7 +95,7 @@ def test_what_each_process_spent_is_told_by_its_newest_name(measure: ModuleType)
 def test_cores_by_process_add_up_to_the_cores_used_whatever_the_samples(
     measure: ModuleType,
 ) -> None:
-    # The window is 10 s long, the samples in it lie 6 s apart: the rate is that of the 6 s.
+    # The window is 10 s long, the samples in it are 6 s apart: the rate is that of the 6 s.
     run = measure.Run([])
     for seconds, ours, theirs in ((1.0, 0.0, 0.0), (3.0, 2.0, 1.0), (9.0, 8.0, 2.2), (20.0, 9, 9)):
         tree = {1: process(measure, "a", ours), 2: process(measure, "b", theirs)}
@@ -145,7 +145,7 @@ def test_the_last_json_object_on_standard_output_is_the_row(measure: ModuleType)
     assert result.row == {"a": 3}
 
 
-def test_a_failed_command_shows_its_own_words(measure: ModuleType) -> None:
+def test_a_failed_command_shows_its_own_output(measure: ModuleType) -> None:
     result = measure.run(
         [sys.executable, "-c", "raise SystemExit('no such env')"], timeout_seconds=30
     )

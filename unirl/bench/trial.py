@@ -40,6 +40,16 @@ def run_trial(plan: Plan, seconds: float, *, apart: bool = False) -> dict[StageN
     UniRLError for whatever ends the trial. However it ends, no process is left.
     """
     log_dir = Path(tempfile.mkdtemp(prefix="unirl-bench-"))
+    try:
+        figures = _run(plan, seconds, apart, log_dir)
+    except KeyboardInterrupt:
+        shutil.rmtree(log_dir)
+        raise
+    shutil.rmtree(log_dir)  # after an error the logs stay: they say why
+    return figures
+
+
+def _run(plan: Plan, seconds: float, apart: bool, log_dir: Path) -> dict[StageName, Figures]:
     # Spawned: a fork of this process would share its memory, and count only half of it.
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -50,16 +60,11 @@ def run_trial(plan: Plan, seconds: float, *, apart: bool = False) -> dict[StageN
             process.start()
         sender.close()
         limit_seconds = _START_SECONDS + plan.queue.timeout_seconds + 3 * seconds
-        figures = _follow(process, receiver, limit_seconds, log_dir)
-    except KeyboardInterrupt:
-        shutil.rmtree(log_dir)
-        raise
+        return _follow(process, receiver, limit_seconds, log_dir)
     finally:
         if process.pid is not None:
             _end(process, usage.tree(process.pid))
         receiver.close()
-    shutil.rmtree(log_dir)  # after an error the logs stay: they say why
-    return figures
 
 
 def _follow(

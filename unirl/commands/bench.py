@@ -226,64 +226,61 @@ def left_out(suite: Suite) -> dict[str, str]:
 
 
 def _measure(chosen: Chosen, plan: Plan, options: BenchOptions) -> dict[str, Any]:
-    """Measure the stages of a plan, print them unless they shall be JSON, return them as such."""
+    """Measure a plan end to end and stage by stage: what is printed as JSON, or as a table."""
     from unirl.bench.limits import find_limit
     from unirl.bench.trial import run_trial
     from unirl.bench.usage import usable_cores
 
-    words = (chosen.title, chosen.recipe, _env_id(chosen.config), plan.runner.kind)
     if not options.json:
         say(f"{chosen.title}: end to end, then stage by stage, {options.seconds:g} s each ...")
-    whole, apart, reason = run_trial(plan, options.seconds), {}, None
+    figures, apart, reason = run_trial(plan, options.seconds), {}, None
     try:
         apart = run_trial(plan, options.seconds, apart=True)
     except UniRLError as error:
         reason = error.what
-    figures: dict[StageName, Figures] = {**apart, **whole}
-    _add_physics(figures)
+    figures = {**apart, **figures}
     limit = find_limit(plan, figures, usable_cores())
-    if not options.json:
-        print(" ".join(dict.fromkeys(word for word in words if word)))
-        _print_stages(figures)
-        if reason is not None:
-            print(f"Stages were not measured one by one: {reason}")
-        print("\n".join([limit.text, *disturbance(figures.values()), ""]), flush=True)
-    return {
-        **dict(zip(("name", "recipe", "env", "runner"), words, strict=True)),
+    report = {
+        "name": chosen.title,
+        "recipe": chosen.recipe,
+        "env": _env_id(chosen.config),
+        "runner": plan.runner.kind,
         "stages": figures,
         "not_measured": reason,
         "limit": {"stage": limit.stage, "text": limit.text, "settings": list(limit.settings)},
     }
+    if not options.json:
+        print_report(report)
+    return report
 
 
-def _add_physics(figures: Mapping[StageName, Figures]) -> None:
-    """To whatever steps a simulator: physics steps per second."""
-    for ratio in [one.get("physics_steps_per_env_step") for one in figures.values()]:
-        for stage in ("stepping", "acting", "end_to_end"):
-            if ratio is not None and stage in figures:
-                rate = figures[stage]["env_steps_per_second"]
-                figures[stage]["physics_steps_per_second"] = ratio * rate
-
-
-def _print_stages(figures: Mapping[StageName, Figures]) -> None:
+def print_report(report: Mapping[str, Any]) -> None:
+    """One plan's part of the JSON object, for people."""
     from unirl.bench.table import print_table
 
+    words = [report[name] for name in ("name", "recipe", "env", "runner")]
+    print(" ".join(dict.fromkeys(word for word in words if word)))
+    stages: Mapping[StageName, Figures] = report["stages"]
     columns = ["stage", "env steps/s", "core-us/step", "cores", "peak MB", "staleness mean, max"]
-    rows = [[stage.replace("_", " "), *figure_cells(one)] for stage, one in figures.items()]
-    for row, one in zip(rows, figures.values(), strict=True):
+    rows = []
+    for stage, one in stages.items():
         has_ages = "staleness_mean" in one
-        row.append(f"{one['staleness_mean']:.2f}, {one['staleness_max']:.0f}" if has_ages else "-")
-    whole = figures["end_to_end"]
-    if "physics_steps_per_second" in whole:
+        ages = f"{one['staleness_mean']:.2f}, {one['staleness_max']:.0f}" if has_ages else "-"
+        rows.append([stage.replace("_", " "), *figure_cells(one), ages])
+    simulated = [one for one in stages.values() if "physics_steps_per_env_step" in one]
+    for one in simulated:
         columns.insert(2, "physics steps/s")
-        for row, one in zip(rows, figures.values(), strict=True):
-            physics = one.get("physics_steps_per_second")
-            row.insert(2, "-" if physics is None else f"{physics:,.0f}")
+        for row, other in zip(rows, stages.values(), strict=True):
+            rate = one["physics_steps_per_env_step"] * other["env_steps_per_second"]
+            row.insert(2, f"{rate:,.0f}" if other in (one, stages["end_to_end"]) else "-")
     print_table(columns, rows, bold=len(rows) - 1)
-    for one in figures.values():
-        if "host_reads_at" in one:
-            lines = ", ".join(one["host_reads_at"])
-            print(f"Host reads: {one['host_reads_per_iteration']:g} per iteration ({lines}).")
+    print(report["limit"]["text"])
+    if report["not_measured"] is not None:
+        print(f"Stages were not measured one by one: {report['not_measured']}")
+    for one in simulated:
+        lines = ", ".join(one["host_reads_at"])
+        print(f"Host reads: {one['host_reads_per_iteration']:g} per iteration ({lines}).")
+    print("\n".join([*disturbance(stages.values()), ""]), flush=True)
 
 
 def figure_cells(figures: Figures) -> list[str]:

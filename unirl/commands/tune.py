@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from unirl import config as configs
 from unirl.commands.bench import Chosen, check_seconds, choose, disturbance, figure_cells, say
@@ -15,7 +15,10 @@ from unirl.storage import disk
 
 if TYPE_CHECKING:
     from unirl.bench.shapes import Shape, Tried
-    from unirl.bench.stages import Figures
+    from unirl.bench.stages import Figures, StageName
+    from unirl.runners.plan import Plan
+
+    Measure: TypeAlias = Callable[[Plan, float], dict[StageName, Figures]]
 
 
 @dataclass(frozen=True)
@@ -34,18 +37,22 @@ class TuneOptions:
         check_seconds(self.seconds)
 
 
-def tune(arguments: Sequence[str]) -> int:
-    """Try shapes end to end, one knob after the other, and write the fastest."""
+def tune(arguments: Sequence[str], measure: Measure | None = None) -> int:
+    """Try shapes end to end, one knob after the other, and write the fastest.
+
+    measure: figures of a plan from so many seconds; None: in a process tree of its own.
+    """
     chosen, options = choose(arguments, TuneOptions, "tune")
     _check_out(options.out)
     from unirl.bench.shapes import knobs_of, search, start_of
+    from unirl.bench.trial import run_trial
     from unirl.bench.usage import usable_cores
 
     num_cores = usable_cores()
     start = start_of(chosen.config, num_cores)
     chosen.plan()  # what is wrong with the config as it is has its own words
     knobs = knobs_of(chosen.config, num_cores, free_batch=options.free_batch)
-    attempts = _Attempts(chosen, start, options.seconds)
+    attempts = _Attempts(chosen, start, options.seconds, measure or run_trial)
     tried, best = search(start, knobs, attempts.attempt)
     comment = [*_outcome(start, tried[0], best, options), *attempts.disturbance()]
     toml = configs.to_toml(attempts.config(best.shape), recipe=chosen.recipe, **_name_of(chosen))
@@ -70,8 +77,9 @@ def tune(arguments: Sequence[str]) -> int:
 class _Attempts:
     """Runs shapes of one config and remembers their figures."""
 
-    def __init__(self, chosen: Chosen, start: Shape, seconds: float) -> None:
+    def __init__(self, chosen: Chosen, start: Shape, seconds: float, measure: Measure) -> None:
         self._chosen, self._start, self._seconds = chosen, start, seconds
+        self._measure = measure
         self._figures: list[Figures | None] = []
 
     def config(self, shape: Shape) -> Any:
@@ -81,13 +89,12 @@ class _Attempts:
     def attempt(self, shape: Shape) -> Tried:
         """Run a shape end to end; what cannot be run is said, not raised."""
         from unirl.bench.shapes import Tried
-        from unirl.bench.trial import run_trial
 
         changes = _words({key: value for key, value in shape.items() if self._start[key] != value})
         say(f"{self._chosen.title}: {changes or 'as it is'}, {self._seconds:g} s ...")
         try:
             plan = self._chosen.module.plan(self.config(shape))
-            figures = run_trial(plan, self._seconds)["end_to_end"]
+            figures = self._measure(plan, self._seconds)["end_to_end"]
         except UniRLError as error:
             self._figures.append(None)
             return Tried(shape, None, "; ".join(error.parts[:2]))
