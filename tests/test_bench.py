@@ -31,7 +31,7 @@ from unirl.bench.stages import STAGES, UNSPLIT_STAGES, Figures, StageName
 from unirl.bench.stopwatch import Stopwatch
 from unirl.bench.table import plain_lines
 from unirl.bench.trial import without_run
-from unirl.commands.bench import SUITES, Suite, left_out, print_report
+from unirl.commands.bench import SUITES, left_out, print_report
 from unirl.commands.shipped import shipped_configs
 from unirl.commands.tune import tune
 from unirl.config import fields_help, flag_of
@@ -214,8 +214,9 @@ def test_the_limit_of_a_simulated_plan_tells_simulation_and_policy_apart(
 
 
 def test_what_is_not_installed_is_left_out_of_a_suite_with_a_sentence() -> None:
-    suite = Suite("", ("a", "b"), needs={"a": ("no_such_module", "warp"), "b": ("torch", "x")})
-    assert left_out(suite) == {"a": "no_such_module is not installed (pip install 'unirl[warp]')"}
+    needs = {"a": ("no_such_module", "warp"), "b": ("torch", "x"), "d": ("no_such_module", "y")}
+    found = left_out(("a", "b", "c"), needs)
+    assert found == {"a": "no_such_module is not installed (pip install 'unirl[warp]')"}
 
 
 # ------------------------------------------------------------------------------------------- limits
@@ -334,7 +335,7 @@ def test_no_shape_changes_the_samples_per_update_or_exceeds_the_cores(
 
     def attempt(shape: Shape) -> Tried:
         seen.append(shape)
-        return Tried(shape, float(100 * 1.5 ** len(seen)))  # whatever comes later is faster
+        return Tried(shape, figures_of(100 * 1.5 ** len(seen), 1))  # each is faster than before
 
     search(start, knobs_of(config, 6), attempt)
     assert len(seen) == len({tuple(shape.items()) for shape in seen}) > 6
@@ -358,11 +359,11 @@ def test_the_search_follows_what_is_faster_and_keeps_what_is_as_fast() -> None:
         if shape["sampler.num_groups"] == 4:
             return Tried(shape, None, "too many groups")
         noise = 1.01 if shape["runner.learner_threads"] == 4 else 1.0
-        return Tried(shape, noise * 10 * min(shape["sampler.num_envs"], 64))
+        return Tried(shape, figures_of(noise * 10 * min(shape["sampler.num_envs"], 64), 1))
 
     tried, best = search(start, knobs_of(config, 4), attempt)
     assert best.shape == {**start, "sampler.num_envs": 64, "queue.batch_size": 2}
-    assert [one.reason for one in tried if one.rate is None] == ["too many groups"]
+    assert [one.reason for one in tried if one.figures is None] == ["too many groups"]
     with pytest.raises(UniRLError, match="too many"):
         search(start, [], lambda shape: Tried(shape, None, "too many"))
 
@@ -376,7 +377,7 @@ def test_only_plans_whose_production_is_known_have_a_shape() -> None:
 
 
 def test_suites_consist_of_shipped_configs() -> None:
-    named = {config for suite in SUITES.values() for config in suite.configs}
+    named = {config for _, suite in SUITES.values() for config in suite}
     assert named <= set(shipped_configs())
 
 

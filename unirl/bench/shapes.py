@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from unirl.actors.sampler import SamplerConfig
 from unirl.actors.vector import ActorConfig
 from unirl.bench.section import section
+from unirl.bench.stages import Figures
 from unirl.errors import UniRLError
 
 Shape: TypeAlias = Mapping[str, Any]
@@ -30,10 +31,15 @@ class Tried:
     """What came of one shape."""
 
     shape: Shape
-    rate: float | None
-    """Environment steps per second; None: it cannot be run."""
+    figures: Figures | None
+    """Of the plan end to end; None: it cannot be run."""
     reason: str = ""
     """Why not."""
+
+    @property
+    def rate(self) -> float:
+        """Environment steps per second; 0 of what cannot be run."""
+        return 0.0 if self.figures is None else float(self.figures["env_steps_per_second"])
 
 
 def start_of(config: Any, num_cores: int) -> Shape:
@@ -91,7 +97,7 @@ def search(
     """
     tried = [attempt(start)]
     best = tried[0]
-    if best.rate is None:
+    if best.figures is None:
         raise UniRLError(
             "the shape to start from cannot be run",
             best.reason,
@@ -105,8 +111,8 @@ def search(
                 break
             found = [attempt(shape) for shape in fresh]
             tried += found
-            fastest = max(found, key=lambda one: one.rate or 0.0)
-            if (fastest.rate or 0.0) < _GAIN * (best.rate or 0.0):
+            fastest = max(found, key=lambda one: one.rate)
+            if fastest.rate < _GAIN * best.rate:
                 break
             best = fastest
     return tried, best

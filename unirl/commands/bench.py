@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,34 +32,24 @@ _QUIET_CORES = 0.15
 """What other processes may use without being mentioned."""
 
 
-@dataclass(frozen=True)
-class Suite:
-    """Shipped configs that belong together."""
-
-    summary: str
-    """One line."""
-    configs: tuple[str, ...]
-    """Their names, measured in this order."""
-    needs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """The module and the extra without which a config is left out."""
-
-
-SUITES: Mapping[str, Suite] = MappingProxyType(
+SUITES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "atari": Suite("Pong: IMPALA and asynchronous PPO (shallow CNN).", ("pong", "appo-pong")),
-        "mujoco": Suite(
+        "atari": ("Pong: IMPALA and asynchronous PPO (shallow CNN).", ("pong", "appo-pong")),
+        "mujoco": (
             "HalfCheetah: IMPALA, asynchronous PPO, PPO.",
             ("halfcheetah", "appo-halfcheetah", "ppo-halfcheetah"),
         ),
-        "classic": Suite("CartPole: IMPALA, PPO.", ("cartpole", "ppo-cartpole")),
-        "isaac": Suite(
+        "classic": ("CartPole: IMPALA, PPO.", ("cartpole", "ppo-cartpole")),
+        "isaac": (
             "Simulators on a device: Cartpole in torch, Ant on MuJoCo Warp.",
             ("sim-cartpole", "warp-ant"),
-            needs={"warp-ant": ("mujoco_warp", "warp")},
         ),
     }
 )
-"""Suites by name."""
+"""By name: one line on it, and shipped configs, measured in this order."""
+
+NEEDS: Mapping[str, tuple[str, str]] = MappingProxyType({"warp-ant": ("mujoco_warp", "warp")})
+"""The module and the extra without which a config is left out."""
 
 SCRIPTS: Mapping[str, tuple[str, tuple[tuple[str, ...], ...]]] = MappingProxyType(
     {
@@ -107,20 +97,19 @@ class Chosen:
 def bench(arguments: Sequence[str]) -> int:
     """Measure a suite or a plan of one's own, or run scripts. Without arguments: list them."""
     if not arguments:
-        _list({name: suite.summary for name, suite in SUITES.items()})
+        _list({name: summary for name, (summary, _) in SUITES.items()})
         _list({f"scripts {name}": summary for name, (summary, _) in SCRIPTS.items()})
         return 0
     if arguments[0] == "scripts":
         return _run_scripts(arguments[1:])
     name, _ = _name_and_files(arguments, BenchOptions)
     rest = list(arguments)
-    wanted: Sequence[Sequence[str]] = [rest]
-    absent: Mapping[str, str] = {}
+    wanted, absent = [rest], dict[str, str]()
     if name is not None and name in SUITES:
         rest.remove(name)
-        absent = left_out(SUITES[name])
-        present = [config for config in SUITES[name].configs if config not in absent]
-        wanted = [[f"@{config}", *rest] for config in present]
+        _, suite = SUITES[name]
+        absent = left_out(suite)
+        wanted = [[f"@{config}", *rest] for config in suite if config not in absent]
     elif name is not None and name not in registry.RECIPES and "." not in name:
         known = [*SUITES, "scripts", *registry.RECIPES]
         raise UniRLError(
@@ -140,14 +129,17 @@ def bench(arguments: Sequence[str]) -> int:
     if options.json:
         from unirl.bench.usage import usable_cores
 
-        suite = name if name in SUITES else None
-        head = {"suite": suite, "seconds": options.seconds, "cores": usable_cores()}
-        print(json.dumps({**head, "plans": reports, "left_out": dict(absent)}))
+        head = {
+            "suite": name if name in SUITES else None,
+            "seconds": options.seconds,
+            "cores": usable_cores(),
+        }
+        print(json.dumps({**head, "plans": reports, "left_out": absent}))
     return 0
 
 
 def choose(arguments: Sequence[str], options: type[T], command: str) -> tuple[Chosen, T]:
-    """What the words of a command choose: recipe, then config files in order, then flags.
+    """What the arguments of a command choose: recipe, then config files in order, then flags.
 
     options: the command's own flags.
     """
@@ -216,12 +208,12 @@ def _way_to(name: str) -> str | None:
     return None
 
 
-def left_out(suite: Suite) -> dict[str, str]:
+def left_out(suite: Sequence[str], needs: Mapping[str, tuple[str, str]] = NEEDS) -> dict[str, str]:
     """Configs that cannot be measured here, each with the reason."""
     return {
         config: f"{module} is not installed (pip install 'unirl[{extra}]')"
-        for config, (module, extra) in suite.needs.items()
-        if importlib.util.find_spec(module) is None
+        for config, (module, extra) in needs.items()
+        if config in suite and importlib.util.find_spec(module) is None
     }
 
 
