@@ -26,12 +26,17 @@ def measure() -> ModuleType:
     return module
 
 
-CHILD = "import time; block = bytearray({megabytes} * 10**6); time.sleep(1.2)"
+CHILD = "block = bytearray({megabytes} * 10**6); print(flush=True); input()"
 PARENT = """
-import subprocess, sys
-command = [sys.executable, "-c", {child!r}]
-children = [subprocess.Popen(command, start_new_session=new) for new in (False, True)]
-[child.wait() for child in children]
+import subprocess, sys, time
+command, pipe = [sys.executable, "-c", {child!r}], subprocess.PIPE
+children = [
+    subprocess.Popen(command, start_new_session=new, stdin=pipe, stdout=pipe)
+    for new in (False, True)
+]
+[child.stdout.readline() for child in children]
+time.sleep(0.5)  # both hold their memory for several samples
+[child.communicate(b"end") for child in children]
 """
 
 
