@@ -175,7 +175,7 @@ class _Advisor:
             if learner.minibatches > 1:
                 fewer = learner.minibatches // 2 if learner.minibatches % 2 == 0 else 1
                 found.append(_flag(name, "minibatches", fewer))
-        more = 2 * self._plan.queue.batch_size
+        more = 2 * self._plan.learner.queue.batch_size
         return [*found, f"{_flag('queue', 'batch_size', more)} (fewer updates per sample)"]
 
     def _more_processes(self) -> list[str]:
@@ -193,7 +193,7 @@ class _Advisor:
 
     def _several_processes(self) -> str:
         """Out of one process, with the same samples per update and the same staleness."""
-        queue, flags = self._plan.queue, ["--runner.kind processes"]
+        queue, flags = self._plan.learner.queue, ["--runner.kind processes"]
         if self._actor is not None and self._sampler is None:
             name, actor = self._actor
             wanted = self._num_cores
@@ -232,7 +232,7 @@ class _Advisor:
         name, policy = self._policy
         reads_images = any(
             item.dtype.itemsize == 1 and len(item.shape) > 4
-            for path, item in self._plan.spec.fields.items()
+            for path, item in self._plan.learner.spec.fields.items()
             if path.split("/")[0] == "obs"
         )
         devices = [

@@ -59,7 +59,7 @@ def _run(plan: Plan, seconds: float, apart: bool, log_dir: Path) -> dict[StageNa
         with interrupts_blocked():  # Ctrl-C is for this process, which ends the other
             process.start()
         sender.close()
-        limit_seconds = _START_SECONDS + plan.queue.timeout_seconds + 3 * seconds
+        limit_seconds = _START_SECONDS + plan.learner.queue.timeout_seconds + 3 * seconds
         return _follow(process, receiver, limit_seconds, log_dir)
     finally:
         if process.pid is not None:
