@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unirl.errors import ActorFailed, UniRLError
 from unirl.llm.engine import EngineFailed
-from unirl.llm.engines.openai_http import HttpClient
+from unirl.llm.engines.openai.http import HttpClient
 from unirl.llm.group import Group
 from unirl.llm.http import BadStatus
 from unirl.llm.training.token_batch import TokenBatch

@@ -19,7 +19,7 @@ from unirl.llm.engine import (
     Request,
     SamplingConfig,
 )
-from unirl.llm.engines.hf_engine import HfEngine
+from unirl.llm.engines.hf.engine import HfEngine
 from unirl.llm.models.model import ModelConfig, flat_weights, load_model, load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the engine runs transformers' models")

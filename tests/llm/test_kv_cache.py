@@ -2,7 +2,7 @@
 
 import torch
 
-from unirl.llm.engines.kv_cache import CacheShape, KeyValueCache
+from unirl.llm.engines.hf.kv_cache import CacheShape, KeyValueCache
 
 SHAPE = CacheShape(layers=2, heads=3, head_size=4)
 

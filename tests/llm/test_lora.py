@@ -23,7 +23,7 @@ from unirl.learners.update import OptimizerConfig
 from unirl.llm import assembly
 from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
 from unirl.llm.engine import Request, SamplingConfig
-from unirl.llm.engines.hf_engine import HfEngine
+from unirl.llm.engines.hf.engine import HfEngine
 from unirl.llm.models.lora import add_adapters, published_weights
 from unirl.llm.models.model import ModelConfig, load_flat_weights
 from unirl.llm.models.tiny import tiny_model, tiny_tokenizer

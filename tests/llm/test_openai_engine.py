@@ -18,8 +18,8 @@ import torch
 from tests.llm.completion_server import END, CompletionServer, distribution, table
 from unirl.errors import UniRLError
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
-from unirl.llm.engines.openai_engine import OpenAiEngine
-from unirl.llm.engines.openai_http import HttpClient
+from unirl.llm.engines.openai.engine import OpenAiEngine
+from unirl.llm.engines.openai.http import HttpClient
 from unirl.llm.http import BadStatus
 from unirl.llm.models.model import ModelConfig
 
@@ -293,7 +293,7 @@ def test_a_busy_server_is_asked_again_when_it_says_and_within_the_deadline() -> 
 def test_a_request_has_five_attempts_or_as_long_as_it_is_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("unirl.llm.engines.openai_http._PAUSES", (0.01,) * 4)
+    monkeypatch.setattr("unirl.llm.engines.openai.http._PAUSES", (0.01,) * 4)
     body: dict[str, Any] = {"model": "table", "prompt": [[3, 5]], "echo": True}
     with CompletionServer() as server:
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unirl.llm.engines.vllm_adapter import AdapterFolder
+from unirl.llm.engines.vllm.adapter import AdapterFolder
 from unirl.llm.weights.own_folder import OwnFolder, remove_ownerless
 from unirl.llm.weights.process import is_running, start_time
 from unirl.llm.weights.transfer import FileSender

@@ -76,7 +76,7 @@ class AsyncLLM:
 """
 _HEAD = """
 import asyncio, os, pathlib, subprocess, sys, time
-from unirl.llm.engines import vllm_core
+from unirl.llm.engines.vllm import core as vllm_core
 from unirl.llm.engine import EngineConfig, EngineFailed
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.weights.process import is_running, start_time

@@ -13,7 +13,7 @@ import pytest
 
 from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig
-from unirl.llm.engines.vllm_arguments import environment
+from unirl.llm.engines.vllm.arguments import environment
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 

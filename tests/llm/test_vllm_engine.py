@@ -20,8 +20,8 @@ import torch
 
 from unirl.errors import UniRLError
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
-from unirl.llm.engines.vllm_engine import VllmEngine
-from unirl.llm.engines.vllm_processes import _descendants
+from unirl.llm.engines.vllm.engine import VllmEngine
+from unirl.llm.engines.vllm.processes import _descendants
 from unirl.llm.models.model import ModelConfig, flat_weights
 from unirl.llm.weights.process import is_running, start_time
 from unirl.llm.weights.proof import differences, expected
@@ -397,8 +397,8 @@ _OWNER = """
 import asyncio, sys
 from unirl.llm.engine import EngineConfig, Request, SamplingConfig
 from unirl.llm.models.model import ModelConfig
-from unirl.llm.engines.vllm_engine import VllmEngine
-from unirl.llm.engines.vllm_processes import _descendants
+from unirl.llm.engines.vllm.engine import VllmEngine
+from unirl.llm.engines.vllm.processes import _descendants
 
 async def main():
     engine = VllmEngine(ModelConfig(path=sys.argv[1]),

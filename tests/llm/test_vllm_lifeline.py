@@ -13,7 +13,7 @@ from unirl.llm.weights.process import is_running, start_time
 
 _MEMBER = """
 import errno, os, sys, time
-from unirl.llm.engines.vllm_lifeline import hold_on
+from unirl.llm.engines.vllm.parent_watch import hold_on
 def forbidden(pid, flags=0):
     raise PermissionError(errno.EPERM, "Operation not permitted")
 if sys.argv[1] == "forbidden":
@@ -24,7 +24,7 @@ time.sleep(60)
 """
 _OWNER = """
 import os, subprocess, sys, time
-from unirl.llm.engines.vllm_lifeline import OWNER, owner_tag
+from unirl.llm.engines.vllm.parent_watch import OWNER, owner_tag
 command = [sys.executable, sys.argv[1], sys.argv[2]]
 subprocess.Popen(command, env=os.environ | {OWNER: owner_tag()})
 time.sleep(60)

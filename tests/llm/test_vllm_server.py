@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
-from unirl.llm.engines.openai_engine import OpenAiEngine
-from unirl.llm.engines.openai_http import HttpClient
-from unirl.llm.engines.vllm_processes import _descendants
-from unirl.llm.engines.vllm_server import VllmServer
+from unirl.llm.engines.openai.engine import OpenAiEngine
+from unirl.llm.engines.openai.http import HttpClient
+from unirl.llm.engines.vllm.processes import _descendants
+from unirl.llm.engines.vllm.server import VllmServer
 from unirl.llm.http import BadStatus
 from unirl.llm.models.model import ModelConfig, flat_weights
 from unirl.llm.weights.process import is_running, start_time

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from unirl.llm.engines.vllm_parts import computed_parts
-from unirl.llm.engines.vllm_worker import _read_file, _shared
+from unirl.llm.engines.vllm.computed_tensors import computed_parts
+from unirl.llm.engines.vllm.worker import _read_file, _shared
 from unirl.llm.models.checksum import checksum
 from unirl.llm.weights.group import join
 from unirl.llm.weights.layout import Layout
@@ -87,7 +87,7 @@ def test_no_name_of_a_dtype_is_taken_for_anything_else() -> None:
 _READER = """
 import json, sys, torch
 from unirl.llm.models.checksum import checksum
-from unirl.llm.engines.vllm_worker import _shared
+from unirl.llm.engines.vllm.worker import _shared
 from unirl.llm.weights.layout import Layout
 told = json.loads(sys.stdin.read())
 print(checksum(Layout.from_json(told["table"]).views(_shared(told["path"]))))

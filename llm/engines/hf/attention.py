@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from unirl.errors import UniRLError
-from unirl.llm.engines.kv_cache import CacheShape, KeyValueCache
+from unirl.llm.engines.hf.kv_cache import CacheShape, KeyValueCache
 
 NAME = "unirl_cached"
 """The attention implementation, as transformers knows it."""

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from unirl.errors import UniRLError
 from unirl.llm.engine import Finish
-from unirl.llm.engines import hf_attention
 from unirl.llm.engines.decoding import draw
-from unirl.llm.engines.hf_attention import Decode, Prefill, Probe, Step
-from unirl.llm.engines.hf_rows import Rows, Running
-from unirl.llm.engines.kv_cache import KeyValueCache
+from unirl.llm.engines.hf import attention
+from unirl.llm.engines.hf.attention import Decode, Prefill, Probe, Step
+from unirl.llm.engines.hf.kv_cache import KeyValueCache
+from unirl.llm.engines.hf.sequences import Rows, Running
 from unirl.llm.models import model as models
 from unirl.llm.models.dense_linear import quicken
 
@@ -37,7 +37,7 @@ class Generation:
         self.model = model.to(device).eval().requires_grad_(False)
         self.rows = Rows()
         self._tokenizer, self._device = tokenizer, device
-        hf_attention.plug_in(model)
+        attention.plug_in(model)
         quicken(model)
         probe = Probe()
         self._forward(np.zeros(1, np.int64), np.zeros(1, np.int64), probe)
@@ -116,7 +116,7 @@ class Generation:
                 position_ids=positions,
                 use_cache=False,
                 **settings,
-                **{hf_attention.STEP: step},
+                **{attention.STEP: step},
             )
         logits: Tensor = result.logits[0]
         return logits

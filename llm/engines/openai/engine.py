@@ -24,9 +24,9 @@ from unirl.llm.engine import (
     Request,
     SamplingConfig,
 )
-from unirl.llm.engines.openai_controls import Controls, find_controls
-from unirl.llm.engines.openai_http import HttpClient
-from unirl.llm.engines.openai_refusals import (
+from unirl.llm.engines.openai.controls import Controls, find_controls
+from unirl.llm.engines.openai.http import HttpClient
+from unirl.llm.engines.openai.refusals import (
     no_log_probabilities,
     no_token_ids,
     other_distribution,

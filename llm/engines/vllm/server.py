@@ -1,6 +1,6 @@
 """vLLM's OpenAI-compatible server with what UniRL needs in it, as a process of its own.
 
-By hand: python -m unirl.llm.engines.vllm_server --model DIR --port 8000, and any other flag of
+By hand: python -m unirl.llm.engines.vllm.server --model DIR --port 8000, and any other flag of
 vLLM's server; then engine.kind vllm with engine.url http://127.0.0.1:8000/v1. It listens on this
 machine alone unless --host says otherwise: its development endpoints are open to whoever reaches
 it.
@@ -22,15 +22,15 @@ import urllib.request
 from types import TracebackType
 
 from unirl.llm.engine import EngineConfig, EngineFailed
-from unirl.llm.engines.vllm_arguments import (
+from unirl.llm.engines.vllm.arguments import (
     engine_arguments,
     import_vllm,
     model_folder,
     shown,
     variables,
 )
-from unirl.llm.engines.vllm_lifeline import OWNER, hold_on, owner_tag
-from unirl.llm.engines.vllm_worker import BACKEND, EXTENSION
+from unirl.llm.engines.vllm.parent_watch import OWNER, hold_on, owner_tag
+from unirl.llm.engines.vllm.worker import BACKEND, EXTENSION
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.weights.own_folder import OwnFolder
 
@@ -62,7 +62,7 @@ class VllmServer:
         flags = shown(engine_arguments(self._config, self._model, folder))
         environment = variables(self._config) | dict(os.environ) | {OWNER: owner_tag()}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "unirl.llm.engines.vllm_server", "--port", str(port), *flags],
+            [sys.executable, "-m", "unirl.llm.engines.vllm.server", "--port", str(port), *flags],
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,

@@ -20,8 +20,8 @@ from unirl.llm.engine import (
     Request,
 )
 from unirl.llm.engines.usage import Usage, continuation_seed, extend, nothing_left
-from unirl.llm.engines.vllm_adapter import ADAPTER_ID, ADAPTER_NAME, AdapterFolder
-from unirl.llm.engines.vllm_core import VllmCore, closed
+from unirl.llm.engines.vllm.adapter import ADAPTER_ID, ADAPTER_NAME, AdapterFolder
+from unirl.llm.engines.vllm.core import VllmCore, closed
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.weights.sync import WeightSync
 

@@ -30,8 +30,8 @@ from unirl.llm.engine import (
     PauseMode,
     Request,
 )
-from unirl.llm.engines.hf_generation import Generation
-from unirl.llm.engines.hf_rows import Running
+from unirl.llm.engines.hf.generation import Generation
+from unirl.llm.engines.hf.sequences import Running
 from unirl.llm.models import model as models
 from unirl.llm.models.checksum import checksum
 

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig, EngineFailed
-from unirl.llm.engines.vllm_arguments import (
+from unirl.llm.engines.vllm.arguments import (
     engine_arguments,
     environment,
     import_vllm,
     model_folder,
 )
-from unirl.llm.engines.vllm_call import DaemonCall
-from unirl.llm.engines.vllm_processes import Family
+from unirl.llm.engines.vllm.daemon_call import DaemonCall
+from unirl.llm.engines.vllm.processes import Family
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.weights.own_folder import OwnFolder
 

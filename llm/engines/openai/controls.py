@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig, EngineFailed
-from unirl.llm.engines.openai_http import HttpClient
+from unirl.llm.engines.openai.http import HttpClient
 from unirl.llm.http import BadStatus, HttpFailed
 from unirl.llm.weights.swap import SwapTimes
 from unirl.llm.weights.sync import WeightSync

@@ -2,7 +2,7 @@
 worker computes with, and a lifeline to the process that wants the engine.
 
 vLLM imports this module in its workers (--worker-extension-cls
-unirl.llm.engines.vllm_worker.Extension).
+unirl.llm.engines.vllm.worker.Extension).
 Source: vLLM's interface WeightTransferEngine (vllm.distributed.weight_transfer.base).
 """
 
@@ -18,8 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unirl.llm.engines.vllm_lifeline import hold_on
-from unirl.llm.engines.vllm_parts import adapter_parts, computed_parts, refresh_tied_heads
+from unirl.llm.engines.vllm.computed_tensors import (
+    adapter_parts,
+    computed_parts,
+    refresh_tied_heads,
+)
+from unirl.llm.engines.vllm.parent_watch import hold_on
 from unirl.llm.models.checksum import checksum
 from unirl.llm.weights.group import BroadcastGroup, join
 from unirl.llm.weights.layout import Layout
@@ -27,7 +31,7 @@ from unirl.llm.weights.proof import canonical, reading, sampled
 
 BACKEND = "unirl"
 """Its name among vLLM's weight-transfer backends."""
-EXTENSION = "unirl.llm.engines.vllm_worker.Extension"
+EXTENSION = "unirl.llm.engines.vllm.worker.Extension"
 
 log = logging.getLogger(__name__)
 

@@ -79,6 +79,6 @@ def takes_no_weights(url: str, *, needed: bool) -> UniRLError:
         "engine vllm needs vLLM's development endpoints and UniRL's worker extension"
         if needed
         else "only vLLM with VLLM_SERVER_DEV_MODE=1 and SGLang have endpoints for that",
-        "start it with python -m unirl.llm.engines.vllm_server, "
+        "start it with python -m unirl.llm.engines.vllm.server, "
         "or use it where weights stay as they are",
     )

@@ -17,8 +17,8 @@ from typing import Any
 
 from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig
-from unirl.llm.engines.vllm_lifeline import OWNER, owner_tag
-from unirl.llm.engines.vllm_worker import BACKEND, EXTENSION
+from unirl.llm.engines.vllm.parent_watch import OWNER, owner_tag
+from unirl.llm.engines.vllm.worker import BACKEND, EXTENSION
 from unirl.llm.models.model import TINY, ModelConfig
 from unirl.llm.weights.own_folder import OwnFolder
 
