@@ -1,5 +1,5 @@
-"""How weights lie one after the other in a single piece of memory: what travels between a learner's
-process and an inference engine's is this piece, and a table in plain JSON.
+"""How weights are packed one after the other into a single piece of memory: what travels between a
+learner's process and an inference engine's is this piece, and a table in plain JSON.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 from unirl.core.weights import Weights
 
 _ALIGNMENT = 64
-"""Bytes: no tensor begins within another one's cache line, so kernels may read it as it lies."""
+"""Bytes: no tensor begins within another one's cache line, so kernels may read it there."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one tensor lies: its first byte, and how to read from there."""
+class TensorSpan:
+    """Where one tensor is: its first byte, and how to read from there."""
 
     name: str
     dtype: str
@@ -47,49 +47,51 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A table of places, in the order of the weights."""
+class MemoryLayout:
+    """The spans of all tensors, in the order of the weights."""
 
-    places: tuple[Place, ...]
+    spans: tuple[TensorSpan, ...]
     num_bytes: int = field(init=False)
     """Of the whole memory. Sender and receiver of a broadcast must agree on it to the byte."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_bytes", max((one.end for one in self.places), default=0))
+        object.__setattr__(self, "num_bytes", max((one.end for one in self.spans), default=0))
 
     @classmethod
-    def of(cls, weights: Weights, dtype: torch.dtype | None = None) -> Layout:
-        """One place per tensor. dtype: what floating-point numbers become on the way."""
-        places, offset = [], 0
+    def of(cls, weights: Weights, dtype: torch.dtype | None = None) -> MemoryLayout:
+        """One span per tensor. dtype: what floating-point numbers become on the way."""
+        spans, offset = [], 0
         for name, value in weights.items():
             kind = dtype if dtype is not None and value.is_floating_point() else value.dtype
-            place = Place(name, str(kind).removeprefix("torch."), tuple(value.shape), offset)
-            places.append(place)
-            offset = place.end
-        return cls(tuple(places))
+            span = TensorSpan(name, str(kind).removeprefix("torch."), tuple(value.shape), offset)
+            spans.append(span)
+            offset = span.end
+        return cls(tuple(spans))
 
     def as_json(self) -> list[list[Any]]:
         """Nothing but lists, strings and numbers."""
-        return [[one.name, one.dtype, list(one.shape), one.offset] for one in self.places]
+        return [[one.name, one.dtype, list(one.shape), one.offset] for one in self.spans]
 
     @classmethod
-    def from_json(cls, table: Sequence[Sequence[Any]]) -> Layout:
+    def from_json(cls, table: Sequence[Sequence[Any]]) -> MemoryLayout:
         """The inverse of `as_json`."""
-        return cls(tuple(Place(name, dtype, tuple(shape), at) for name, dtype, shape, at in table))
+        return cls(
+            tuple(TensorSpan(name, dtype, tuple(shape), at) for name, dtype, shape, at in table)
+        )
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
         """The tensors in `memory` (uint8, one dimension): views, no copies.
 
         Raises ValueError when the table reaches beyond the memory.
         """
-        end = max((one.offset + one.num_bytes for one in self.places), default=0)
+        end = max((one.offset + one.num_bytes for one in self.spans), default=0)
         if end > memory.numel():
             raise ValueError(f"weights need {end} bytes, the memory has {memory.numel()}")
         return {
             one.name: memory[one.offset : one.offset + one.num_bytes]
             .view(one.torch_dtype)
             .view(one.shape)
-            for one in self.places
+            for one in self.spans
         }
 
     @torch.no_grad()

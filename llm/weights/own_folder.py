@@ -1,5 +1,5 @@
 """Folders that bear their owner's name: what a killed process left is removed by the next one that
-makes a folder of the same kind in the same place. Source: none.
+makes a folder of the same kind in the same parent.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from unirl.llm.weights.process import is_running, start_time
 class OwnFolder:
     """A folder of this process alone, made when it is first asked for.
 
-    parent: where it is to lie, for whoever else is to read it; "": among the temporary files of
-    this machine, where no other user can read it.
+    parent: a folder that all its readers can read; "": the temporary files of this machine, where
+    no other user can read it.
     """
 
     def __init__(self, kind: str, parent: str = "") -> None:
@@ -36,6 +36,12 @@ class OwnFolder:
             path.mkdir(mode=0o777 if self._parent else 0o700, parents=True)
             self._path = path
         return self._path
+
+    def keep_only(self, path: Path) -> None:
+        """Remove all else that is in it."""
+        for other in self.path().iterdir():
+            if other != path:
+                shutil.rmtree(other) if other.is_dir() else other.unlink()
 
     def remove(self) -> None:
         """With all that is in it; idempotent."""

@@ -30,10 +30,10 @@ class Receiver(Protocol):
     async def call_workers(self, method: str, arguments: list[str]) -> list[Any]:
         """Answers of all workers to a method of UniRL's extension."""
 
-    async def introduce(self, told: dict[str, Any]) -> None:
+    async def introduce(self, info: dict[str, Any]) -> None:
         """What the workers must know once."""
 
-    async def update(self, told: dict[str, Any], version: int) -> None:
+    async def update(self, info: dict[str, Any], version: int) -> None:
         """Take new weights over, under this version."""
 
     async def forget(self) -> None:
@@ -80,32 +80,32 @@ class WeightSync:
             await self._introduce(weights)
         sender = self._sender
         assert sender is not None
-        with times.part("write"):
-            told = await asyncio.to_thread(sender.write, weights, self.dtype)
-            digits = told.pop("checksum")
-        with times.part("load"):
+        with times.phase("write"):
+            info = await asyncio.to_thread(sender.write, weights, self.dtype)
+            digits = info.pop("checksum")
+        with times.phase("load"):
             pushing = asyncio.create_task(asyncio.to_thread(sender.push))
             # While the workers load: neither waits for the other.
             reckoning = asyncio.create_task(
                 asyncio.to_thread(expected, weights, version, self.dtype)
             )
             try:
-                await receiver.update(told | {"version": version}, version)
+                await receiver.update(info | {"version": version}, version)
                 await self._joined(pushing)
                 await receiver.forget()
             except BaseException:
-                # Nobody asks any more how they ended.
+                # How they end matters no more.
                 pushing.cancel()
                 reckoning.cancel()
                 raise
-        with times.part("proof"):
+        with times.phase("proof"):
             wanted = await reckoning
             reports = await receiver.call_workers("unirl_proof", [str(version)])
             said = await receiver.weight_version()
         self._require(reports, said, wanted, version, digits)
 
     def close(self) -> None:
-        """Let go of memory and files; idempotent."""
+        """Release memory and files; idempotent."""
         if self._sender is not None:
             self._sender.close()
             self._sender = None
@@ -119,7 +119,7 @@ class WeightSync:
         self._introduced = True
 
     async def _joined(self, task: asyncio.Task[None]) -> None:
-        """The sender's part of a step is done as well."""
+        """Until the sender has done its share of a step, too."""
         limit = self._config.timeout_seconds
         try:
             await asyncio.wait_for(task, limit)
@@ -137,7 +137,7 @@ class WeightSync:
         if kind == "file":
             return FileSender(self._folder)
         if kind == "collective":
-            # NCCL between GPUs alone: weights that lie on the host would first need one here, which
+            # NCCL between GPUs alone: weights on the host would first need one here, which
             # may be the very one the worker computes on, and NCCL refuses to meet itself.
             meets = ours if device == "cuda" and ours.type == "cuda" else torch.device("cpu")
             return CollectiveSender(len(self._workers), meets, limit)
@@ -171,7 +171,7 @@ class WeightSync:
             elif report["checksum"] != digits:
                 wrong = f"what arrived has checksum {report['checksum']}, not {digits}"
             else:
-                wrong = differences(wanted, report["places"], report["received"])
+                wrong = differences(wanted, report["computed"], report["received"])
             if wrong:
                 raise EngineFailed(
                     f"worker {index} of {peer} does not compute with the weights it was sent",

@@ -19,8 +19,7 @@ from tests.llm.completion_server import END, CompletionServer, distribution, tab
 from unirl.errors import UniRLError
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
 from unirl.llm.engines.openai.engine import OpenAiEngine
-from unirl.llm.engines.openai.http import HttpClient
-from unirl.llm.http import BadStatus
+from unirl.llm.http import BadStatus, HttpClient, bearer, require_url
 from unirl.llm.models.model import ModelConfig
 
 pytest.importorskip("httpx2", reason="servers are asked through it")
@@ -290,17 +289,14 @@ def test_a_busy_server_is_asked_again_when_it_says_and_within_the_deadline() -> 
             assert least <= run(server, later, timeout_seconds=deadline) < most
 
 
-def test_a_request_has_five_attempts_or_as_long_as_it_is_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("unirl.llm.engines.openai.http._PAUSES", (0.01,) * 4)
+def test_a_request_has_as_many_attempts_as_there_are_pauses_or_as_long_as_it_is_given() -> None:
     body: dict[str, Any] = {"model": "table", "prompt": [[3, 5]], "echo": True}
     with CompletionServer() as server:
 
         def post(*, failures: int, patience: float) -> Any:
             server.failures = failures
-            client = HttpClient(server.url)
-            return asyncio.run(client.post("/completions", body, patience=patience))
+            client = HttpClient(server.url, {}, seconds=5.0, pauses=(0.01,) * 4)
+            return asyncio.run(client.post_json("/completions", body, patience=patience))
 
         assert post(failures=4, patience=0.0) and post(failures=9, patience=20.0)
         with pytest.raises(BadStatus, match="503"):
@@ -308,7 +304,7 @@ def test_a_request_has_five_attempts_or_as_long_as_it_is_given(
         assert server.failures == 9 - 5
         body["model"], asked = "other", len(server.bodies)
         with pytest.raises(BadStatus, match="404"):
-            post(failures=0, patience=20.0)  # no patience mends that
+            post(failures=0, patience=20.0)  # no patience fixes that
         assert len(server.bodies) == asked + 1
 
 
@@ -326,8 +322,9 @@ def test_an_order_that_cannot_have_arrived_is_repeated() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
-    with pytest.raises(EngineFailed, match=r"cannot be reached.*5 attempts failed"):
-        asyncio.run(HttpClient(url).order("/pause"))
+    client = HttpClient(url, {}, pauses=(0.01,) * 4)
+    with pytest.raises(UniRLError, match=r"cannot be reached.*5 attempts failed"):
+        asyncio.run(client.post_json("/pause", once=True))
 
 
 @pytest.mark.parametrize(
@@ -437,7 +434,7 @@ def test_a_server_without_endpoints_for_weights_generates_all_the_same(
 )
 def test_a_url_that_holds_a_secret_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(UniRLError) as caught:
-        HttpClient(url, section="teacher")
+        require_url(url, "teacher.url", "teacher.api_key_variable")
     assert "teacher.url" in str(caught.value) and "pa55" not in str(caught.value)
     assert len(caught.value.parts) == 3
 
@@ -534,12 +531,12 @@ def test_a_stream_that_is_left_or_cancelled_cuts_its_connection_at_once(way: str
     body |= {"top_k": 0, "seed": 1}
 
     async def first_chunk(client: HttpClient, seen: asyncio.Event) -> None:
-        async with client.events("/completions", body, {}) as chunks:
+        async with client.events("/completions", body) as chunks:
             async for _ in chunks:
                 seen.set()
                 if way == "left":
                     break
-        # The loop goes on: what is seen is not its end.
+        # The loop still runs: what is seen is not its end.
         assert await asyncio.to_thread(server.cut.wait, 5)
 
     async def main(client: HttpClient) -> None:
@@ -554,16 +551,16 @@ def test_a_stream_that_is_left_or_cancelled_cuts_its_connection_at_once(way: str
 
     with CompletionServer(seconds_per_token=0.02) as server:
         server.weights[:, END] = -100
-        asyncio.run(main(HttpClient(server.url)))
+        asyncio.run(main(HttpClient(server.url, {})))
     gc.collect()
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_client_serves_one_event_loop_after_the_other() -> None:
     with CompletionServer() as server:
-        client = HttpClient(server.url)
+        client = HttpClient(server.url, {})
         for _ in range(2):
-            assert asyncio.run(client.get("/models")) == {"data": [{"id": "table"}]}
+            assert asyncio.run(client.get_json("/models")) == {"data": [{"id": "table"}]}
     gc.collect()
 
 
@@ -576,9 +573,9 @@ def test_an_answer_that_ends_too_early_is_a_server_that_hung_up() -> None:
 
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            await HttpClient(f"http://127.0.0.1:{port}/v1").get("/models")
+            await HttpClient(f"http://127.0.0.1:{port}/v1", {}, pauses=(0.01,)).get_json("/models")
 
-    with pytest.raises(EngineFailed, match="hung up"):
+    with pytest.raises(UniRLError, match="hung up"):
         asyncio.run(main())
 
 
@@ -587,7 +584,7 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
 ) -> None:
     monkeypatch.setenv("KEY_OF_TEST", "secret\nX-Other: 1")
     with pytest.raises(UniRLError, match="no line breaks") as caught:
-        HttpClient("http://127.0.0.1:9/v1", key_variable="KEY_OF_TEST")
+        HttpClient("http://127.0.0.1:9/v1", bearer("KEY_OF_TEST", "engine.api_key_variable"))
     assert "secret" not in str(caught.value)
 
 

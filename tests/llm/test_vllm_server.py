@@ -16,10 +16,9 @@ import torch
 
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
 from unirl.llm.engines.openai.engine import OpenAiEngine
-from unirl.llm.engines.openai.http import HttpClient
 from unirl.llm.engines.vllm.processes import _descendants
 from unirl.llm.engines.vllm.server import VllmServer
-from unirl.llm.http import BadStatus
+from unirl.llm.http import BadStatus, HttpClient
 from unirl.llm.models.model import ModelConfig, flat_weights
 from unirl.llm.weights.process import is_running, start_time
 
@@ -153,9 +152,9 @@ def test_a_server_goes_on_after_a_swap_that_was_killed_in_its_middle(server: Vll
     model = tiny_model(6)
 
     async def left() -> None:
-        http = HttpClient(server.url, seconds=60.0).root()
-        await http.order("/pause?mode=abort&clear_cache=false")
-        await http.order("/start_weight_update")
+        http = HttpClient(server.url, {}, seconds=60.0).root()
+        await http.post_json("/pause?mode=abort&clear_cache=false", once=True)
+        await http.post_json("/start_weight_update", once=True)
 
     async def next_one() -> list[Completion]:
         engine = engine_at(server)
@@ -207,7 +206,11 @@ def test_a_vllm_without_the_extension_says_so_by_its_name(server: VllmServer) ->
 
     async def ask() -> None:
         asked = {"method": "unirl_describe_not", "args": []}
-        await HttpClient(server.url, seconds=60.0).root().order("/collective_rpc", asked)
+        await (
+            HttpClient(server.url, {}, seconds=60.0)
+            .root()
+            .post_json("/collective_rpc", asked, once=True)
+        )
 
     with pytest.raises(BadStatus, match="unirl_describe"):
         asyncio.run(ask())

@@ -21,7 +21,7 @@ from unirl.llm.engines.vllm.computed_tensors import computed_parts
 from unirl.llm.engines.vllm.worker import _read_file, _shared
 from unirl.llm.models.checksum import checksum
 from unirl.llm.weights.group import join
-from unirl.llm.weights.layout import Layout
+from unirl.llm.weights.layout import MemoryLayout
 from unirl.llm.weights.proof import (
     NUM_COLUMNS,
     canonical,
@@ -53,11 +53,11 @@ def some_weights(seed: int = 0) -> dict[str, torch.Tensor]:
 def test_what_was_laid_down_is_read_back(shapes: list[list[int]], half: bool) -> None:
     weights = {f"w{i}": torch.randn(shape) for i, shape in enumerate(shapes)}
     dtype = torch.bfloat16 if half else torch.float32
-    layout = Layout.of(weights, dtype)
+    layout = MemoryLayout.of(weights, dtype)
     memory = torch.zeros(layout.num_bytes, dtype=torch.uint8)
     layout.write(weights, memory)
     table = json.loads(json.dumps(layout.as_json()))
-    found = Layout.from_json(table).views(memory)
+    found = MemoryLayout.from_json(table).views(memory)
     assert list(found) == list(weights)
     for name, value in weights.items():
         assert torch.equal(found[name], value.to(dtype))
@@ -66,31 +66,31 @@ def test_what_was_laid_down_is_read_back(shapes: list[list[int]], half: bool) ->
 @given(shapes=st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_sender_and_receiver_agree_on_the_size_of_the_memory(shapes: list[list[int]]) -> None:
-    layout = Layout.of({f"w{i}": torch.zeros(shape) for i, shape in enumerate(shapes)})
-    told = Layout.from_json(json.loads(json.dumps(layout.as_json())))
+    layout = MemoryLayout.of({f"w{i}": torch.zeros(shape) for i, shape in enumerate(shapes)})
+    told = MemoryLayout.from_json(json.loads(json.dumps(layout.as_json())))
     assert told == layout
     assert told.num_bytes == layout.num_bytes
     assert layout.num_bytes % 64 == 0
 
 
 def test_a_table_that_reaches_beyond_the_memory_is_refused() -> None:
-    layout = Layout.of(some_weights())
+    layout = MemoryLayout.of(some_weights())
     with pytest.raises(ValueError, match="bytes"):
         layout.views(torch.zeros(100, dtype=torch.uint8))
 
 
 def test_no_name_of_a_dtype_is_taken_for_anything_else() -> None:
     with pytest.raises(ValueError, match="no dtype"):
-        Layout.from_json([["w", "load", [1], 0]])
+        MemoryLayout.from_json([["w", "load", [1], 0]])
 
 
 _READER = """
 import json, sys, torch
 from unirl.llm.models.checksum import checksum
 from unirl.llm.engines.vllm.worker import _shared
-from unirl.llm.weights.layout import Layout
+from unirl.llm.weights.layout import MemoryLayout
 told = json.loads(sys.stdin.read())
-print(checksum(Layout.from_json(told["table"]).views(_shared(told["path"]))))
+print(checksum(MemoryLayout.from_json(told["table"]).views(_shared(told["path"]))))
 """
 
 
@@ -135,10 +135,10 @@ _WORKER = """
 import json, sys, torch
 from unirl.llm.models.checksum import checksum
 from unirl.llm.weights.group import join
-from unirl.llm.weights.layout import Layout
+from unirl.llm.weights.layout import MemoryLayout
 told = json.loads(sys.stdin.readline())
 group = join(rank=1, **told)
-layout = Layout.from_json(json.loads(sys.stdin.readline()))
+layout = MemoryLayout.from_json(json.loads(sys.stdin.readline()))
 memory = torch.empty(layout.num_bytes, dtype=torch.uint8)
 group.broadcast(memory)
 print(f"{checksum(layout.views(memory)):016x}")
@@ -200,14 +200,14 @@ def test_a_group_of_two_broadcasts_to_the_bit() -> None:
         group.broadcast(received["memory"])
 
     weights = some_weights()
-    layout = Layout.of(weights)
+    layout = MemoryLayout.of(weights)
     thread = threading.Thread(target=worker)
     thread.start()
     sender.connect()
     sent = sender.write(weights, torch.float32)
     sender.push()
     thread.join(20)
-    found = Layout.from_json(sent["table"]).views(received["memory"])
+    found = MemoryLayout.from_json(sent["table"]).views(received["memory"])
     assert f"{checksum(found):016x}" == sent["checksum"]
     sender.close()
 

@@ -1,4 +1,4 @@
-"""What an engine behind a server says when the server refuses; source: none."""
+"""What an engine behind a server says when the server refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unirl.llm.http import BadStatus
 def refusal(
     error: BadStatus, url: str, *, model: str, key_variable: str
 ) -> UniRLError | EngineFailed:
-    """UniRLError for what no repetition mends, else EngineFailed."""
+    """UniRLError for what no repetition fixes, else EngineFailed."""
     if error.status in (401, 403):
         return UniRLError(
             f"{url} asks for a key (status {error.status})",
@@ -53,11 +53,11 @@ def no_token_ids(url: str) -> UniRLError:
     )
 
 
-def no_log_probabilities(url: str, num_tokens: int, num_told: int) -> UniRLError:
+def no_log_probabilities(url: str, num_tokens: int, num_logp: int) -> UniRLError:
     """Without them nothing can be learned from the tokens."""
     return UniRLError(
         f"{url} returns no log-probabilities",
-        f"{num_tokens} tokens came with {num_told} of them",
+        f"{num_tokens} tokens came with {num_logp} of them",
         "use a server that returns them for logprobs = 0, such as vLLM or SGLang",
     )
 

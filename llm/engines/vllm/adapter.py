@@ -6,7 +6,6 @@ Source: peft's adapter_config.json and adapter_model.safetensors.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from unirl.llm.weights.transfer import import_safetensors
 
 ADAPTER_NAME, ADAPTER_ID = "unirl", 1
 _PREFIX = "base_model.model."
-_PARTS = (".lora_A.weight", ".lora_B.weight")
 
 
 class AdapterFolder:
@@ -35,7 +33,6 @@ class AdapterFolder:
     def __init__(self, rank: int = 0, alpha: float = 1.0, folder: str = "") -> None:
         self._rank, self._alpha = rank, alpha
         self._folder = OwnFolder("adapter", folder)
-        self._last: Path | None = None
         self._wanted: dict[str, set[str]] = {}
 
     def write(self, weights: Weights, version: int, dtype: torch.dtype) -> Path:
@@ -51,7 +48,7 @@ class AdapterFolder:
                 f"of {len(weights)} tensors none is called lora_A or lora_B",
                 "set model.lora_rank above 0, or engine.transfer to shared",
             )
-        rank = int(next(v.shape[0] for n, v in tensors.items() if n.endswith(_PARTS[0])))
+        rank = int(next(v.shape[0] for n, v in tensors.items() if n.endswith(".lora_A.weight")))
         settings: dict[str, Any] = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -67,9 +64,7 @@ class AdapterFolder:
         path.mkdir(exist_ok=True)
         (path / "adapter_config.json").write_text(json.dumps(settings, indent=1))
         import_safetensors().torch.save_file(flat, str(path / "adapter_model.safetensors"))
-        if self._last is not None and self._last != path:
-            shutil.rmtree(self._last, ignore_errors=True)
-        self._last = path
+        self._folder.keep_only(path)
         # vLLM multiplies B by alpha / r when it loads it.
         scale = float(settings["lora_alpha"]) / rank
         self._wanted = {
@@ -81,7 +76,7 @@ class AdapterFolder:
     def require(self, reports: Sequence[Mapping[str, Sequence[str]]], peer: str) -> None:
         """EngineFailed unless every worker holds all of this adapter, and nothing else."""
         for index, report in enumerate(reports):
-            found = {one for parts in report.values() for one in parts}
+            found = {one for readings in report.values() for one in readings}
             known = {one for pair in self._wanted.values() for one in pair}
             lost = [name for name, pair in self._wanted.items() if not pair & found]
             if lost or not found <= known:
@@ -95,7 +90,6 @@ class AdapterFolder:
     def close(self) -> None:
         """Remove what was written; idempotent."""
         self._folder.remove()
-        self._last = None
 
 
 def _peft_name(name: str) -> str:

@@ -128,7 +128,7 @@ class VllmEngine:
         self._sync.times.begin()
         pause = not self._paused and bool(self._usage.ids)
         if pause:
-            with self._sync.times.part("pause"):
+            with self._sync.times.phase("pause"):
                 await self.pause("keep")
         try:
             if self._adapter is not None:
@@ -228,17 +228,17 @@ class VllmEngine:
 
         assert self._adapter is not None
         times = self._sync.times
-        with times.part("write"):
+        with times.phase("write"):
             path = await asyncio.to_thread(self._adapter.write, weights, version, self._sync.dtype)
         # The same id, loaded in place: frozen requests go on under the new adapter, too.
         request = LoRARequest(ADAPTER_NAME, ADAPTER_ID, str(path), load_inplace=True)
-        with times.part("load"):
+        with times.phase("load"):
             await self._core.ask(self._core.llm.add_lora(request), "to load the adapter")
             await self._core.ask(
                 self._core.llm.update_weight_version(str(version)), "to take the version"
             )
             await self._core.forget()
-        with times.part("proof"):
+        with times.phase("proof"):
             reports = await self._core.call_workers("unirl_adapter", [str(ADAPTER_ID)])
             self._adapter.require(reports, self._core.peer())
         # Requests need not load it again.

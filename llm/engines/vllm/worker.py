@@ -26,7 +26,7 @@ from unirl.llm.engines.vllm.computed_tensors import (
 from unirl.llm.engines.vllm.parent_watch import hold_on
 from unirl.llm.models.checksum import checksum
 from unirl.llm.weights.group import BroadcastGroup, join
-from unirl.llm.weights.layout import Layout
+from unirl.llm.weights.layout import MemoryLayout
 from unirl.llm.weights.proof import canonical, reading, sampled
 
 BACKEND = "unirl"
@@ -165,7 +165,7 @@ def _backend() -> type:
             self._memory = None
 
         def _fetch(self, update: Update) -> dict[str, Tensor]:
-            layout = Layout.from_json(update.table)
+            layout = MemoryLayout.from_json(update.table)
             if update.kind == "shared":
                 self._memory = _shared(update.path)
             elif update.kind == "cuda":
