@@ -53,8 +53,8 @@ class NotConnected(HttpFailed):
 class BadStatus(HttpFailed):
     """The server answered with an error. body: its beginning."""
 
-    def __init__(self, status: int, body: str, retry_after: float = 0.0) -> None:
-        self.body = " ".join(body.split())[:400]
+    def __init__(self, status: int, body: bytes, retry_after: float = 0.0) -> None:
+        self.body = " ".join(body.decode(errors="replace").split())[:400]
         super().__init__(f"status {status}: {self.body}", status, retry_after)
 
 
@@ -247,7 +247,7 @@ class HttpClient:
                     response = await client.send(request, stream=True)
                 answer = Answer(client, response)
                 if not response.is_success:
-                    reason = await answer.beginning(_REASON_BYTES)
+                    reason = await answer.whole(_REASON_BYTES, cut=True)
                     raise BadStatus(response.status_code, reason, _retry_after(response))
         except BaseException:
             await client.aclose()
@@ -270,7 +270,7 @@ class HttpClient:
                     return
                 chunk = self._parsed(data)
                 if "error" in chunk:
-                    raise BadStatus(500, json.dumps(chunk["error"]))
+                    raise BadStatus(500, json.dumps(chunk["error"]).encode())
                 yield chunk
 
     @contextlib.contextmanager
@@ -334,23 +334,16 @@ class Answer:
         if held:
             yield held
 
-    async def whole(self, max_bytes: int | None = None) -> bytes:
-        """All of the body. Raises HttpFailed as soon as it is longer than max_bytes."""
+    async def whole(self, max_bytes: int | None = None, *, cut: bool = False) -> bytes:
+        """All of the body. One longer than max_bytes is cut there, or raises HttpFailed."""
         content = bytearray()
         async for piece in self.pieces():
             content += piece
             if max_bytes is not None and len(content) > max_bytes:
+                if cut:
+                    break
                 raise HttpFailed(f"its answer is too long: at most {max_bytes} bytes are read")
         return bytes(content)
-
-    async def beginning(self, num_bytes: int) -> str:
-        """At least so many bytes as text, where there are so many."""
-        content = b""
-        async for piece in self.pieces():
-            content += piece
-            if len(content) >= num_bytes:
-                break
-        return content.decode(errors="replace")
 
     async def aclose(self) -> None:
         """Hang up: at once, whatever is on its way."""

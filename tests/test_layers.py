@@ -44,13 +44,14 @@ HOMES = {
     "transformers": (
         "hf/attention.py",
         "models/model.py",
+        "models/transformers.py",
         "packed_attention.py",
         "rewards/model.py",
         "tiny.py",
     ),
     "vllm": (
         "vllm/arguments.py",
-        "vllm/computed_tensors.py",
+        "vllm/model_tensors.py",
         "vllm/core.py",
         "vllm/engine.py",
         "vllm/worker.py",

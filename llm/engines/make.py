@@ -1,4 +1,4 @@
-"""Engines by their kind; source: none."""
+"""Engines by their kind."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def make_engine(config: EngineConfig, model: ModelConfig) -> Engine:
     if config.kind == "vllm" and not config.url:
         from unirl.llm.engines.vllm.engine import VllmEngine
 
-        return VllmEngine(base, config, folder=config.folder)
+        return VllmEngine(base, config)
     from unirl.llm.engines.openai.engine import OpenAiEngine
 
-    return OpenAiEngine(base, config, folder=config.folder)
+    return OpenAiEngine(base, config)
 
 
 def _require_adapters(config: EngineConfig, model: ModelConfig) -> None:

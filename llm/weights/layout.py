@@ -5,7 +5,7 @@ learner's process and an inference engine's is this piece, and a table in plain 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,27 +22,17 @@ class TensorSpan:
     """Where one tensor is: its first byte, and how to read from there."""
 
     name: str
-    dtype: str
-    """As torch spells it, without "torch."."""
+    dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype itself; ValueError for a name that torch does not know."""
-        found = getattr(torch, self.dtype, None)
-        if not isinstance(found, torch.dtype):
-            raise ValueError(f"{self.dtype!r} is no dtype of torch")
-        return found
-
-    @property
     def num_bytes(self) -> int:
         """Without the rest up to the next tensor."""
-        return self.torch_dtype.itemsize * torch.Size(self.shape).numel()
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
 
     @property
     def end(self) -> int:
-        """Where the next tensor may begin."""
         return self.offset + -(-self.num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -51,11 +41,11 @@ class MemoryLayout:
     """The spans of all tensors, in the order of the weights."""
 
     spans: tuple[TensorSpan, ...]
-    num_bytes: int = field(init=False)
-    """Of the whole memory. Sender and receiver of a broadcast must agree on it to the byte."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "num_bytes", max((one.end for one in self.spans), default=0))
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole memory. Sender and receiver of a broadcast must agree on it to the byte."""
+        return max((one.end for one in self.spans), default=0)
 
     @classmethod
     def of(cls, weights: Weights, dtype: torch.dtype | None = None) -> MemoryLayout:
@@ -63,21 +53,22 @@ class MemoryLayout:
         spans, offset = [], 0
         for name, value in weights.items():
             kind = dtype if dtype is not None and value.is_floating_point() else value.dtype
-            span = TensorSpan(name, str(kind).removeprefix("torch."), tuple(value.shape), offset)
-            spans.append(span)
-            offset = span.end
+            spans.append(TensorSpan(name, kind, tuple(value.shape), offset))
+            offset = spans[-1].end
         return cls(tuple(spans))
 
     def as_json(self) -> list[list[Any]]:
-        """Nothing but lists, strings and numbers."""
-        return [[one.name, one.dtype, list(one.shape), one.offset] for one in self.spans]
+        return [
+            [one.name, str(one.dtype).removeprefix("torch."), list(one.shape), one.offset]
+            for one in self.spans
+        ]
 
     @classmethod
     def from_json(cls, table: Sequence[Sequence[Any]]) -> MemoryLayout:
-        """The inverse of `as_json`."""
-        return cls(
-            tuple(TensorSpan(name, dtype, tuple(shape), at) for name, dtype, shape, at in table)
+        spans = (
+            TensorSpan(name, _dtype(kind), tuple(shape), at) for name, kind, shape, at in table
         )
+        return cls(tuple(spans))
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
         """The tensors in `memory` (uint8, one dimension): views, no copies.
@@ -89,7 +80,7 @@ class MemoryLayout:
             raise ValueError(f"weights need {end} bytes, the memory has {memory.numel()}")
         return {
             one.name: memory[one.offset : one.offset + one.num_bytes]
-            .view(one.torch_dtype)
+            .view(one.dtype)
             .view(one.shape)
             for one in self.spans
         }
@@ -100,3 +91,11 @@ class MemoryLayout:
         views = self.views(memory)
         if views:
             torch._foreach_copy_(list(views.values()), [weights[name] for name in views])
+
+
+def _dtype(name: str) -> torch.dtype:
+    """As torch spells it, without "torch."; ValueError for a name that torch does not know."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype of torch")
+    return found

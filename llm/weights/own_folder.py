@@ -28,17 +28,15 @@ class OwnFolder:
         self._path: Path | None = None
 
     def path(self) -> Path:
-        """Where it is."""
         if self._path is None:
             parent = Path(self._parent or tempfile.gettempdir()).expanduser()
             remove_ownerless(self._kind, parent)
-            path = parent / f"{_prefix(self._kind)}{_owner()}-{secrets.token_hex(4)}"
+            path = parent / f"unirl-{self._kind}-{_owner()}-{secrets.token_hex(4)}"
             path.mkdir(mode=0o777 if self._parent else 0o700, parents=True)
             self._path = path
         return self._path
 
     def keep_only(self, path: Path) -> None:
-        """Remove all else that is in it."""
         for other in self.path().iterdir():
             if other != path:
                 shutil.rmtree(other) if other.is_dir() else other.unlink()
@@ -54,7 +52,7 @@ def remove_ownerless(kind: str, parent: Path) -> None:
     """Remove folders of this kind whose processes are gone. Those of other users stay, and those of
     processes that cannot be seen from here: of other machines, containers and boots.
     """
-    pattern = re.compile(rf"{re.escape(_prefix(kind) + _space())}-(\d+)-(\d+)-[0-9a-f]+")
+    pattern = re.compile(rf"unirl-{re.escape(kind)}-{_space()}-(\d+)-(\d+)-[0-9a-f]+")
     with contextlib.suppress(OSError):  # nothing is there yet, or it cannot be listed
         for path in list(parent.iterdir()):
             found = pattern.fullmatch(path.name)
@@ -62,10 +60,6 @@ def remove_ownerless(kind: str, parent: Path) -> None:
                 continue
             if path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.getuid():
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _prefix(kind: str) -> str:
-    return f"unirl-{kind}-"
 
 
 def _owner() -> str:

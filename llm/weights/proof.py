@@ -50,7 +50,6 @@ def unnamed_reading(value: Tensor) -> str:
 
 
 def expected(weights: Weights, version: int, dtype: torch.dtype) -> dict[str, str]:
-    """The reading of each tensor that a worker must report."""
     return {name: reading(name, sampled(one, version, dtype)) for name, one in weights.items()}
 
 

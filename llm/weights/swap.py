@@ -18,7 +18,6 @@ class SwapTimes:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what happens inside under this name."""
         begin = time.perf_counter()
         try:
             yield
@@ -26,11 +25,9 @@ class SwapTimes:
             self.last[name] = self.last.get(name, 0.0) + time.perf_counter() - begin
 
     def begin(self) -> None:
-        """A new swap: forget the phases of the last one."""
         self.last = {}
 
     def end(self) -> None:
-        """The swap is done and proven."""
         self.total += sum(self.last.values())
         self.count += 1
 

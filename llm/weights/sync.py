@@ -49,8 +49,8 @@ class Receiver(Protocol):
 class WeightSync:
     """Sends whole versions of the weights to a receiver, and makes it prove that it took them."""
 
-    def __init__(self, config: EngineConfig, receiver: Receiver, folder: str = "") -> None:
-        self._config, self._receiver, self._folder = config, receiver, folder
+    def __init__(self, config: EngineConfig, receiver: Receiver) -> None:
+        self._config, self._receiver = config, receiver
         self._sender: Sender | None = None
         self._workers: list[dict[str, Any]] = []
         self._introduced = False
@@ -58,7 +58,6 @@ class WeightSync:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the workers compute in."""
         found = getattr(torch, str(self._workers[0]["dtype"]))
         assert isinstance(found, torch.dtype)
         return found
@@ -105,7 +104,6 @@ class WeightSync:
         self._require(reports, said, wanted, version, digits)
 
     def close(self) -> None:
-        """Release memory and files; idempotent."""
         if self._sender is not None:
             self._sender.close()
             self._sender = None
@@ -135,7 +133,7 @@ class WeightSync:
         device = str(self._workers[0]["device"])
         ours = next(iter(weights.values())).device if weights else torch.device("cpu")
         if kind == "file":
-            return FileSender(self._folder)
+            return FileSender(self._config.folder)
         if kind == "collective":
             # NCCL between GPUs alone: weights on the host would first need one here, which
             # may be the very one the worker computes on, and NCCL refuses to meet itself.

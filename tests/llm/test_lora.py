@@ -135,7 +135,7 @@ def test_the_base_serves_as_the_reference() -> None:
     )
 
 
-def test_a_checkpoint_holds_adapters_only_and_goes_on_bit_for_bit() -> None:
+def test_a_checkpoint_holds_adapters_only_and_continues_bit_for_bit() -> None:
     learner = learner_of(adapted(), minibatches=2, **FAST)
     for update in range(2):
         learner.step(batch_of(groups_with_rewards(update), update))

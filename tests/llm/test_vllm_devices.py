@@ -72,7 +72,7 @@ def test_each_engine_sees_its_own_devices(
     assert dict(os.environ) == before
 
 
-def test_devices_that_nobody_may_see_are_refused(
+def test_devices_that_no_process_may_see_are_refused(
     vllm: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "2")

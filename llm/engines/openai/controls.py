@@ -48,9 +48,7 @@ class Controls(Protocol):
         """Release memory and files; idempotent."""
 
 
-async def find_controls(
-    http: HttpClient, config: EngineConfig, model: str, folder: str
-) -> Controls | None:
+async def find_controls(http: HttpClient, config: EngineConfig, model: str) -> Controls | None:
     """What this server offers; None: nothing. One that a swap left paused is resumed.
 
     Raises BadStatus and EngineFailed where it does not say what it offers.
@@ -58,22 +56,22 @@ async def find_controls(
     root = http.root()
     state = await _described(root, "/is_paused")
     if state is not None:
-        vllm = VllmControls(root, config, folder)
+        vllm = VllmControls(root, config)
         if await _stays_paused(root, state, config.timeout_seconds * _PATIENCE):
             log.warning("%s is paused, by a swap that never ended: it is resumed", vllm.peer())
             await vllm.revive()
         return vllm if await vllm.has_extension() else None
     if await _described(root, "/get_model_info") is not None:
-        return SglangControls(root, model, folder)
+        return SglangControls(root, model, config.folder)
     return None
 
 
 class VllmControls:
     """vLLM with VLLM_SERVER_DEV_MODE=1 and UniRL's extension in its workers; a Receiver."""
 
-    def __init__(self, http: HttpClient, config: EngineConfig, folder: str = "") -> None:
+    def __init__(self, http: HttpClient, config: EngineConfig) -> None:
         self._http = http
-        self._sync = WeightSync(config, self, folder)
+        self._sync = WeightSync(config, self)
 
     async def has_extension(self) -> bool:
         """Whether its workers have it. Raises as `find_controls` does."""
@@ -163,7 +161,7 @@ class SglangControls:
     It reports versions, but no checksums: what is proven is that it says it has loaded the version.
     """
 
-    def __init__(self, http: HttpClient, model: str, folder: str = "") -> None:
+    def __init__(self, http: HttpClient, model: str, folder: str) -> None:
         self._http, self._model = http, model
         self._folder = OwnFolder("weights", folder)
         self._times = SwapTimes()

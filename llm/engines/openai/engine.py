@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ from unirl.llm.engines.openai.refusals import (
     unknown_model,
 )
 from unirl.llm.engines.usage import Usage, continuation_seed, extend, nothing_left
-from unirl.llm.http import BadStatus, HttpClient, bearer
+from unirl.llm.http import PAUSES, BadStatus, HttpClient, bearer
 from unirl.llm.models.model import ModelConfig
 
 LogpKind = Literal["all", "temperature", "raw"]
@@ -48,17 +48,20 @@ class OpenAiEngine:
     was cut is continued with its tokens behind the prompt.
 
     The server is asked for model.path, or for engine.options.served_model_name where it serves the
-    model under another name. folder: where weights are written for servers that read them from a
-    disk. Engine vllm with a url is this one; then the server must take weights.
+    model under another name. Engine vllm with a url is this one; then the server must take weights.
+    pauses: before each further attempt to reach it.
     """
 
-    def __init__(self, model: ModelConfig, config: EngineConfig, *, folder: str = "") -> None:
-        self._config, self._source, self._folder = config, model.path, folder
+    def __init__(
+        self, model: ModelConfig, config: EngineConfig, *, pauses: Sequence[float] = PAUSES
+    ) -> None:
+        self._config, self._source = config, model.path
         self._model = config.options.get("served_model_name", model.path)
         self._http = HttpClient(
             config.url,
             bearer(config.api_key_variable, "engine.api_key_variable"),
             seconds=config.timeout_seconds,
+            pauses=pauses,
             failure=EngineFailed,
         )
         self._usage = Usage()
@@ -101,9 +104,7 @@ class OpenAiEngine:
             self._drop_controls()
             try:
                 # Before the first token is asked for: a paused server would never draw it.
-                self._controls = await find_controls(
-                    self._http, self._config, self._source, self._folder
-                )
+                self._controls = await find_controls(self._http, self._config, self._source)
             except BadStatus as error:
                 raise self._refusal(error) from error
             self._logp_kind = await self._find_logp_kind()
@@ -174,11 +175,9 @@ class OpenAiEngine:
         """Not for servers."""
 
     def stats(self) -> Mapping[str, float]:
-        """And those of swaps, where there are any."""
         return self._usage.as_stats() | dict(self._controls.stats() if self._controls else {})
 
     async def close(self) -> None:
-        """The server continues."""
         self._closed = True
         await self.abort()
         self._drop_controls()
@@ -309,7 +308,6 @@ class OpenAiEngine:
         return done
 
     def _check_sampling(self, how: SamplingConfig) -> None:
-        """Log-probabilities must be those of the distribution that tokens are drawn from."""
         cut = how.top_p < 1 or how.top_k > 0
         if (self._logp_kind == "raw" and how.temperature not in (0.0, 1.0)) or (
             self._logp_kind != "all" and cut

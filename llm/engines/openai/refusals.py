@@ -44,7 +44,6 @@ def unknown_model(url: str, model: str, names: Sequence[str]) -> UniRLError:
 
 
 def no_token_ids(url: str) -> UniRLError:
-    """Text cannot be turned back into the tokens that were drawn."""
     return UniRLError(
         f"{url} returns no token ids",
         "completions must have token_ids when return_token_ids is true: text cannot be turned "
@@ -54,7 +53,6 @@ def no_token_ids(url: str) -> UniRLError:
 
 
 def no_log_probabilities(url: str, num_tokens: int, num_logp: int) -> UniRLError:
-    """Without them nothing can be learned from the tokens."""
     return UniRLError(
         f"{url} returns no log-probabilities",
         f"{num_tokens} tokens came with {num_logp} of them",
@@ -63,7 +61,6 @@ def no_log_probabilities(url: str, num_tokens: int, num_logp: int) -> UniRLError
 
 
 def other_distribution(url: str, rule: str) -> UniRLError:
-    """Its log-probabilities are not the behaviour's."""
     return UniRLError(
         f"{url} returns log-probabilities of another distribution",
         rule,

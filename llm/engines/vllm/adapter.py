@@ -15,23 +15,22 @@ import torch
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.llm.engine import EngineFailed
+from unirl.llm.models.lora import PREFIX
 from unirl.llm.weights.own_folder import OwnFolder
 from unirl.llm.weights.proof import unnamed_reading
 from unirl.llm.weights.transfer import import_safetensors
 
 ADAPTER_NAME, ADAPTER_ID = "unirl", 1
-_PREFIX = "base_model.model."
 
 
 class AdapterFolder:
     """Writes adapters, and knows what a worker must hold after loading one.
 
-    alpha: adapters are scaled by alpha / rank. rank 0: read it from the tensors, and scale by 1.
-    folder: see OwnFolder.
+    alpha: adapters are scaled by alpha / rank. folder: see OwnFolder.
     """
 
-    def __init__(self, rank: int = 0, alpha: float = 1.0, folder: str = "") -> None:
-        self._rank, self._alpha = rank, alpha
+    def __init__(self, alpha: float, folder: str) -> None:
+        self._alpha = alpha
         self._folder = OwnFolder("adapter", folder)
         self._wanted: dict[str, set[str]] = {}
 
@@ -54,7 +53,7 @@ class AdapterFolder:
             "task_type": "CAUSAL_LM",
             "bias": "none",
             "r": rank,
-            "lora_alpha": self._alpha if self._rank else rank,
+            "lora_alpha": self._alpha,
             "target_modules": sorted({name.split(".")[-3] for name in tensors}),
         }
         flat = {
@@ -66,7 +65,7 @@ class AdapterFolder:
         import_safetensors().torch.save_file(flat, str(path / "adapter_model.safetensors"))
         self._folder.keep_only(path)
         # vLLM multiplies B by alpha / r when it loads it.
-        scale = float(settings["lora_alpha"]) / rank
+        scale = self._alpha / rank
         self._wanted = {
             name: {unnamed_reading(value), unnamed_reading(value * scale)}
             for name, value in flat.items()
@@ -88,7 +87,6 @@ class AdapterFolder:
                 )
 
     def close(self) -> None:
-        """Remove what was written; idempotent."""
         self._folder.remove()
 
 
@@ -96,5 +94,5 @@ def _peft_name(name: str) -> str:
     """base_model.model.<layer>.lora_A.weight, without the adapter's own name."""
     before, dot, after = name.partition(".lora_")
     kind = after[0]
-    clean = before if before.startswith(_PREFIX) else _PREFIX + before
+    clean = before if before.startswith(PREFIX) else PREFIX + before
     return f"{clean}{dot}{kind}.weight"
