@@ -115,7 +115,7 @@ class OpenAiEngine:
     async def generate(self, request: Request) -> Completion:
         if self._closed or not self._started:
             raise UniRLError(
-                "the engine is not ready", "start comes before all else", "await start()"
+                "the engine has not started", "start comes before all else", "await start()"
             )
         self._check_sampling(request.sampling)
         if nothing_left(request):

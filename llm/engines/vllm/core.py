@@ -248,7 +248,7 @@ class VllmCore:
                 except Exception as error:
                     raise EngineFailed(
                         f"vLLM did not start: {' '.join(str(error).split())[:300]}",
-                        f"it must be ready within {self._config.timeout_seconds:g} s",
+                        f"it must start within {self._config.timeout_seconds:g} s",
                         "its own messages above name the cause",
                     ) from error
 

@@ -65,7 +65,7 @@ class VllmEngine:
                 self._sync.meet(await self.core.start())
 
     async def generate(self, request: Request) -> Completion:
-        self._require_ready()
+        self._require_started()
         before = request.partial
         if nothing_left(request):
             return extend(request, (), (), (), "length")
@@ -91,7 +91,7 @@ class VllmEngine:
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         """wait has no deadline but that of a core that falls silent."""
-        self._require_ready()
+        self._require_started()
         call = self.core.llm.pause_generation(mode=mode, clear_cache=False)
         if mode == "wait":
             await self.core.first(call)
@@ -101,7 +101,7 @@ class VllmEngine:
         self._usage.pause()
 
     async def resume(self) -> None:
-        self._require_ready()
+        self._require_started()
         await self.core.ask(self.core.llm.resume_generation(), "to resume")
         self._paused = False
         self._usage.resume()
@@ -113,7 +113,7 @@ class VllmEngine:
         use then.
         """
         await self.start()
-        self._require_ready()
+        self._require_started()
         self._sync.times.begin()
         pause = not self._paused and bool(self._usage.ids)
         if pause:
@@ -231,11 +231,11 @@ class VllmEngine:
         # Requests need not load it again.
         self._lora = LoRARequest(ADAPTER_NAME, ADAPTER_ID, str(path))
 
-    def _require_ready(self) -> None:
+    def _require_started(self) -> None:
         if self._closed:
             raise closed()
         if self.core.llm is None:
-            raise UniRLError("the engine is not ready", "start comes first", "await start()")
+            raise UniRLError("the engine has not started", "start comes first", "await start()")
         self.core.require_alive()
 
 
