@@ -69,6 +69,16 @@ class Request:
     partial: Completion | None = None
     """An aborted completion to continue. Its tokens count towards max_tokens."""
 
+    @property
+    def document(self) -> tuple[int, ...]:
+        """What is in the model's context before the first token that is still to be drawn."""
+        return self.prompt + (self.partial.tokens if self.partial else ())
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be drawn."""
+        return self.sampling.max_tokens - (len(self.partial.tokens) if self.partial else 0)
+
 
 @dataclass(frozen=True)
 class Completion:

@@ -63,18 +63,19 @@ class Usage:
         }
 
 
-def nothing_left(request: Request) -> bool:
-    """Whether the aborted completion has all its tokens already."""
-    before = request.partial
-    return before is not None and len(before.tokens) >= request.sampling.max_tokens
-
-
 def continuation_seed(request: Request) -> int:
     """The request's seed; another one where it is continued, which must not meet the numbers again
     that drew its beginning. In [0, 2^63).
     """
-    done = len(request.partial.tokens) if request.partial else 0
+    done = request.sampling.max_tokens - request.num_left
     return (request.seed + done * 0x9E3779B97F4A7C15) % 2**63
+
+
+def finish_of(reason: str | None) -> Finish:
+    """From a server's finish_reason, as OpenAI's API and vLLM spell it."""
+    if reason == "abort":
+        return "aborted"
+    return "length" if reason == "length" else "stop"
 
 
 def extend(

@@ -32,6 +32,11 @@ def checksum(weights: Mapping[str, Tensor] | torch.nn.Module) -> int:
     return total & _MASK
 
 
+def digits(weights: Mapping[str, Tensor]) -> str:
+    """The checksum in hexadecimal digits: JSON has no integers of 64 bits."""
+    return f"{checksum(weights):016x}"
+
+
 def _tensor_sum(value: Tensor) -> Tensor:
     """Sum over blocks, each times an odd number that grows with its position; a scalar, int64."""
     flat = value.detach().contiguous().view(-1)

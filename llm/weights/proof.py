@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unirl.core.weights import Weights
-from unirl.llm.models.checksum import checksum
+from unirl.llm.models.checksum import digits
 
 NUM_COLUMNS = 16
 """Columns of each matrix that are read back; others with each version."""
@@ -39,18 +39,13 @@ def canonical(value: Tensor, dtype: torch.dtype) -> Tensor:
     return (value.to(dtype) if value.is_floating_point() else value) + 0
 
 
-def reading(name: str, value: Tensor) -> str:
-    """A checksum in hexadecimal digits: JSON has no integers of 64 bits."""
-    return f"{checksum({name: value}):016x}"
-
-
 def unnamed_reading(value: Tensor) -> str:
     """A reading that does not depend on what the tensor is called: adapters are renamed."""
-    return reading("", canonical(value.cpu(), value.dtype))
+    return digits({"": canonical(value.cpu(), value.dtype)})
 
 
 def expected(weights: Weights, version: int, dtype: torch.dtype) -> dict[str, str]:
-    return {name: reading(name, sampled(one, version, dtype)) for name, one in weights.items()}
+    return {name: digits({name: sampled(one, version, dtype)}) for name, one in weights.items()}
 
 
 def differences(

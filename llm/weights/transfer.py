@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
-from unirl.llm.models.checksum import checksum
+from unirl.llm.models.checksum import digits
 from unirl.llm.weights.group import BroadcastGroup, join, listen
 from unirl.llm.weights.layout import MemoryLayout
 from unirl.llm.weights.own_folder import OwnFolder
@@ -192,7 +192,7 @@ class FileSender:
         save_file(flat, str(partial))
         partial.replace(path)
         self._folder.keep_only(path)
-        return {"kind": "file", "path": str(path), "checksum": _digits(flat)}
+        return {"kind": "file", "path": str(path), "checksum": digits(flat)}
 
     def push(self) -> None:
         """Workers read the file."""
@@ -215,11 +215,6 @@ def import_safetensors() -> Any:
     return safetensors
 
 
-def _digits(weights: Weights) -> str:
-    """The checksum of all that is sent: JSON has no integers of 64 bits."""
-    return f"{checksum(weights):016x}"
-
-
 def _pack(
     weights: Weights, dtype: torch.dtype, memory: Tensor, allocate: Callable[[int], Tensor]
 ) -> tuple[Tensor, dict[str, Any]]:
@@ -230,7 +225,7 @@ def _pack(
     if memory.numel() != layout.num_bytes:
         memory = allocate(layout.num_bytes)
     layout.write(weights, memory)
-    return memory, {"table": layout.as_json(), "checksum": _digits(layout.views(memory))}
+    return memory, {"table": layout.as_json(), "checksum": digits(layout.views(memory))}
 
 
 def _allocator(device: torch.device) -> Callable[[int], Tensor]:

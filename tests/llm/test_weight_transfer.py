@@ -19,7 +19,7 @@ from torch import nn
 
 from unirl.llm.engines.vllm.model_tensors import computed_tensors
 from unirl.llm.engines.vllm.worker import map_shared, read_file
-from unirl.llm.models.checksum import checksum
+from unirl.llm.models.checksum import checksum, digits
 from unirl.llm.weights.group import join
 from unirl.llm.weights.layout import MemoryLayout
 from unirl.llm.weights.proof import (
@@ -28,7 +28,6 @@ from unirl.llm.weights.proof import (
     columns,
     differences,
     expected,
-    reading,
     sampled,
 )
 from unirl.llm.weights.transfer import CollectiveSender, FileSender, SharedMemorySender
@@ -232,7 +231,7 @@ def test_other_columns_are_read_with_each_version_and_in_time_all() -> None:
 def test_the_sign_of_zero_is_no_difference() -> None:
     plus, minus = torch.zeros(4, 4), -torch.zeros(4, 4)
     assert checksum({"w": plus}) != checksum({"w": minus})
-    assert reading("w", canonical(plus, plus.dtype)) == reading("w", canonical(minus, plus.dtype))
+    assert digits({"w": canonical(plus, plus.dtype)}) == digits({"w": canonical(minus, plus.dtype)})
 
 
 class _Packed(nn.Module):
@@ -297,7 +296,7 @@ class _Model(nn.Module):
 def report(model: nn.Module, weights: dict[str, torch.Tensor], version: int) -> list[list[str]]:
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
     return [
-        [path, name, reading(name, canonical(value, torch.float32))]
+        [path, name, digits({name: canonical(value, torch.float32)})]
         for path, name, value in computed_tensors(model, shapes, version)
     ]
 
@@ -342,4 +341,4 @@ def test_one_changed_weight_in_a_read_column_is_a_difference() -> None:
     changed = weights["model.layers.0.q_proj.weight"].clone()
     changed[7, columns(24, 6)[3]] += 0.5
     name = "model.layers.0.q_proj.weight"
-    assert reading(name, sampled(changed, 6, torch.bfloat16)) != wanted[name]
+    assert digits({name: sampled(changed, 6, torch.bfloat16)}) != wanted[name]

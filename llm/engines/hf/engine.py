@@ -196,7 +196,7 @@ class HfEngine:
         return self.generation
 
     def _check(self, request: Request, generation: Generation) -> None:
-        prompt, partial = request.prompt, request.partial
+        prompt, document = request.prompt, request.document
         if len(prompt) + 1 > generation.context:
             raise UniRLError(
                 f"the prompt of request {request.id} is too long",
@@ -205,8 +205,7 @@ class HfEngine:
                 "drop long prompts (task.max_prompt), or raise engine.max_context where the model "
                 "allows it",
             )
-        tokens = prompt + (partial.tokens if partial else ())
-        if not prompt or min(tokens) < 0 or max(tokens) >= generation.vocabulary:
+        if not prompt or min(document) < 0 or max(document) >= generation.vocabulary:
             raise UniRLError(
                 f"the prompt of request {request.id} is not one of this model's",
                 f"it must have at least one token, each from 0 to {generation.vocabulary - 1}",
@@ -257,7 +256,7 @@ class HfEngine:
         documents: dict[tuple[int, ...], int] = {}
         new, source, tokens = [], [], 0
         for one in self._waiting[:room]:
-            document = one.document
+            document = one.request.document
             if self._last_order is not None and one.order > self._last_order:
                 break
             if document not in documents:

@@ -27,12 +27,6 @@ class Running:
     order: int
     future: asyncio.Future[Completion]
 
-    @property
-    def document(self) -> tuple[int, ...]:
-        """What is in the model's context before the first token it still has to draw."""
-        partial = self.request.partial
-        return self.request.prompt + (partial.tokens if partial else ())
-
     def end(self, completion: Completion) -> None:
         """Give the caller the completion, unless it waits no more."""
         if not self.future.done():
@@ -81,7 +75,7 @@ class SequenceTable:
         first, total = len(self), len(self) + len(new)
         self._reserve(total)
         sampling = [one.request.sampling for one in new]
-        lengths = [len(one.document) for one in new]
+        lengths = [len(one.request.document) for one in new]
         prompts = [len(one.request.prompt) for one in new]
         values = {
             "length": lengths,

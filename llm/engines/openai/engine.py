@@ -33,7 +33,7 @@ from unirl.llm.engines.openai.refusals import (
     takes_no_weights,
     unknown_model,
 )
-from unirl.llm.engines.usage import Usage, continuation_seed, extend, nothing_left
+from unirl.llm.engines.usage import Usage, continuation_seed, extend, finish_of
 from unirl.llm.http import PAUSES, BadStatus, HttpClient, bearer
 from unirl.llm.models.model import ModelConfig
 
@@ -118,7 +118,7 @@ class OpenAiEngine:
                 "the engine has not started", "start comes before all else", "await start()"
             )
         self._check_sampling(request.sampling)
-        if nothing_left(request):
+        if request.num_left <= 0:
             return extend(request, (), (), (), "length")
         with self._usage.running(request.id):
             run = self._runs[request.id] = _Run()
@@ -200,7 +200,7 @@ class OpenAiEngine:
             if done.finish != "aborted" or run.aborted:
                 return done
             request = replace(request, partial=done)
-            if nothing_left(request):
+            if request.num_left <= 0:
                 return replace(done, finish="length")
 
     async def _gate(self, run: _Run) -> None:
@@ -252,9 +252,7 @@ class OpenAiEngine:
                 "a completion must end with a finish_reason",
                 "look at the server's log",
             )
-        if reason == "abort":
-            return "aborted"
-        return "length" if reason == "length" else "stop"
+        return finish_of(reason)
 
     def _tokens(self, choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
         """Tokens and log-probabilities of a chunk. Raises UniRLError when either is missing."""
@@ -268,12 +266,11 @@ class OpenAiEngine:
         return [int(one) for one in ids], [float(one) for one in logp]
 
     def _body(self, request: Request) -> dict[str, Any]:
-        how, before = request.sampling, request.partial
-        done = before.tokens if before else ()
+        how = request.sampling
         return {
             "model": self._model,
-            "prompt": [*request.prompt, *done],
-            "max_tokens": how.max_tokens - len(done),
+            "prompt": list(request.document),
+            "max_tokens": request.num_left,
             "temperature": how.temperature,
             "top_p": how.top_p,
             "top_k": how.top_k or -1,

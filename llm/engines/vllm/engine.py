@@ -15,11 +15,10 @@ from unirl.llm.engine import (
     Capabilities,
     Completion,
     EngineConfig,
-    Finish,
     PauseMode,
     Request,
 )
-from unirl.llm.engines.usage import Usage, continuation_seed, extend, nothing_left
+from unirl.llm.engines.usage import Usage, continuation_seed, extend, finish_of
 from unirl.llm.engines.vllm.adapter import ADAPTER_ID, ADAPTER_NAME, AdapterFolder
 from unirl.llm.engines.vllm.core import VllmCore, closed
 from unirl.llm.models.model import ModelConfig
@@ -66,21 +65,18 @@ class VllmEngine:
 
     async def generate(self, request: Request) -> Completion:
         self._require_started()
-        before = request.partial
-        if nothing_left(request):
+        if request.num_left <= 0:
             return extend(request, (), (), (), "length")
         self._check_length(request)
-        parameters = self._parameters(request)
-        prompt = [*request.prompt, *(before.tokens if before else ())]
+        parameters, prompt = self._parameters(request), list(request.document)
         with self._usage.running(request.id):
             output = await self.core.first(self._finished(prompt, parameters, request.id))
         done = output.outputs[0]
         tokens = tuple(done.token_ids)
         logp = tuple(float(value) for value in done.logprobs.logprobs) if tokens else ()
         self._usage.count(prompt=len(prompt), generated=len(tokens))
-        return extend(
-            request, tokens, logp, self._versions(done.weight_versions, len(tokens)), _finish(done)
-        )
+        version = self._versions(done.weight_versions, len(tokens))
+        return extend(request, tokens, logp, version, finish_of(done.finish_reason))
 
     async def abort(self, ids: list[str] | None = None) -> None:
         if self.core.llm is None:
@@ -164,13 +160,12 @@ class VllmEngine:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        how, before = request.sampling, request.partial
-        done = len(before.tokens) if before else 0
+        how = request.sampling
         return SamplingParams(
             temperature=how.temperature,
             top_p=how.top_p,
             top_k=how.top_k,
-            max_tokens=how.max_tokens - done,
+            max_tokens=request.num_left,
             stop=list(how.stop) or None,
             include_stop_str_in_output=True,
             detokenize=bool(how.stop),
@@ -192,7 +187,7 @@ class VllmEngine:
 
     def _check_length(self, request: Request) -> None:
         longest = self.core.llm.model_config.max_model_len
-        length = len(request.prompt) + len(request.partial.tokens if request.partial else ())
+        length = len(request.document)
         if length >= longest:
             raise UniRLError(
                 f"a prompt of {length} tokens leaves no room for a completion",
@@ -237,9 +232,3 @@ class VllmEngine:
         if self.core.llm is None:
             raise UniRLError("the engine has not started", "start comes first", "await start()")
         self.core.require_alive()
-
-
-def _finish(done: Any) -> Finish:
-    if done.finish_reason == "abort":
-        return "aborted"
-    return "length" if done.finish_reason == "length" else "stop"

@@ -24,10 +24,10 @@ from unirl.llm.engines.vllm.model_tensors import (
     refresh_tied_heads,
 )
 from unirl.llm.engines.vllm.parent_watch import watch_owner
-from unirl.llm.models.checksum import checksum
+from unirl.llm.models.checksum import digits
 from unirl.llm.weights.group import BroadcastGroup, join
 from unirl.llm.weights.layout import MemoryLayout
-from unirl.llm.weights.proof import canonical, reading, sampled
+from unirl.llm.weights.proof import canonical, sampled
 
 BACKEND = "unirl"
 """Its name among vLLM's weight-transfer backends."""
@@ -60,7 +60,7 @@ class _Extension:
             for path, name, value in computed_tensors(
                 worker.get_model(), engine.shapes, int(version)
             ):
-                computed.append([path, name, reading(name, canonical(value, dtype))])
+                computed.append([path, name, digits({name: canonical(value, dtype)})])
         return {
             "version": engine.version,
             "checksum": engine.checksum,
@@ -141,11 +141,11 @@ def _backend() -> type:
 
         def receive_weights(self, update_info: Update) -> None:
             weights = self._fetch(update_info)
-            self.checksum = f"{checksum(weights):016x}"
+            self.checksum = digits(weights)
             self.shapes = {name: tuple(value.shape) for name, value in weights.items()}
             dtype = self.model_config.dtype
             self.readings = {
-                name: reading(name, sampled(value, update_info.version, dtype))
+                name: digits({name: sampled(value, update_info.version, dtype)})
                 for name, value in weights.items()
             }
             self.model.load_weights(iter(weights.items()))
