@@ -15,10 +15,7 @@ import runpy
 import sys
 
 from unirl.llm.engine import EngineConfig
-from unirl.llm.engines.vllm.arguments import (
-    import_vllm,
-    variables,
-)
+from unirl.llm.engines.vllm.arguments import import_vllm, variables
 from unirl.llm.engines.vllm.parent_watch import watch_owner
 from unirl.llm.engines.vllm.worker import BACKEND, EXTENSION
 
