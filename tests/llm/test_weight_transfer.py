@@ -88,23 +88,25 @@ import json, sys, torch
 from unirl.llm.models.checksum import checksum
 from unirl.llm.engines.vllm.worker import map_shared
 from unirl.llm.weights.layout import MemoryLayout
-info = json.loads(sys.stdin.read())
-print(checksum(MemoryLayout.from_json(info["table"]).views(map_shared(info["path"]))))
+for line in sys.stdin:
+    info = json.loads(line)
+    weights = MemoryLayout.from_json(info["table"]).views(map_shared(info["path"]))
+    print(checksum(weights), flush=True)
 """
 
 
 def test_another_process_reads_shared_memory_to_the_bit() -> None:
     sender = SharedMemorySender()
-    for seed in (0, 1):
-        info = sender.write(some_weights(seed), torch.bfloat16)
-        done = subprocess.run(
-            [sys.executable, "-c", _READER],
-            input=json.dumps(info),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert f"{int(done.stdout):016x}" == info["checksum"]
+    with subprocess.Popen(
+        [sys.executable, "-c", _READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdin is not None and reader.stdout is not None
+        for seed in (0, 1):
+            info = sender.write(some_weights(seed), torch.bfloat16)
+            print(json.dumps(info), file=reader.stdin, flush=True)
+            assert f"{int(reader.stdout.readline()):016x}" == info["checksum"]
+        reader.stdin.close()
+    assert reader.returncode == 0
     sender.close()
     sender.close()
 
