@@ -99,11 +99,12 @@ def _limiting_stage(
 
 def _num_processes(plan: Plan, stage: StageName) -> int:
     """How many processes do this at the same time."""
-    if plan.runner.kind == "inline" or stage == "learning":
+    if plan.runner.is_inline or stage == "learning":
         return 1
-    if stage == "stepping" and plan.env_workers is not None:
-        return plan.env_workers.num_workers
-    return plan.num_actors
+    pool = plan.pools[0]
+    if stage == "stepping" and pool.helpers is not None:
+        return pool.helpers.count
+    return pool.bounds[0]
 
 
 def _largest(amounts: Mapping[StageName, float], why: str, what: str) -> tuple[StageName, str]:
