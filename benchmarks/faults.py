@@ -30,8 +30,8 @@ import measure
 import unirl
 from unirl.core.exchange import Exchange
 from unirl.core.learner import Learner, LearnerContext
-from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
+from unirl.metrics.metrics import Metrics
 from unirl.runners.processes import ProcessesRunner
 
 FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "exception": signal.SIGUSR1}

@@ -35,9 +35,9 @@ import measure
 import unirl
 from unirl.config import to_toml
 from unirl.core.learner import Learner, LearnerContext
-from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
 from unirl.llm.models.tiny import make_tiny
+from unirl.metrics.metrics import Metrics
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import Plan
 from unirl.runners.processes import ProcessesRunner

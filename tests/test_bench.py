@@ -36,8 +36,8 @@ from unirl.commands.shipped import shipped_configs
 from unirl.commands.tune import tune
 from unirl.config import fields_help, flag_of
 from unirl.core.actor import Actor
-from unirl.core.timers import Timers
 from unirl.errors import ActorFailed, UniRLError
+from unirl.metrics.timers import Timers
 from unirl.policy.precision import has_bfloat16
 from unirl.runners.plan import Plan
 
