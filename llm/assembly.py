@@ -1,6 +1,4 @@
-"""The pieces of a language recipe, made from its config in the process that needs them; source:
-none.
-"""
+"""The pieces of a language recipe, made from its config in the process that needs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held-out prompts answered with given weights; source: none."""
+"""Held-out prompts answered with given weights."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ class LlmEvaluator:
         return EvalResult([reward for reward, _ in known], [length for _, length in known])
 
     def close(self) -> None:
-        """See Evaluator."""
         if self._parts is not None:
             self._parts[2].close()
             self._runner.run(self._parts[0].close())

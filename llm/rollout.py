@@ -103,7 +103,6 @@ class Rollout:
         """By number of the prompt, what interrupted groups have so far."""
 
     async def produce(self, slot: Slot) -> None:
-        """See AsyncActor."""
         self._num_open += 1
         try:
             await self._produce(slot)
@@ -153,7 +152,6 @@ class Rollout:
         self._kept.clear()
 
     async def close(self) -> None:
-        """See AsyncActor."""
         self._rewarder.close()
         await self.engine.close()
 
@@ -236,7 +234,6 @@ class Incoming:
         self.weights: dict[str, torch.Tensor] = {}
 
     def load_weights(self, weights: Weights) -> None:
-        """See Loadable."""
         if not self.weights:
             self.weights = {name: value.detach().clone() for name, value in weights.items()}
         else:

@@ -1,5 +1,5 @@
 """Groups of completions in files: rollouts are written without learning, or learned from without
-rollouts. For looking into one half of a run at a time; source: none.
+rollouts. For looking into one half of a run at a time.
 
 Each batch is `batch_00000012.safetensors`, with the fields of every group, and a .json beside it
 that says of what sizes and by which settings; the run folder has them in samples/groups.
@@ -197,7 +197,6 @@ class SavingLearner:
             )
 
     def weights(self) -> Weights:
-        """See Learner."""
         return self._weights
 
     def state_dict(self) -> LearnerState:
@@ -205,7 +204,7 @@ class SavingLearner:
         return LearnerState({}, {})
 
     def load_state_dict(self, state: LearnerState) -> None:
-        """See Learner."""
+        pass
 
 
 class Replay:
@@ -223,7 +222,6 @@ class Replay:
         self._epoch, self._order = -1, torch.empty(0)
 
     def produce(self, slot: Slot) -> None:
-        """See Actor."""
         epoch, place = divmod(self._first + self._stride * slot.ticket, len(self._saved.places))
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(derive_seed(self._seed, "replay", epoch))
@@ -237,7 +235,7 @@ class Replay:
         """Nothing to put back: a sample depends on its ticket alone. See Actor."""
 
     def close(self) -> None:
-        """See Actor."""
+        pass
 
 
 def probe(config: LanguageConfig, samples: str) -> Probe:

@@ -1,4 +1,4 @@
-"""A batch of packed tokens as the losses see it, in one safetensors file; source: none.
+"""A batch of packed tokens as the losses see it, in one safetensors file.
 
 For comparing algorithms on the very same numbers (`unirl algorithms diff`), and for reproducing a
 step that went wrong.

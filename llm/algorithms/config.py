@@ -1,4 +1,4 @@
-"""The section `algorithm` of a recipe for language models; source: none.
+"""The section `algorithm` of a recipe for language models.
 
 A preset decides every term; what is set here besides replaces its terms one by one.
 """

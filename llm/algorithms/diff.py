@@ -1,4 +1,4 @@
-"""Two algorithms side by side on one batch: which terms differ, and by how much; source: none."""
+"""Two algorithms side by side on one batch: which terms differ, and by how much."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Which fields of an algorithm count beside which others: one that is set in vain is a mistake, and
-is refused. Source: none.
+is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An AlgorithmConfig with every term decided, or why it cannot be; source: none."""
+"""An AlgorithmConfig with every term decided, or why it cannot be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An algorithm of LLM post-training with every term decided, and its description; source: none."""
+"""An algorithm of LLM post-training with every term decided, and its description."""
 
 from __future__ import annotations
 

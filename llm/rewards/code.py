@@ -1,5 +1,5 @@
 """Rewards that are functions: of the user's own by `module:function`, and those of UniRL that had
-better not run in this process; source: none.
+better not run in this process.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Why rewards give no scores, in the log: enough to see what is wrong, not a line for each
-completion; source: none.
+completion.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which rewards judge completions, with which weights and limits; source: none."""
+"""Which rewards judge completions, with which weights and limits."""
 
 from __future__ import annotations
 

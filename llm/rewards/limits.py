@@ -1,4 +1,4 @@
-"""Deadlines and rates for calls to what is slow; source: none."""
+"""Deadlines and rates for calls to what is slow."""
 
 from __future__ import annotations
 

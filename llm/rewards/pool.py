@@ -1,5 +1,5 @@
 """Processes for functions that may hang or crash: each call has a deadline, and whoever misses it
-is killed and replaced; source: none.
+is killed and replaced.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What every reward is: it judges the completions of one prompt, and says so where it cannot;
-source: none.
-"""
+"""What every reward is: it judges the completions of one prompt, and says so where it cannot."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""All rewards of a run: each judges every completion, side by side, and none disturbs another;
-source: none.
-"""
+"""All rewards of a run: each judges every completion, side by side, and none disturbs another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards that compare a text with the answer: at once, in this process; source: none."""
+"""Rewards that compare a text with the answer: at once, in this process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What runs in a process that judges completions with code which may hang or crash: one JSON line
-in, one JSON line out; source: none.
+in, one JSON line out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which questions a language model is asked, and how they become prompts; source: none."""
+"""Which questions a language model is asked, and how they become prompts."""
 
 from __future__ import annotations
 

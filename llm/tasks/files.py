@@ -1,4 +1,4 @@
-"""Tasks from JSON lines, Parquet files and Hugging Face datasets; source: none."""
+"""Tasks from JSON lines, Parquet files and Hugging Face datasets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Which example is the n-th: a function of the seed and of n, so that a resumed run needs no more
-than the next n; source: none.
+than the next n.
 """
 
 from __future__ import annotations

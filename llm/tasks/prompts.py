@@ -1,4 +1,4 @@
-"""Prompts: the examples of tasks as token ids, by ticket; source: none."""
+"""Prompts: the examples of tasks as token ids, by ticket."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tasks: questions with their answers, by index, split into those to train on and those held out;
-source: none.
-"""
+"""Tasks: questions with their answers, by index; some to train on, others held out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A language model as a policy over tokens, with a critic where one is needed; source: none."""
+"""A language model as a policy over tokens, with a critic where one is needed."""
 
 from __future__ import annotations
 

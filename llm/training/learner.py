@@ -156,7 +156,6 @@ class LlmLearner:
 
     @property
     def is_divided(self) -> bool:
-        """See DividedLearner."""
         return self._is_divided
 
     @property
@@ -176,7 +175,6 @@ class LlmLearner:
         return summary(row)
 
     def record_training_seconds(self, seconds: float) -> None:
-        """See TimedLearner."""
         self._schedule.record_training_seconds(seconds)
 
     def step(self, batch: Batch) -> Metrics:
@@ -395,7 +393,6 @@ class LlmLearner:
         return self._whole[1]
 
     def state_dict(self) -> LearnerState:
-        """See Learner."""
         counters = {
             "rewards": list(self._rewards),
             "lengths": list(self._lengths),
@@ -408,7 +405,6 @@ class LlmLearner:
         return LearnerState(self._update.model_state(), optimizer, counters)
 
     def load_state_dict(self, state: LearnerState) -> None:
-        """See Learner."""
         model: Any = state.model
         optimizer: Any = state.optimizer
         self._whole = -1, {}

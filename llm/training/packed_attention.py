@@ -2,7 +2,7 @@
 
 Everything else of the model runs on the packed tokens. In here queries, keys and values become the
 rectangles of the layout, a completion sees the keys of its prompt before its own, and the results
-go back into the pack. Source: none; the sharing of prefixes is plain algebra of attention.
+go back into the pack. The sharing of prefixes is plain algebra of attention.
 """
 
 from __future__ import annotations

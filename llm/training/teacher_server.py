@@ -1,5 +1,5 @@
 """A teacher behind a server: whatever speaks OpenAI's completions API and tells the log-probability
-of each token of a prompt (`echo` with `logprobs`), as vLLM and SGLang do; source: none.
+of each token of a prompt (`echo` with `logprobs`), as vLLM and SGLang do.
 """
 
 from __future__ import annotations

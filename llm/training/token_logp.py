@@ -1,5 +1,5 @@
 """Log-probabilities of tokens and entropies, with gradients, without the logits of a whole batch in
-float32. Log-sum-exp row by row as in any softmax; source: none.
+float32. Log-sum-exp row by row as in any softmax.
 
 The vocabulary makes this bound by memory: rows are worked on a few at a time, in place, while they
 are in the processor's cache.

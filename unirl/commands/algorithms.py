@@ -1,4 +1,4 @@
-"""`unirl algorithms`: the named algorithms for language models, how two differ; source: none."""
+"""`unirl algorithms`: the named algorithms for language models, how two differ."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """How generation and learning of a language recipe go together: what each mode makes of the queue
-and the runner, and which settings contradict it. Source: none.
+and the runner, and which settings contradict it.
 """
 
 from __future__ import annotations
