@@ -18,6 +18,7 @@ from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm.algorithms.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
+from unirl.llm.algorithms.describe import describe
 from unirl.llm.algorithms.resolve import check_num_steps
 from unirl.llm.device import device_of
 from unirl.llm.engine import EngineConfig, SamplingConfig
@@ -130,7 +131,7 @@ def probe(
             "lora_rank": config.model.lora_rank,
             "task": task or config.task.names,
         },
-        (f"algorithm   {algorithm.name}", *algorithm.describe().splitlines())
+        (f"algorithm   {algorithm.name}", *describe(algorithm).splitlines())
         if config.only != "rollout"
         else ("learner     none: groups are written until run.total_steps",),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,7 @@ from unirl.llm.algorithms.algorithm import (
     shaped_reward,
 )
 from unirl.llm.algorithms.batch_file import SavedBatch
+from unirl.llm.algorithms.effect import rules_of
 
 
 class Outcome(NamedTuple):
@@ -82,10 +82,6 @@ def difference(first: Algorithm, second: Algorithm, batch: SavedBatch) -> Differ
 
 
 def differing_terms(first: Algorithm, second: Algorithm) -> dict[str, tuple[object, object]]:
-    """Fields with different values, by name."""
-    found = {}
-    for item in fields(Algorithm):
-        one, two = getattr(first, item.name), getattr(second, item.name)
-        if one != two and item.name != "name":
-            found[item.name] = (one, two)
-    return found
+    """Terms with different values, by name."""
+    pairs = {name: (getattr(first, name), getattr(second, name)) for name in rules_of(Algorithm)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

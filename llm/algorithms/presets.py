@@ -84,7 +84,7 @@ _SLIME = Algorithm(
 def _named(presets: dict[str, Preset]) -> Mapping[str, Preset]:
     return MappingProxyType(
         {
-            name: replace(preset, algorithm=replace(preset.algorithm, name=name))
+            name: replace(preset, algorithm=replace(preset.algorithm, preset=name))
             for name, preset in presets.items()
         }
     )

@@ -28,29 +28,33 @@ from unirl.llm.algorithms.algorithm import (
     resolve,
 )
 from unirl.llm.algorithms.batch_file import SavedBatch, example_batch, load_batch, save_batch
+from unirl.llm.algorithms.describe import describe, described_terms
 from unirl.llm.algorithms.diff import difference, differing_terms, outcome
+from unirl.llm.algorithms.effect import rules_of
 from unirl.llm.algorithms.presets import DEFAULT, PRESETS
 
 every_preset = pytest.mark.parametrize("name", PRESETS)
 
 
 def test_the_config_has_every_term_and_no_other() -> None:
-    terms = {item.name for item in fields(Algorithm)} - {"name"}
-    assert {item.name for item in fields(AlgorithmConfig)} - {"preset"} == terms
+    assert {item.name for item in fields(AlgorithmConfig)} == {"preset", *rules_of(Algorithm)}
     assert AlgorithmConfig().preset == DEFAULT
+    assert not AlgorithmConfig().chosen()
+    assert AlgorithmConfig(clip_low=0.1).chosen() == {"clip_low": 0.1}
 
 
 @every_preset
 def test_a_preset_alone_resolves_to_itself_and_describes_each_term(name: str) -> None:
     found = resolve(AlgorithmConfig(preset=name))
     assert found == PRESETS[name].algorithm
-    assert len(found.describe().splitlines()) == len(found.terms()) == 6
-    assert "e+" not in found.describe()
+    assert len(describe(found).splitlines()) == len(described_terms(found)) == 6
+    assert "e+" not in describe(found)
 
 
 def test_what_is_set_replaces_the_presets_term_and_the_name_tells() -> None:
     found = resolve(AlgorithmConfig(preset="verl:grpo", clip_high=0.4))
-    assert found == replace(PRESETS["verl:grpo"].algorithm, clip_high=0.4, name="verl:grpo+")
+    assert found == replace(PRESETS["verl:grpo"].algorithm, clip_high=0.4, changed=True)
+    assert found.name == "verl:grpo+"
     same = resolve(AlgorithmConfig(preset="verl:grpo", clip_high=0.2))
     assert same.name == "verl:grpo"
 
