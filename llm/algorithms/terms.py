@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from unirl.llm.algorithms.effect import Bound, Condition, term
 from unirl.vtrace import (
@@ -82,7 +82,7 @@ _UNWEIGHED = {"correction": "none", "sequence_mask": "none"}
 _OF_ADVANTAGE = {"gae": {"whiten": "variance"}, "vtrace": _UNWEIGHED}
 # PPO's clip of 0.2 is no clip for GSPO, whose ratio is a mean, and makes CISPO something else.
 # Values of the papers.
-_OF_OBJECTIVE = {
+_OF_OBJECTIVE: dict[str, dict[str, Any]] = {
     "ppo": {"clip_low": 0.2, "clip_high": 0.28},
     "cispo": {"clip_low": 1.0, "clip_high": 4.0, "dual_clip": 0.0},
     "gspo": {
@@ -95,7 +95,7 @@ _OF_OBJECTIVE = {
     "dppo": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 0.0},
     "reinforce": {"dual_clip": 0.0},
 }
-_OF_CORRECTION = {
+_OF_CORRECTION: dict[str, dict[str, Any]] = {
     "tis": {"correction_low": 0.0, "correction_high": 2.0, "correction_level": "token"},
     "icepop": {"correction_low": 0.5, "correction_high": 5.0, "correction_level": "token"},
 }

@@ -97,8 +97,8 @@ def _diff(first: str, second: str, path: Path | None) -> int:
     one, two = _preset(first), _preset(second)
     batch = example_batch() if path is None else load_batch(path)
     _show(_terms_table(one, two))
-    full = (replace(each, norm_tokens=each.norm_tokens or batch.max_tokens) for each in (one, two))
-    found = difference(*full, batch)
+    one, two = (replace(a, norm_tokens=a.norm_tokens or batch.max_tokens) for a in (one, two))
+    found = difference(one, two, batch)
     where = "the built-in batch" if path is None else str(path)
     _show(_figures_table(first, second, found, where))
     return 0
