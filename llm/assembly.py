@@ -45,8 +45,8 @@ from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
 from unirl.llm.rollout import GroupFilter, Rollout, RolloutConfig, RolloutFunction
 from unirl.llm.tasks.config import TaskConfig
+from unirl.llm.tasks.make import make_tasks
 from unirl.llm.tasks.prompts import PromptSource
-from unirl.llm.tasks.task import make_tasks
 from unirl.llm.training.distill import TeacherConfig, make_teacher
 from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig

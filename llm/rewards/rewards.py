@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, format_error
 from unirl.llm.engine import Completion
 from unirl.llm.group import SCORE, Score
 from unirl.llm.own_code import is_own
@@ -75,7 +75,7 @@ class Rewarder:
         return [list(row) for row in zip(*columns, strict=True)]
 
     def close(self) -> None:
-        """Kill all workers and let go of models; idempotent."""
+        """Kill all workers and release models; idempotent."""
         self._pool.close()
         for reward in self._rewards.values():
             reward.close()
@@ -94,7 +94,7 @@ class Rewarder:
             raise
         except Exception as error:
             unexpected = error
-            scores = [failed(f"{type(error).__name__}: {error}")] * len(texts)
+            scores = [failed(format_error(error))] * len(texts)
         self._count(name, scores, unexpected)
         return scores
 
@@ -110,7 +110,7 @@ class Rewarder:
             raise UniRLError(
                 f'reward "{name}" gives no scores: {reasons[-1]}',
                 f"{in_vain} completions in a row without one, reward.give_up_after is {most}",
-                "mend it, or raise reward.give_up_after to sit out an outage",
+                "fix it, or raise reward.give_up_after to sit out an outage",
             )
 
     def _make(self, name: str) -> Reward:

@@ -13,10 +13,10 @@ import queue
 import signal
 import socket
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from unirl.errors import format_error
 from unirl.llm.own_code import load_own
 from unirl.runners.process_settings import die_with_parent
 
@@ -32,7 +32,7 @@ def worker_main(
     """Import the functions and the modules that they will import, say so, then answer until the
     other end closes.
     """
-    # Whoever forked this: a fork server, or the judge's process itself. Should that one be gone
+    # Its parent: a fork server, or the process of the rewards itself. Should that one be gone
     # already, the other end of the line is closed, and this process ends by that.
     die_with_parent(os.getppid())
     # A group of its own, so that processes which the functions start are killed with this one.
@@ -91,13 +91,6 @@ def _answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[
         return {"value": value if value is None or isinstance(value, str) else float(value)}
     except Exception as error:
         return {"error": format_error(error)[:_ERROR_CHARACTERS]}
-
-
-def format_error(error: Exception) -> str:
-    """What a function raised, and in which line: its author looks for it there."""
-    calls = traceback.extract_tb(error.__traceback__)
-    where = f" ({os.path.basename(calls[-1].filename)}:{calls[-1].lineno})" if calls else ""
-    return f"{type(error).__name__}: {error}{where}"
 
 
 def _send(line: socket.socket, answer: Mapping[str, Any]) -> None:

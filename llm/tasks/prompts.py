@@ -60,7 +60,7 @@ class Prompt:
 
 
 class PromptSource:
-    """Prompt n of a run, whoever asks and however often.
+    """Prompt n of a run, the same at every call.
 
     max_context: tokens the model can look at, 0: any number; max_tokens: those of them that a
     completion may take. Every prompt is looked at once, here: raises UniRLError for one that is too
@@ -107,7 +107,7 @@ class PromptSource:
 
     def prompt(self, ticket: int) -> Prompt:
         """The prompt of a ticket >= 0."""
-        which, offset, epoch = self._order.place(ticket)
+        which, offset, epoch = self._order.locate(ticket)
         index = int(self._train[which][offset])
         return self._make(self._tasks[which], self._tasks[which].train, index, epoch, ticket)
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from unirl.errors import UniRLError
 from unirl.llm.tasks.config import TaskConfig
+from unirl.llm.tasks.make import make_tasks
 from unirl.llm.tasks.prompt_order import PromptOrder
 from unirl.llm.tasks.prompts import PromptSource, Tokenizer
-from unirl.llm.tasks.task import Example, Task, make_tasks, question
+from unirl.llm.tasks.task import Example, Task, question
 
 
 class Characters:
@@ -78,9 +79,9 @@ def test_a_ticket_names_the_same_example_whatever_was_asked_before(
         return PromptOrder(names, sizes, weights, seed)
 
     one = fresh()
-    forwards = [one.place(ticket) for ticket in tickets]
-    assert forwards == [fresh().place(ticket) for ticket in tickets]
-    assert forwards[::-1] == [one.place(ticket) for ticket in tickets[::-1]]
+    forwards = [one.locate(ticket) for ticket in tickets]
+    assert forwards == [fresh().locate(ticket) for ticket in tickets]
+    assert forwards[::-1] == [one.locate(ticket) for ticket in tickets[::-1]]
 
 
 @given(seed=st.integers(0, 2**62), weight=st.floats(0.2, 0.8))
@@ -92,7 +93,7 @@ def test_each_task_of_a_mix_goes_through_its_examples_epoch_by_epoch(
     order = PromptOrder(["a", "b"], sizes, [weight, 1 - weight], seed)
     seen: list[list[tuple[int, int]]] = [[], []]
     for ticket in range(9000):  # across the blocks in which tasks are drawn
-        task, index, epoch = order.place(ticket)
+        task, index, epoch = order.locate(ticket)
         seen[task].append((epoch, index))
     for task, size in enumerate(sizes):
         for epoch in range(len(seen[task]) // size):

@@ -16,8 +16,7 @@ import pytest
 from tests.llm.test_rewards import DONE, TASK, prompt
 from unirl.errors import UniRLError
 from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Score
-from unirl.llm.rewards.config import RewardConfig
-from unirl.llm.rewards.judge import JudgeConfig
+from unirl.llm.rewards.config import JudgeConfig, RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
 
 pytest.importorskip("httpx2", reason="judges are asked through it")
