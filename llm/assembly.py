@@ -23,7 +23,7 @@ from unirl.llm.algorithms.resolve import check_num_steps
 from unirl.llm.device import device_of
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.engines.make import make_engine, require_engine, takes_adapters
-from unirl.llm.evaluate import LlmEvaluator, Parts, require_held_out
+from unirl.llm.evaluate import EvalPieces, LlmEvaluator, require_held_out
 from unirl.llm.group import GroupShape
 from unirl.llm.models.lora import (
     add_adapters,
@@ -89,7 +89,7 @@ class LanguageConfig(Protocol):
 
 
 @dataclass(frozen=True)
-class Probe:
+class LanguageFacts:
     """The size of a slot, what a checkpoint must agree on, and what is in force."""
 
     shape: GroupShape
@@ -99,7 +99,7 @@ class Probe:
 
 def probe(
     config: LanguageConfig, shape: GroupShape | None = None, task: str | Sequence[str] = ""
-) -> Probe:
+) -> LanguageFacts:
     """Load everything but the model, so that what cannot work fails before anything is started.
 
     shape, task: of the groups that are learned from where none are generated.
@@ -118,7 +118,7 @@ def probe(
         rewarder.close()
         if config.run.eval_steps:
             require_held_out(prompts)
-    return Probe(
+    return LanguageFacts(
         shape
         or GroupShape(
             config.rollout.group_size,
@@ -264,7 +264,7 @@ def weights_of(model: Mapping[str, Any], *, config: LanguageConfig) -> Weights:
 def make_evaluator(seed: int, *, config: LanguageConfig) -> LlmEvaluator:
     """The factory of a plan's evaluator: always with the embedded engine, which starts at once."""
 
-    def make() -> Parts:
+    def make() -> EvalPieces:
         engine = replace(config.engine, kind="hf", url="")
         tokenizer, prompts, rewarder = _prompts(config)
         return make_engine(engine, config.model), prompts, rewarder, _decoder(tokenizer)
@@ -309,7 +309,7 @@ def _own_context(model: ModelConfig, tokenizer: Any) -> int:
         settings = import_transformers().AutoConfig.from_pretrained(model.path, **options)
         return context_length(SimpleNamespace(config=settings))
     except (OSError, ValueError, KeyError, UniRLError):
-        return 0  # whoever loads the model finds what is wrong with it, and says it better
+        return 0  # loading the model finds what is wrong with it, and says it better
 
 
 def _own_code(config: RolloutConfig) -> tuple[RolloutFunction | None, GroupFilter | None]:

@@ -14,7 +14,7 @@ from unirl.llm.engine import Completion, Engine, Request, SamplingConfig
 from unirl.llm.rewards.rewards import Rewarder, combine
 from unirl.llm.tasks.prompts import Prompt, PromptSource
 
-Parts = tuple[Engine, PromptSource, Rewarder, Callable[[tuple[int, ...]], str]]
+EvalPieces = tuple[Engine, PromptSource, Rewarder, Callable[[tuple[int, ...]], str]]
 
 
 class LlmEvaluator:
@@ -28,13 +28,13 @@ class LlmEvaluator:
         self,
         seed: int,
         *,
-        make: Callable[[], Parts],
+        make: Callable[[], EvalPieces],
         sampling: SamplingConfig,
         whole: Callable[[Weights], Weights],
     ) -> None:
         self._seed, self._make, self._sampling = seed, make, sampling
         self._whole = whole
-        self._parts: Parts | None = None
+        self._pieces: EvalPieces | None = None
         self._runner = asyncio.Runner()
         self._version = 0
 
@@ -44,19 +44,23 @@ class LlmEvaluator:
         """See Evaluator. Prompts come in their order, and again from the first when they are fewer.
         deterministic: the likeliest token each time. Completions whose reward fails are left out.
         """
-        if self._parts is None:
-            self._parts = self._make()
-        prompts = self._parts[1]
+        if self._pieces is None:
+            self._pieces = self._make()
+        prompts = self._pieces[1]
         require_held_out(prompts)
         sampling = replace(self._sampling, temperature=0.0) if deterministic else self._sampling
         self._version += 1
-        work = self._evaluate(self._parts, self._whole(weights), num_episodes, sampling)
+        work = self._evaluate(self._pieces, self._whole(weights), num_episodes, sampling)
         return self._runner.run(work)
 
     async def _evaluate(
-        self, parts: Parts, weights: Weights, num_episodes: int, sampling: SamplingConfig
+        self,
+        pieces: EvalPieces,
+        weights: Weights,
+        num_episodes: int,
+        sampling: SamplingConfig,
     ) -> EvalResult:
-        engine, prompts, rewarder, decode = parts
+        engine, prompts, rewarder, decode = pieces
         await engine.start()
         await engine.load_weights(weights, self._version)
 
@@ -77,10 +81,10 @@ class LlmEvaluator:
         return EvalResult([reward for reward, _ in known], [length for _, length in known])
 
     def close(self) -> None:
-        if self._parts is not None:
-            self._parts[2].close()
-            self._runner.run(self._parts[0].close())
-            self._parts = None
+        if self._pieces is not None:
+            self._pieces[2].close()
+            self._runner.run(self._pieces[0].close())
+            self._pieces = None
         self._runner.close()
 
 

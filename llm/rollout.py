@@ -1,7 +1,7 @@
 """The actor of language recipes: a slot is a prompt, filled with a group of completions and their
-rewards while other groups are under way.
+rewards while other groups are in flight.
 
-Aborted tails that are gone on with: APRIL, arXiv 2509.18521. Discarding groups without spread:
+Aborted completions that are continued: APRIL, arXiv 2509.18521. Discarding groups without spread:
 DAPO, arXiv 2503.14476, section 3.2.
 """
 
@@ -40,7 +40,7 @@ class RolloutConfig:
     """Completions of each prompt. More: a better baseline, fewer prompts for the same work."""
     zero_variance: str = "skip"
     """Groups whose rewards are all equal. skip: they count, and no time is spent on learning
-    nothing from them; discard: another prompt takes their place (dynamic sampling); train: they are
+    nothing from them; discard: another prompt replaces them (dynamic sampling); train: they are
     computed all the same, for what the KL or entropy term makes of them.
     """
     function: str = ""
@@ -67,8 +67,8 @@ class Rollout:
     decode: token ids as the text that rewards read. seed: the run's, so that a completion is a
     function of seed, ticket and weights, whichever actor makes it. Ticket n asks prompt number
     first + stride * n: what several processes do that share one order of prompts. max_staleness:
-    a kept part that is older is generated anew. sleeps: the engine gives its memory back while no
-    sample is under way.
+    a partial completion that is older is generated again. sleeps: the engine gives its memory back
+    while no sample is in flight.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Rollout:
             raise UniRLError(
                 f"rollout.function returned {len(completions)} completions",
                 f"it was given {self._config.group_size} requests, and each has one completion",
-                f"mend {self._config.function or 'it'}",
+                f"fix {self._config.function or 'it'}",
             )
         if any(one.finish == "aborted" for one in completions):
             self._kept[number] = list(completions)
@@ -142,7 +142,7 @@ class Rollout:
         slot.last_version = max(versions, default=self.engine.version)
 
     async def interrupt(self) -> None:
-        """See AsyncActor: running completions end as they are, and are gone on with later."""
+        """Running completions end as they are, and are continued later."""
         await self.engine.abort()
 
     def restart(self, seed: int) -> None:
@@ -188,7 +188,7 @@ class Rollout:
                 raise DiscardSlot("zero_variance")
 
     async def _refresh(self) -> None:
-        """Give the engine the newest weights; completions under way go on with them."""
+        """Give the engine the newest weights; completions in flight continue with them."""
         async with self._swap:
             if self._failure is not None:
                 raise self._failure

@@ -25,7 +25,7 @@ from unirl.core.weights import Weights, WeightStore
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm import assembly
-from unirl.llm.assembly import LanguageConfig, Probe
+from unirl.llm.assembly import LanguageConfig, LanguageFacts
 from unirl.llm.evaluate import LlmEvaluator
 from unirl.llm.group import Group, GroupShape, read_group
 from unirl.llm.models.lora import add_adapters
@@ -48,14 +48,14 @@ _NOTES = (
 class SavedGroups:
     """What a folder of saved groups holds; the tensors stay on the disk."""
 
-    places: tuple[tuple[Path, int], ...]
+    locations: tuple[tuple[Path, int], ...]
     """File and number of each group, in the order in which they were written."""
     shape: GroupShape
     largest_token: int
     temperature: float
     rewards: tuple[str, ...]
     task: str | list[str]
-    """See TaskConfig.names."""
+    """As TaskConfig.names."""
 
     @classmethod
     def find(cls, where: Path) -> SavedGroups:
@@ -85,7 +85,7 @@ class SavedGroups:
             for name in ("max_prompt", "max_tokens", "largest_token")
         }
         return cls(
-            places=tuple(
+            locations=tuple(
                 (path.with_suffix(".safetensors"), i)
                 for path, note in zip(notes, read, strict=True)
                 for i in range(int(note["num_groups"]))
@@ -104,7 +104,7 @@ class SavedGroups:
 
     def load(self, index: int) -> Group:
         """One group. Raises UniRLError when its file is not whole."""
-        path, i = self.places[index]
+        path, i = self.locations[index]
         safe_open, _ = _safetensors()
         try:
             with safe_open(path, "pt") as file:
@@ -142,7 +142,7 @@ def save_groups(
         "max_prompt": max(one.prompt.numel() for one in groups),
         "max_tokens": max(int(one.lengths.max()) for one in groups),
         "largest_token": max(
-            int(part.max()) for one in groups for part in (one.prompt, one.token) if part.numel()
+            int(ids.max()) for one in groups for ids in (one.prompt, one.token) if ids.numel()
         ),
         "temperature": temperature,
         "rewards": list(rewards),
@@ -222,13 +222,13 @@ class Replay:
         self._epoch, self._order = -1, torch.empty(0)
 
     def produce(self, slot: Slot) -> None:
-        epoch, place = divmod(self._first + self._stride * slot.ticket, len(self._saved.places))
+        epoch, index = divmod(self._first + self._stride * slot.ticket, len(self._saved.locations))
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(derive_seed(self._seed, "replay", epoch))
-            self._order = torch.randperm(len(self._saved.places), generator=generator)
+            self._order = torch.randperm(len(self._saved.locations), generator=generator)
             self._epoch = epoch
         version = self._weights.version
-        _fill(slot.data, self._saved.load(int(self._order[place])), version)
+        _fill(slot.data, self._saved.load(int(self._order[index])), version)
         slot.first_version = slot.last_version = version
 
     def restart(self, seed: int) -> None:
@@ -238,7 +238,7 @@ class Replay:
         pass
 
 
-def probe(config: LanguageConfig, samples: str) -> Probe:
+def probe(config: LanguageConfig, samples: str) -> LanguageFacts:
     """What a plan needs that learns from saved groups. Raises UniRLError where they do not fit, and
     for settings of what is not done: generating.
     """
@@ -360,7 +360,7 @@ def _no_note(path: Path, why: str) -> UniRLError:
     return UniRLError(
         f"{path} does not describe saved groups",
         why,
-        "copy the whole folder of the run again, or make it anew",
+        "copy the whole folder of the run again, or make it again",
     )
 
 

@@ -58,8 +58,8 @@ def advantages(
     reward, group (ids, int64), valid (0 where the reward failed), bootstrap (a critic's value of
     what follows; 0 where the text ended): [S]. The others [N]: old_logp (the learner's), logp (the
     engine's; for vtrace), reference (for KL in the reward), value (with a critic). Give rewards as
-    `shaped_reward` has them. reduce: where this is one process' part of the batch; groups are whole
-    in it. Raises ValueError when something is missing that the algorithm needs.
+    `shaped_reward` has them. reduce: where one process has only some groups of the batch.
+    Raises ValueError when something is missing that the algorithm needs.
 
     A completion without a reward has advantage 0 and no part in statistics. Its tokens count in
     denominators unless their mask is cleared.

@@ -62,7 +62,7 @@ __all__ = [
 
 
 def denominator(algorithm: Algorithm, mask: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
-    """What this part of the batch adds to the denominator of every loss: a float64 scalar.
+    """What these tokens of the batch add to the denominator of every loss: a float64 scalar.
 
     Add it up over all micro-batches and processes, completions that are skipped included, before
     the first backward(); each numerator is divided by the total.
@@ -87,7 +87,7 @@ def aggregated(
 
 
 class PolicyTerms(NamedTuple):
-    """The loss of the policy on a part of the batch, and what it did there."""
+    """The loss of the policy on some tokens of the batch, and what it did there."""
 
     loss: Loss
     metrics: TokenMetrics

@@ -113,7 +113,7 @@ def arguments(prompt: Prompt, text: str, completion: Completion) -> dict[str, An
 
 def own_function(name: str) -> Callable[..., Any]:
     """The function that `module:function` names. Raises UniRLError when there is none, or when it
-    needs arguments that nobody has.
+    needs arguments that are not offered.
     """
     what = f'reward "{name}"'
     function = load_own(name, what)
@@ -133,7 +133,7 @@ def own_function(name: str) -> Callable[..., Any]:
         ) from None
     except ValueError:  # written in C, without a signature
         raise UniRLError(
-            f"{what} does not tell its arguments",
+            f"{what} does not show its arguments",
             f"it is a {type(function).__name__} without a signature",
             "wrap it in a function of text and answer",
         ) from None

@@ -16,7 +16,7 @@ from unirl.llm.rewards.limits import Limits, within
 from unirl.llm.rewards.reward import failed, timed_out
 from unirl.llm.tasks.prompts import Prompt
 
-_PLACES = re.compile(r"\{(prompt|answer|text|scale)\}")
+_BLANKS = re.compile(r"\{(prompt|answer|text|scale)\}")
 # Also thoughts whose <think> stands in the prompt: models that always think begin behind it.
 _THOUGHTS = re.compile(r"<think>.*?</think>|^.*</think>", re.DOTALL)
 _NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
@@ -41,14 +41,14 @@ class JudgeReward:
 
     async def _one(self, prompt: Prompt, text: str) -> Score:
         asked = "\n\n".join(str(turn.get("content", "")) for turn in prompt.messages)
-        parts = {
+        fills = {
             "prompt": asked,
             "answer": prompt.answer,
             "text": text,
             "scale": f"{self._config.scale:g}",
         }
         # In one pass, so that braces in a completion stay what they are.
-        content = _PLACES.sub(lambda match: parts[match[1]], self._config.question)
+        content = _BLANKS.sub(lambda match: fills[match[1]], self._config.question)
         problems: list[str] = []
         async with self._limits.call():
             try:

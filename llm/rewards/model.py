@@ -58,7 +58,7 @@ class ModelReward:
         return scores
 
     def close(self) -> None:
-        """Let go of the model; what is under way is finished first."""
+        """Release the model; a job in flight is finished first."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._model = None
 

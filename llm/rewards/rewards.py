@@ -104,7 +104,7 @@ class Rewarder:
             self._in_vain[name] = 0 if score.outcome == SCORE else self._in_vain[name] + 1
         reasons = [score.why for score in scores if score.outcome != SCORE]
         for why in dict.fromkeys(reasons):
-            self._complaints.tell(name, why, len(reasons), len(scores), unexpected)
+            self._complaints.log(name, why, len(reasons), len(scores), unexpected)
         most, in_vain = self._config.give_up_after, self._in_vain[name]
         if most and in_vain >= most:
             raise UniRLError(
@@ -157,7 +157,7 @@ def combine_tensors(
     weight = torch.tensor(weights, dtype=value.dtype, device=value.device)
     scored = outcome == SCORE
     valid = (scored | (weight == 0)).all(dim=1)
-    # where, not a product: what stands in the place of a missing value may be NaN.
+    # where, not a product: what stands for a missing value may be NaN.
     total = torch.where(scored, value * weight, 0.0).sum(dim=1)
     return torch.where(valid, total, 0.0), valid
 

@@ -77,7 +77,7 @@ def wanted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str
 
 
 def _read(line: socket.socket, jobs: queue.SimpleQueue[bytes]) -> None:
-    """Hand jobs on. When the other end is gone, so is everybody here, even from a hung function."""
+    """Queue jobs. When the other end is gone, this process group ends, even in a hung function."""
     with contextlib.suppress(OSError), line.makefile("rb") as lines:
         for job in lines:
             jobs.put(job)
@@ -96,5 +96,5 @@ def _answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[
 def _send(line: socket.socket, answer: Mapping[str, Any]) -> None:
     try:
         line.sendall(json.dumps(answer).encode() + b"\n")
-    except OSError:  # nobody is there to hear it
+    except OSError:  # nothing listens any more
         os._exit(1)

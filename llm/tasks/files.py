@@ -180,14 +180,14 @@ def _read_dataset(where: str, options: Mapping[str, str]) -> tuple[FileRows, Fil
     except ImportError:
         raise _missing("hf:" + where, "datasets") from None
 
-    def read(part: str) -> FileRows:
+    def read(name: str) -> FileRows:
         try:
-            rows: FileRows = datasets.load_dataset(where, options.get("subset"), split=part)
+            rows: FileRows = datasets.load_dataset(where, options.get("subset"), split=name)
         except Exception as error:  # many kinds: unknown name, no network, unknown subset or split
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise UniRLError(
                 f'dataset "{where}" cannot be loaded',
-                f'its split "{part}" was asked for: {reason[0]}',
+                f'its split "{name}" was asked for: {reason[0]}',
                 "check the name, task.options.subset and task.options.split",
             ) from error
         return rows

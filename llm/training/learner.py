@@ -60,7 +60,7 @@ class LlmLearnerConfig:
     it.
     """
     minibatches: int = 1
-    """Steps of the optimiser per pass, each on a part of the groups. More: more progress per
+    """Steps of the optimiser per pass, each on some of the groups. More: more progress per
     batch, noisier steps.
     """
     micro_tokens: int = 8192
@@ -184,7 +184,7 @@ class LlmLearner:
         tokens = TokenBatch.of(groups, self._reward_weights)
         known = self._prepare(tokens, metrics)
         for _ in range(self._config.epochs):
-            moved = [self._step(tokens, part, known, metrics) for part in self._parts(tokens)]
+            moved = [self._step(tokens, each, known, metrics) for each in self._minibatches(tokens)]
             if self._config.optimizer.lr_schedule == "adaptive":
                 self._adapt([one for one in moved if one is not None])
         report_groups(tokens, batch, self.version, self._reward_names, metrics)
@@ -196,7 +196,7 @@ class LlmLearner:
             metrics.ratio("perf/tokens_per_s", drawn, (now - self._ended) * share)
         self._ended = now
         if self._tokenizer is not None and self._ranks.is_main:
-            # Copied: slots are written anew before anyone asks. Text is made when somebody does.
+            # Copied: slots are written again before they are asked for. Text is made when they are.
             copies = [one.copy() for one in tokens.groups]
             self._newest = replace(tokens, groups=tuple(copies)), known.advantage.cpu()
         metrics = self._count(tokens, metrics)
@@ -244,9 +244,9 @@ class LlmLearner:
         old_logp = value = reference = after = ends = None
         train = tokens.valid & (tokens.length > 0)
         if not before:
-            told = found()
+            result = found()
             # Known before any forward pass: none is made for what has no gradient.
-            train = train & told.active if self._skips else train
+            train = train & result.active if self._skips else train
         if algorithm.bootstraps:
             after = torch.zeros(tokens.size, dtype=torch.float64, device=self._device)
             ends = tokens.cut_off
@@ -259,16 +259,16 @@ class LlmLearner:
         if self._teacher is not None:
             teacher = self._teacher.logp(tokens, train, self._packs).to(self._device)
         if before:
-            told = found(old_logp, value, reference, after)
-            train = train & told.active if self._skips else train
-        if told.kl is not None:
-            metrics.ratio("kl", told.kl.sum(), tokens.mask.sum())
+            result = found(old_logp, value, reference, after)
+            train = train & result.active if self._skips else train
+        if result.kl is not None:
+            metrics.ratio("kl", result.kl.sum(), tokens.mask.sum())
         if not several:
             old_logp = None  # the forward pass with gradient finds it again
-        advantage = told.token
+        advantage = result.token
         if self._teacher is not None and self._teacher.alone:
             advantage = torch.zeros_like(advantage)
-        device, target = self._device, told.target
+        device, target = self._device, result.target
         return Known(
             advantage.to(device),
             train,
@@ -301,28 +301,27 @@ class LlmLearner:
             packs += [empty_pack(self._device)] * (most - len(packs))
         return packs
 
-    def _parts(self, tokens: TokenBatch) -> list[Tensor]:
-        """The minibatches of a pass, as flags of completions [S]: whole groups, drawn anew."""
+    def _minibatches(self, tokens: TokenBatch) -> list[Tensor]:
+        """The minibatches of a pass, as flags of completions [S]: whole groups, drawn again."""
         num = self._config.minibatches
         if num == 1:
             return [torch.ones(tokens.size, dtype=torch.bool)]
         order = torch.randperm(len(tokens.groups), generator=self._generator)
-        return [torch.isin(tokens.group, part) for part in order.tensor_split(num)]
+        return [torch.isin(tokens.group, groups) for groups in order.tensor_split(num)]
 
     def _step(
-        self, tokens: TokenBatch, part: Tensor, known: Known, metrics: Metrics
+        self, tokens: TokenBatch, minibatch: Tensor, known: Known, metrics: Metrics
     ) -> TokenMetrics | None:
-        """One step of the optimiser. part: completions that it is the mean over, [S]. Returns what
-        it found at the tokens of all ranks; None: nothing had a gradient.
-        """
-        algorithm, size, train = self._algorithm, tokens.size, part & known.train
+        """One step of the optimiser. minibatch: its completions, [S]. Returns what it found
+        at the tokens of all ranks; None: nothing had a gradient."""
+        algorithm, size, train = self._algorithm, tokens.size, minibatch & known.train
         wants_entropy = algorithm.entropy_coef > 0 or self._config.entropy
         packs = self._packs(tokens, train)
         # What is left out counts all the same: a mean is over the whole step, and over all ranks.
         below, computed, num_packs = self._ranks.sum(
             [
                 denominator(algorithm, tokens.mask & chosen[tokens.sequence], tokens.sequence, size)
-                for chosen in (part, train)
+                for chosen in (minibatch, train)
             ]
             + [torch.tensor(float(len(packs)))]
         )
@@ -331,7 +330,7 @@ class LlmLearner:
             return None
         divisor = max(float(below), 1.0)
         teacher_coef = self._teacher.coef if self._teacher is not None else 0.0
-        sums, told = torch.zeros(len(SUMS), dtype=torch.float64, device=self._device), []
+        sums, of_packs = torch.zeros(len(SUMS), dtype=torch.float64, device=self._device), []
         for pack in packs:
             terms = self._policy(pack, want_entropy=wants_entropy)
             if not pack.num_targets:
@@ -342,12 +341,12 @@ class LlmLearner:
             torch.autograd.backward(found.loss / divisor)
             self._update.gather()
             sums += found.sums
-            told.append(found.metrics)
+            of_packs.append(found.metrics)
         if not packs:
             self._update.gather_nothing()
         norm = self._update.apply(self.num_steps).cpu()
         # device -> host, once per step
-        own = [TokenMetrics(*(part.cpu() for part in reduce(add, told)))] if told else []
+        own = [TokenMetrics(*(each.cpu() for each in reduce(add, of_packs)))] if of_packs else []
         shared = self._ranks.share((sums.cpu(), own))
         total = dict(zip(SUMS, sum(each for each, _ in shared).tolist(), strict=True))  # type: ignore[union-attr]
         metrics.ratio("losses/policy", total["policy"], divisor)
@@ -420,6 +419,6 @@ def _host(tensor: Tensor | None) -> Tensor | None:
 
 
 def _nothing(terms: TokenTerms) -> Tensor:
-    """A loss of zero that every weight has a part in."""
+    """A loss of zero that depends on every weight."""
     none = terms.logp.sum()
     return none if terms.value is None else none + terms.value.sum()

@@ -130,7 +130,7 @@ def test_the_seed_changes_the_order_and_not_what_is_held_out() -> None:
 
 
 def test_orders_are_what_they_were_when_this_was_written() -> None:
-    # A run resumed with a newer numpy, torch or UniRL must go on with the same prompts.
+    # A run resumed with a newer numpy, torch or UniRL must continue with the same prompts.
     prompts = source(name="digits")
     assert [prompts.prompt(ticket).index for ticket in range(6)] == [15, 7, 106, 134, 116, 44]
     mixed = source(mix={"digits": 1.0, "reverse": 1.0})
@@ -147,10 +147,10 @@ def test_questions_go_through_the_chat_template_and_plain_texts_do_not() -> None
     assert forced.text.endswith(" =<assistant>")
     off = source(Chatty(), name="digits", template="off", system="Be brief.").prompt(0)
     assert off.text.startswith("Be brief.\n\nWhat is ")
-    told = source(
+    switched = source(
         Chatty(), name="digits", template="auto", template_options={"enable_thinking": False}
     )
-    assert told.prompt(0).text.endswith("[enable_thinking=False]")
+    assert switched.prompt(0).text.endswith("[enable_thinking=False]")
 
 
 def test_transformers_tokenizers_write_the_same_by_text_and_by_tokens() -> None:

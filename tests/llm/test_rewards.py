@@ -73,7 +73,7 @@ def test_rules_give_what_they_say(
     assert rule(text, answer) == value
 
 
-def test_the_tasks_own_reward_is_used_unless_told_otherwise() -> None:
+def test_the_tasks_own_reward_is_used_by_default() -> None:
     other = Task("copy", [question("3?", "33")], [], "characters")
     asked = prompt("33", other)
     scores, _ = judged(["31"], asked, (TASK, other))

@@ -38,7 +38,7 @@ async def judge(rewarder: Rewarder, *groups: list[str]) -> None:
         await rewarder.score_group(prompt(), texts, [DONE] * len(texts))
 
 
-def told(caplog: pytest.LogCaptureFixture, *groups: list[str], **config: Any) -> list[str]:
+def logged(caplog: pytest.LogCaptureFixture, *groups: list[str], **config: Any) -> list[str]:
     rewarder = Rewarder(RewardConfig(**config), [TASK])
     asyncio.run(judge(rewarder, *groups))
     rewarder.close()
@@ -48,7 +48,7 @@ def told(caplog: pytest.LogCaptureFixture, *groups: list[str], **config: Any) ->
 
 def test_each_reward_tells_once_why_it_gives_no_score(caplog: pytest.LogCaptureFixture) -> None:
     weights = {BROKEN: 1.0, WORDS: 0.0, "last_number": 1.0}
-    lines = told(caplog, ["a", "b"], ["cc", "ddd"], weights=weights)
+    lines = logged(caplog, ["a", "b"], ["cc", "ddd"], weights=weights)
     assert sorted(re.sub(r" in \S+:\d+", "", line) for line in lines) == [
         f'reward "{BROKEN}" gives 2 of 2 completions no score: RuntimeError: the scorer is down',
         f"reward \"{WORDS}\" gives 2 of 2 completions no score: ValueError: 'a' has 1 letters",
@@ -56,13 +56,13 @@ def test_each_reward_tells_once_why_it_gives_no_score(caplog: pytest.LogCaptureF
     assert all("reward_functions.py:" in line for line in lines)
 
 
-def test_a_late_score_is_told_as_well(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_late_score_is_logged_as_well(caplog: pytest.LogCaptureFixture) -> None:
     slow = f"{OWN}:slow"
-    lines = told(caplog, ["0", "9"], weights={slow: 1.0}, timeout_seconds=0.2)
+    lines = logged(caplog, ["0", "9"], weights={slow: 1.0}, timeout_seconds=0.2)
     assert lines == [f'reward "{slow}" gives 1 of 2 completions no score: no result after 0.2 s']
 
 
-def test_reasons_in_quick_succession_are_told_one_at_a_time(
+def test_reasons_in_quick_succession_are_logged_one_at_a_time(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     every = complaints.Complaints()

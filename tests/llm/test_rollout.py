@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
-from tests.llm.rollout_code import TOLD
+from tests.llm.rollout_code import OBSERVATION
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Slot
 from unirl.core.weights import LocalWeightStore
@@ -74,7 +74,7 @@ class Bench:
         return group_of(slot)
 
     async def until(self, tokens: int) -> None:
-        """Let the engine go on until it has generated so many tokens."""
+        """Let the engine run until it has generated so many tokens."""
         while self.rollout.engine.stats()["generated_tokens"] < tokens:
             await asyncio.sleep(0)
 
@@ -100,7 +100,7 @@ def run(bench: Bench, work: Callable[[Bench], Coroutine[Any, Any, Any]]) -> Any:
 
 def same(one: Group, other: Group) -> bool:
     names = ("prompt", "token", "starts", "finish", "version", "reward")
-    # Keys and values of a part are computed anew, in another order of sums.
+    # Keys and values of a partial completion are computed again, in another order of sums.
     close = one.logp.shape == other.logp.shape and torch.allclose(one.logp, other.logp, atol=1e-5)
     return close and all(torch.equal(getattr(one, n), getattr(other, n)) for n in names)
 
@@ -128,7 +128,7 @@ def test_tokens_on_both_sides_of_a_swap_bear_the_version_that_drew_them(model: s
                        alone.token[: int(old[: int(first.starts[1])].sum())])  # fmt: skip
 
 
-def test_an_interrupted_group_goes_on_as_if_nothing_had_been(model: str) -> None:
+def test_an_interrupted_group_continues_as_if_nothing_had_been(model: str) -> None:
     async def interrupted(bench: Bench) -> tuple[Group, float]:
         for tokens in (5 * GROUP, 12 * GROUP):
             work = asyncio.create_task(bench.group(3))
@@ -145,7 +145,9 @@ def test_an_interrupted_group_goes_on_as_if_nothing_had_been(model: str) -> None
     assert generated == len(whole.token)  # no token was generated twice
 
 
-def test_a_kept_part_goes_on_under_newer_weights_while_it_is_young_enough(model: str) -> None:
+def test_a_partial_completion_continues_under_newer_weights_while_it_is_young_enough(
+    model: str,
+) -> None:
     async def work(bench: Bench, newer: int) -> tuple[Group, float]:
         first = asyncio.create_task(bench.group(3))
         await bench.until(5 * GROUP)
@@ -254,7 +256,7 @@ def test_what_a_tool_says_is_read_and_not_learned(model: str) -> None:
             assert all(mask)
             continue
         some += 1
-        assert tuple(token[2:4]) == TOLD
+        assert tuple(token[2:4]) == OBSERVATION
         assert mask == [True, True, False, False] + [True] * (end - begin - 4)
         assert group.version[begin + 2 : begin + 4].tolist() == [NOBODY, NOBODY]
         assert group.logp[begin + 2 : begin + 4].tolist() == [0.0, 0.0]
@@ -265,7 +267,7 @@ def test_what_a_tool_says_is_read_and_not_learned(model: str) -> None:
     assert tokens.mask.tolist() == group.mask.tolist()
 
 
-def test_a_rollout_function_that_returns_too_few_is_told_so(model: str) -> None:
+def test_a_rollout_function_that_returns_too_few_is_refused(model: str) -> None:
     bench = Bench(model, **{"rollout.function": "tests.llm.rollout_code:one_too_few"})
     with pytest.raises(UniRLError, match=r"rollout.function.*3 completions.*4 requests"):
         run(bench, lambda bench: bench.group(0))

@@ -58,7 +58,7 @@ def test_all_groups_are_written_and_nothing_is_learned(rolled_out: Path) -> None
     notes = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     assert [ticket for note in notes for ticket in note["tickets"]] == list(range(12))
     saved = SavedGroups.find(rolled_out)
-    assert len(saved.places) == 12 and saved.shape.group_size == 4
+    assert len(saved.locations) == 12 and saved.shape.group_size == 4
     assert saved.rewards == ("characters", "exact")
     checkpoint = load_checkpoint(rolled_out)
     assert checkpoint.model == {} and checkpoint.state["num_steps"] == 48
@@ -82,7 +82,7 @@ def test_training_alone_does_what_the_whole_run_does(rolled_out: Path, tmp_path:
         assert float((value - replayed[name]).abs().max()) < 1e-4, name
 
 
-def test_a_resumed_training_goes_on_as_the_whole_one(rolled_out: Path, tmp_path: Path) -> None:
+def test_a_resumed_training_continues_as_the_whole_one(rolled_out: Path, tmp_path: Path) -> None:
     settings = {"only": "train", "samples": str(rolled_out)}
     train(tmp_path / "whole", **settings, **{"run.total_steps": 48, "run.checkpoint_steps": 24})
     train(tmp_path / "parts", **settings)
@@ -91,7 +91,7 @@ def test_a_resumed_training_goes_on_as_the_whole_one(rolled_out: Path, tmp_path:
     assert all(torch.equal(value, parts[name]) for name, value in whole.items())
 
 
-def test_training_alone_goes_on_beside_its_actor_too(rolled_out: Path, tmp_path: Path) -> None:
+def test_training_alone_continues_beside_its_actor_too(rolled_out: Path, tmp_path: Path) -> None:
     settings = {"only": "train", "samples": str(rolled_out), "mode": "async"}
     result = train(tmp_path / "run", **settings, **{"queue.max_staleness": 2})
     assert result.num_steps == 24 and result.scalars["staleness/max"] <= 2
