@@ -145,7 +145,7 @@ def test_an_interrupted_group_continues_as_if_nothing_had_been(model: str) -> No
     assert generated == len(whole.token)  # no token was generated twice
 
 
-def test_a_partial_completion_continues_under_newer_weights_while_it_is_young_enough(
+def test_a_partial_completion_continues_under_newer_weights_while_young_enough(
     model: str,
 ) -> None:
     async def work(bench: Bench, newer: int) -> tuple[Group, float]:
