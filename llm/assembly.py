@@ -40,10 +40,9 @@ from unirl.llm.models.model import (
     load_model,
     load_tokenizer,
 )
-from unirl.llm.own_code import load_own
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
-from unirl.llm.rollout import GroupFilter, Rollout, RolloutConfig, RolloutFunction
+from unirl.llm.rollout import Rollout, RolloutConfig
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.make import make_tasks
 from unirl.llm.tasks.prompts import PromptSource
@@ -110,11 +109,11 @@ def probe(
         _require_trainable(config, algorithm)
         config.run.check_anneals(config.learner.optimizer.lr_schedule)
     if generates:
-        _own_code(config.rollout)
+        config.rollout.load_function(), config.rollout.load_filter()
         require_engine(config.engine, config.model)
         _require_sleep(config)
     if generates or config.run.eval_steps:
-        _, prompts, rewarder = _prompts(config)
+        prompts, rewarder = _prompts(config)
         rewarder.close()
         if config.run.eval_steps:
             require_held_out(prompts)
@@ -181,8 +180,7 @@ def algorithm_of(config: LanguageConfig) -> Algorithm:
 
 def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
     """The factory of a plan's actor."""
-    tokenizer, prompts, rewarder = _prompts(config)
-    ranks, (function, keep) = Ranks.from_environment(), _own_code(config.rollout)
+    prompts, rewarder = _prompts(config)
     return Rollout(
         make_engine(config.engine, config.model),
         context.weights,
@@ -191,13 +189,9 @@ def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
         config.rollout,
         config.sampling,
         seed=config.run.seed,
-        first=ranks.rank,
-        stride=ranks.world_size,
+        ranks=Ranks.from_environment(),
         max_staleness=config.max_staleness,
         sleeps=config.mode == "colocated",
-        decode=_decoder(tokenizer),
-        function=function,
-        keep=keep,
     )
 
 
@@ -266,8 +260,7 @@ def make_evaluator(seed: int, *, config: LanguageConfig) -> LlmEvaluator:
 
     def make() -> EvalPieces:
         engine = replace(config.engine, kind="hf", url="")
-        tokenizer, prompts, rewarder = _prompts(config)
-        return make_engine(engine, config.model), prompts, rewarder, _decoder(tokenizer)
+        return make_engine(engine, config.model), *_prompts(config)
 
     whole = partial(with_base, config=config.model)
     return LlmEvaluator(seed, make=make, sampling=config.sampling, whole=whole)
@@ -285,7 +278,7 @@ def _policy(config: LanguageConfig, algorithm: Algorithm, device: torch.device) 
     )
 
 
-def _prompts(config: LanguageConfig) -> tuple[Any, PromptSource, Rewarder]:
+def _prompts(config: LanguageConfig) -> tuple[PromptSource, Rewarder]:
     tokenizer = load_tokenizer(config.model)
     tasks = make_tasks(config.task)
     prompts = PromptSource(
@@ -295,7 +288,7 @@ def _prompts(config: LanguageConfig) -> tuple[Any, PromptSource, Rewarder]:
         max_context=config.engine.max_context or _own_context(config.model, tokenizer),
         max_tokens=config.sampling.max_tokens,
     )
-    return tokenizer, prompts, Rewarder(config.reward, tasks)
+    return prompts, Rewarder(config.reward, tasks)
 
 
 def _own_context(model: ModelConfig, tokenizer: Any) -> int:
@@ -310,19 +303,3 @@ def _own_context(model: ModelConfig, tokenizer: Any) -> int:
         return context_length(SimpleNamespace(config=settings))
     except (OSError, ValueError, KeyError, UniRLError):
         return 0  # loading the model finds what is wrong with it, and says it better
-
-
-def _own_code(config: RolloutConfig) -> tuple[RolloutFunction | None, GroupFilter | None]:
-    return (
-        load_own(config.function, f"rollout.function {config.function}")
-        if config.function
-        else None,
-        load_own(config.filter, f"rollout.filter {config.filter}") if config.filter else None,
-    )
-
-
-def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    def decode(tokens: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
-
-    return decode

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,8 +19,10 @@ from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
 from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
+from unirl.learners.parallel import Ranks
 from unirl.llm.engine import Completion, Engine, EngineFailed, Request, SamplingConfig
 from unirl.llm.group import Score, write_group
+from unirl.llm.own_code import load_own
 from unirl.llm.rewards.rewards import Rewarder, combine
 from unirl.llm.tasks.prompts import Prompt, PromptSource
 
@@ -60,15 +63,28 @@ class RolloutConfig:
                 "skip costs nothing",
             )
 
+    def load_function(self) -> RolloutFunction:
+        """What generates a group. Raises UniRLError where `function` names nothing."""
+        loaded: RolloutFunction = self._load("function") or ask_engine
+        return loaded
+
+    def load_filter(self) -> GroupFilter | None:
+        """Raises UniRLError where `filter` names nothing."""
+        loaded: GroupFilter | None = self._load("filter")
+        return loaded
+
+    def _load(self, key: str) -> Any:
+        name = getattr(self, key)
+        return load_own(name, f"rollout.{key} {name}") if name else None
+
 
 class Rollout:
-    """See AsyncActor. It starts its engine with the first sample.
+    """It starts its engine with the first sample.
 
-    decode: token ids as the text that rewards read. seed: the run's, so that a completion is a
-    function of seed, ticket and weights, whichever actor makes it. Ticket n asks prompt number
-    first + stride * n: what several processes do that share one order of prompts. max_staleness:
-    a partial completion that is older is generated again. sleeps: the engine gives its memory back
-    while no sample is in flight.
+    seed: the run's, so that a completion is a function of seed, ticket and weights, whichever actor
+    makes it. ranks: processes that share one order of prompts; ticket n of each asks prompt number
+    rank + world_size * n. max_staleness: a partial completion that is older is generated again.
+    sleeps: the engine gives its memory back while no sample is in flight.
     """
 
     def __init__(
@@ -81,19 +97,14 @@ class Rollout:
         sampling: SamplingConfig,
         *,
         seed: int,
-        first: int = 0,
-        stride: int = 1,
+        ranks: Ranks,
         max_staleness: int,
         sleeps: bool = False,
-        decode: Callable[[Sequence[int]], str],
-        function: RolloutFunction | None = None,
-        keep: GroupFilter | None = None,
     ) -> None:
         self.engine, self.prompts, self.sampling = engine, prompts, sampling
         self._weights, self._rewarder, self._config = weights, rewarder, config
-        self._seed, self._max_staleness, self._decode = seed, max_staleness, decode
-        self._first, self._stride = first, stride
-        self._function, self._keep = function or ask_engine, keep
+        self._seed, self._ranks, self._max_staleness = seed, ranks, max_staleness
+        self._function, self._keep = config.load_function(), config.load_filter()
         self._swap = asyncio.Lock()
         self._failure: UniRLError | EngineFailed | None = None
         self._incoming = Incoming()
@@ -113,7 +124,7 @@ class Rollout:
 
     async def _produce(self, slot: Slot) -> None:
         await self._refresh()
-        number = self._first + self._stride * slot.ticket
+        number = self._ranks.rank + self._ranks.world_size * slot.ticket
         prompt = self.prompts.prompt(number)
         started = time.monotonic()
         self._num_running += 1
@@ -131,7 +142,7 @@ class Rollout:
         if any(one.finish == "aborted" for one in completions):
             self._kept[number] = list(completions)
             raise ReissueSlot
-        texts = [self._decode(one.tokens) for one in completions]
+        texts = [self.prompts.decode(one.tokens) for one in completions]
         scores = await self._rewarder.score_group(prompt, texts, completions)
         self._judge(prompt, completions, scores)
         write_group(slot.data, prompt.tokens, completions, scores)
@@ -147,7 +158,7 @@ class Rollout:
 
     def restart(self, seed: int) -> None:
         """What was kept of interrupted groups is dropped, as it is not in a checkpoint; all else
-        depends on the ticket alone. See Actor.
+        depends on the ticket alone.
         """
         self._kept.clear()
 

@@ -157,7 +157,7 @@ def save_groups(
 
 
 class SavingLearner:
-    """See Learner: its weights stay as they are, and batches are kept until they are written."""
+    """Its weights stay as they are, and batches are kept until they are written."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class SavingLearner:
         return self._weights
 
     def state_dict(self) -> LearnerState:
-        """See Learner: there is nothing but counters."""
+        """There is nothing but counters."""
         return LearnerState({}, {})
 
     def load_state_dict(self, state: LearnerState) -> None:
@@ -208,21 +208,21 @@ class SavingLearner:
 
 
 class Replay:
-    """See Actor: saved groups, each once before any comes again, in an order of the seed's.
+    """Saved groups, each once before any comes again, in an order of the seed's.
 
-    Ticket n is sample number first + stride * n: what several processes do that share the samples.
-    A sample counts as new; how far its log-probabilities are from the policy's is in the losses.
+    ranks: processes that share the samples; ticket n of each is sample rank + world_size * n. A
+    sample counts as new; how far its log-probabilities are from the policy's is in the losses.
     """
 
     def __init__(
-        self, saved: SavedGroups, weights: WeightStore, *, seed: int, first: int, stride: int
+        self, saved: SavedGroups, weights: WeightStore, *, seed: int, ranks: Ranks
     ) -> None:
-        self._saved, self._weights, self._seed = saved, weights, seed
-        self._first, self._stride = first, stride
+        self._saved, self._weights, self._seed, self._ranks = saved, weights, seed, ranks
         self._epoch, self._order = -1, torch.empty(0)
 
     def produce(self, slot: Slot) -> None:
-        epoch, index = divmod(self._first + self._stride * slot.ticket, len(self._saved.locations))
+        number = self._ranks.rank + self._ranks.world_size * slot.ticket
+        epoch, index = divmod(number, len(self._saved.locations))
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(derive_seed(self._seed, "replay", epoch))
             self._order = torch.randperm(len(self._saved.locations), generator=generator)
@@ -232,7 +232,7 @@ class Replay:
         slot.first_version = slot.last_version = version
 
     def restart(self, seed: int) -> None:
-        """Nothing to put back: a sample depends on its ticket alone. See Actor."""
+        """Nothing to put back: a sample depends on its ticket alone."""
 
     def close(self) -> None:
         pass
@@ -281,14 +281,8 @@ def make_evaluator(seed: int, *, config: LanguageConfig, task: str | list[str]) 
 
 def make_replay(context: ActorContext, *, config: LanguageConfig, samples: str) -> Replay:
     """The factory of the actor of a plan that learns from saved groups."""
-    ranks = Ranks.from_environment()
-    return Replay(
-        SavedGroups.find(Path(samples).expanduser()),
-        context.weights,
-        seed=config.run.seed,
-        first=ranks.rank,
-        stride=ranks.world_size,
-    )
+    saved = SavedGroups.find(Path(samples).expanduser())
+    return Replay(saved, context.weights, seed=config.run.seed, ranks=Ranks.from_environment())
 
 
 def make_saver(context: LearnerContext, *, config: LanguageConfig) -> SavingLearner:

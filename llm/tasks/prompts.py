@@ -27,6 +27,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids."""
 
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> Any:
+        """Token ids as text."""
+
     def apply_chat_template(
         self,
         conversation: Any,
@@ -104,6 +107,10 @@ class PromptSource:
     def num_eval(self) -> int:
         """Examples held out, of all tasks together."""
         return int(self._ends[-1])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """A completion as the text that rewards read."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def prompt(self, ticket: int) -> Prompt:
         """The prompt of a ticket >= 0."""

@@ -43,7 +43,7 @@ class LanguagePolicy(nn.Module):
             nn.init.zeros_(self.critic.bias)
 
     def forward(self, pack: Pack, *, want_entropy: bool = False) -> TokenTerms:
-        """See TokenTerms; with gradients to every weight that learns."""
+        """With gradients to every weight that learns."""
         head = self._head[0]
         states = hidden_states(self.model, pack)
         hidden = states.index_select(0, pack.source)

@@ -102,7 +102,7 @@ class LlmLearnerConfig:
 
 
 class LlmLearner:
-    """See Learner. Its steps are completions, and so is what recent_returns has the rewards of.
+    """Its steps are completions, and so is what recent_returns has the rewards of.
 
     policy: on its device, in its compute dtype. reference: the frozen model that a KL term holds
     the policy to; None: the policy's own base below its adapters, or not needed. teacher: see
@@ -220,12 +220,7 @@ class LlmLearner:
         wants_old = algorithm.needs_old_logp or config.optimizer.lr_schedule == "adaptive"
         reward = shaped_reward(algorithm, tokens.reward, tokens.sequence, self._max_tokens)
 
-        def found(
-            old_logp: Tensor | None = None,
-            value: Tensor | None = None,
-            reference: Tensor | None = None,
-            after: Tensor | None = None,
-        ) -> Advantages:
+        def found(**known: Tensor | None) -> Advantages:
             return advantages(
                 algorithm,
                 reward,
@@ -233,12 +228,9 @@ class LlmLearner:
                 tokens.valid,
                 tokens.mask,
                 tokens.sequence,
-                old_logp=_host(old_logp),
                 logp=tokens.logp,
-                reference=_host(reference),
-                value=_host(value),
-                bootstrap=_host(after),
                 reduce=self._ranks.reduce,
+                **{name: each if each is None else each.cpu() for name, each in known.items()},
             )
 
         old_logp = value = reference = after = ends = None
@@ -259,7 +251,7 @@ class LlmLearner:
         if self._teacher is not None:
             teacher = self._teacher.logp(tokens, train, self._packs).to(self._device)
         if before:
-            result = found(old_logp, value, reference, after)
+            result = found(old_logp=old_logp, value=value, reference=reference, bootstrap=after)
             train = train & result.active if self._skips else train
         if result.kl is not None:
             metrics.ratio("kl", result.kl.sum(), tokens.mask.sum())
@@ -381,7 +373,7 @@ class LlmLearner:
         return total
 
     def weights(self) -> Weights:
-        """See Learner: by the names of the transformers model, adapters merged unless engines take
+        """By the names of the transformers model, adapters merged unless engines take
         them alone.
         """
         if not self._is_divided:
@@ -412,10 +404,6 @@ class LlmLearner:
         self._generator.set_state(optimizer["generator"])
         self._rewards.extend(state.counters["rewards"])
         self._lengths.extend(int(length) for length in state.counters["lengths"])
-
-
-def _host(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.cpu()
 
 
 def _nothing(terms: TokenTerms) -> Tensor:

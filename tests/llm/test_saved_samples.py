@@ -17,6 +17,7 @@ from tests.llm.test_learner import groups_with_rewards
 from unirl.core.sample import Slot
 from unirl.core.weights import LocalWeightStore
 from unirl.errors import UniRLError
+from unirl.learners.parallel import Ranks
 from unirl.llm.group import read_group
 from unirl.llm.saved_samples import Replay, SavedGroups, save_groups
 from unirl.storage.checkpoint import load_checkpoint
@@ -114,7 +115,7 @@ def test_each_sample_comes_once_per_epoch_also_to_several_ranks(tmp_path: Path) 
     weights.publish({"w": torch.zeros(1)}, 7)
     seen: list[list[tuple[int, ...]]] = []
     for rank in (0, 1):
-        actor = Replay(saved, weights, seed=1, first=rank, stride=2)
+        actor = Replay(saved, weights, seed=1, ranks=Ranks(rank, 2))
         seen.append([])
         for ticket in range(8):
             slot = Slot(0, ticket, saved.shape.spec().allocate())
@@ -133,7 +134,7 @@ def test_a_group_comes_back_as_it_was(tmp_path: Path) -> None:
     saved, weights = saved_in(tmp_path), LocalWeightStore()
     weights.publish({"w": torch.zeros(1)}, 0)
     wanted = [one for seed in range(2) for one in groups_with_rewards(seed)]
-    actor, found = Replay(saved, weights, seed=1, first=0, stride=1), []
+    actor, found = Replay(saved, weights, seed=1, ranks=Ranks()), []
     slot = Slot(0, 0, saved.shape.spec().allocate())
     for slot.ticket in range(8):
         actor.produce(slot)
