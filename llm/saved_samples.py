@@ -30,6 +30,7 @@ from unirl.llm.evaluate import LlmEvaluator
 from unirl.llm.group import Group, GroupShape, read_group
 from unirl.llm.models.lora import add_adapters
 from unirl.llm.models.model import load_model, load_tokenizer
+from unirl.llm.packages import needs
 from unirl.llm.training.report import report_groups
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.storage import disk
@@ -105,7 +106,8 @@ class SavedGroups:
     def load(self, index: int) -> Group:
         """One group. Raises UniRLError when its file is not whole."""
         path, i = self.locations[index]
-        safe_open, _ = _safetensors()
+        with needs("safetensors", f"saved groups {path} cannot be read"):
+            from safetensors import safe_open
         try:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(f"{i}.{name}") for name in _FIELDS}
@@ -129,7 +131,8 @@ def save_groups(
     """Write a batch; path without suffix. A process that is killed leaves no note of half a
     file.
     """
-    _, save_file = _safetensors()
+    with needs("safetensors", "groups cannot be saved"):
+        from safetensors.torch import save_file
     tensors = {
         f"{i}.{name}": getattr(group, name).contiguous()
         for i, group in enumerate(groups)
@@ -356,16 +359,3 @@ def _no_note(path: Path, why: str) -> UniRLError:
         why,
         "copy the whole folder of the run again, or make it again",
     )
-
-
-def _safetensors() -> tuple[Any, Any]:
-    try:
-        from safetensors import safe_open
-        from safetensors.torch import save_file
-    except ImportError as error:
-        raise UniRLError(
-            "safetensors is not installed",
-            "saved groups are safetensors files",
-            "pip install 'unirl[llm]'",
-        ) from error
-    return safe_open, save_file

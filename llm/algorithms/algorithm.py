@@ -9,7 +9,7 @@ formulas and their sources are in unirl.vtrace. In one batch:
     found = advantages(algorithm, reward, group, valid, mask, sequence, ...)
     total = the sum of denominator(...) over all micro-batches and processes
     for each micro-batch of whole completions:
-        policy = policy_loss(...).numerator
+        policy = policy_terms(...).loss.numerator
         kl = algorithm.kl_coef * kl_loss(...).numerator        # where kl_in is loss
         ((policy + kl) / total).backward()
 """
@@ -54,7 +54,6 @@ __all__ = [
     "denominator",
     "kl_loss",
     "overlong_penalty",
-    "policy_loss",
     "policy_terms",
     "resolve",
     "shaped_reward",
@@ -140,22 +139,6 @@ def policy_terms(
     loss = aggregated(algorithm, found.loss * weight, mask, sequence, num_sequences)
     metrics = token_metrics(new_logp, old, logp, weight, found.low, found.high, mask, sequence)
     return PolicyTerms(loss, metrics)
-
-
-def policy_loss(
-    algorithm: Algorithm,
-    new_logp: Tensor,
-    old_logp: Tensor | None,
-    logp: Tensor,
-    advantage: Tensor,
-    mask: Tensor,
-    sequence: Tensor,
-    num_sequences: int,
-) -> Loss:
-    """`policy_terms` without the metrics."""
-    return policy_terms(
-        algorithm, new_logp, old_logp, logp, advantage, mask, sequence, num_sequences
-    ).loss
 
 
 def kl_loss(

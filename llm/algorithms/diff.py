@@ -12,7 +12,7 @@ from unirl.llm.algorithms.algorithm import (
     advantages,
     denominator,
     kl_loss,
-    policy_loss,
+    policy_terms,
     shaped_reward,
 )
 from unirl.llm.algorithms.batch_file import SavedBatch
@@ -62,7 +62,8 @@ def outcome(algorithm: Algorithm, batch: SavedBatch) -> Outcome:
     new = batch.new_logp.detach().requires_grad_()
     where = (mask, batch.sequence, batch.num_sequences)
     total = denominator(algorithm, *where)
-    loss = policy_loss(algorithm, new, batch.old_logp, batch.logp, advantage, *where).numerator
+    policy = policy_terms(algorithm, new, batch.old_logp, batch.logp, advantage, *where)
+    loss = policy.loss.numerator
     if algorithm.kl_coef and algorithm.kl_in == "loss":
         kl = kl_loss(algorithm, new, batch.logp, batch.reference, *where)
         loss = loss + algorithm.kl_coef * kl.numerator

@@ -14,6 +14,7 @@ from unirl.errors import UniRLError
 from unirl.llm.device import device_of
 from unirl.llm.engine import Completion
 from unirl.llm.group import Score
+from unirl.llm.packages import needs
 from unirl.llm.rewards.limits import within
 from unirl.llm.rewards.reward import as_score, failed, timed_out
 from unirl.llm.tasks.prompts import Prompt
@@ -132,14 +133,8 @@ async def _over(job: Future[list[float]]) -> None:
 
 
 def _load(path: str, device: str) -> tuple[Any, Any]:
-    try:
+    with needs("transformers", 'reward "model" cannot be given'):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
-    except ImportError:
-        raise UniRLError(
-            'reward "model" cannot be given',
-            "the package transformers is not installed",
-            "pip install 'unirl[llm]'",
-        ) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForSequenceClassification.from_pretrained(path, dtype="auto")

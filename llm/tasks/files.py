@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from unirl.errors import UniRLError
+from unirl.llm.packages import needs
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.task import Example, Examples, Message, Subset, Task, checked_options, split
 
@@ -163,10 +164,8 @@ def _read_jsonl(where: str, options: Mapping[str, str]) -> tuple[FileRows, FileR
 
 
 def _read_parquet(where: str, options: Mapping[str, str]) -> tuple[FileRows, FileRows | None]:
-    try:
+    with needs("pyarrow", f'task "parquet:{where}" cannot be read'):
         from pyarrow import parquet
-    except ImportError:
-        raise _missing("parquet:" + where, "pyarrow") from None
 
     def read(path: str) -> FileRows:
         return ParquetRows(parquet.read_table(_existing(path)))
@@ -175,10 +174,8 @@ def _read_parquet(where: str, options: Mapping[str, str]) -> tuple[FileRows, Fil
 
 
 def _read_dataset(where: str, options: Mapping[str, str]) -> tuple[FileRows, FileRows | None]:
-    try:
+    with needs("datasets", f'task "hf:{where}" cannot be read'):
         import datasets
-    except ImportError:
-        raise _missing("hf:" + where, "datasets") from None
 
     def read(name: str) -> FileRows:
         try:
@@ -209,14 +206,6 @@ def _existing(path: str) -> Path:
         f"it was looked for in {folder.resolve()}"
         + ("" if folder.is_dir() else ", which does not exist either"),
         f'did you mean "{near[0]}"?' if near else "check task.name",
-    )
-
-
-def _missing(task: str, package: str) -> UniRLError:
-    return UniRLError(
-        f'task "{task}" cannot be read',
-        f"the package {package} is not installed",
-        "pip install 'unirl[llm]'",
     )
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unirl.errors import UniRLError
+from unirl.llm.packages import needs
 from unirl.llm.training.packed_layout import Block, PackLayout
 from unirl.llm.training.packed_rows import as_rows, as_tokens, prompts_of, split_blocks
 from unirl.llm.training.packed_short import fold_mask, short_attention, suits
@@ -174,14 +175,8 @@ def packed_attention(
 
 def _register() -> None:
     """Each time: a prepared model may have come from another process."""
-    try:
+    with needs("transformers", "no language model can be trained"):
         from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError as error:
-        raise UniRLError(
-            "training a language model needs transformers",
-            f"it cannot be imported: {error}",
-            "pip install 'unirl[llm]'",
-        ) from error
     AttentionInterface.register(NAME, packed_attention)
     # For calls without a packing: the same masks as sdpa's.
     AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])  # type: ignore[no-untyped-call]

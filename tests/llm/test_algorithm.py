@@ -23,7 +23,6 @@ from unirl.llm.algorithms.algorithm import (
     critic_loss,
     denominator,
     kl_loss,
-    policy_loss,
     policy_terms,
     resolve,
 )
@@ -223,7 +222,8 @@ def test_micro_batches_of_whole_completions_give_the_gradient_of_the_batch(name:
     new = batch.new_logp.clone().requires_grad_()
     for rows, where in parts:
         old, logp = batch.old_logp[rows], batch.logp[rows]
-        loss = policy_loss(algorithm, new[rows], old, logp, advantage[rows], *where).numerator
+        policy = policy_terms(algorithm, new[rows], old, logp, advantage[rows], *where)
+        loss = policy.loss.numerator
         if algorithm.kl_coef and algorithm.kl_in == "loss":
             kl = kl_loss(algorithm, new[rows], logp, batch.reference[rows], *where)
             loss = loss + algorithm.kl_coef * kl.numerator
@@ -260,7 +260,7 @@ def test_completions_without_advantage_can_be_skipped(name: str) -> None:
     gradients = []
     for rows in (mask, mask & found.active[batch.sequence]):
         new = batch.new_logp.clone().requires_grad_()
-        loss = policy_loss(
+        found_terms = policy_terms(
             algorithm,
             new,
             batch.old_logp,
@@ -270,7 +270,7 @@ def test_completions_without_advantage_can_be_skipped(name: str) -> None:
             batch.sequence,
             batch.num_sequences,
         )
-        gradients.append(torch.autograd.grad(loss.numerator / total, new)[0])
+        gradients.append(torch.autograd.grad(found_terms.loss.numerator / total, new)[0])
     assert torch.equal(gradients[0], gradients[1])
 
 

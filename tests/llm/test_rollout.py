@@ -21,8 +21,9 @@ from unirl.core.actor import ActorContext
 from unirl.core.sample import Slot
 from unirl.core.weights import LocalWeightStore
 from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
+from unirl.llm.assembly import common_shape
 from unirl.llm.engine import NOBODY
-from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Group, read_group
+from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Group, GroupShape, read_group
 from unirl.llm.models.model import flat_weights
 from unirl.llm.models.tiny import make_tiny, tiny_model
 from unirl.llm.rollout import Rollout
@@ -279,3 +280,17 @@ def test_own_code_that_does_not_exist_is_found_before_anything_starts(
 ) -> None:
     with pytest.raises(UniRLError, match="did you mean"):
         Bench(model, **{key: "tests.llm.rollout_code:even_prompt"})
+
+
+def test_groups_of_two_tasks_fit_a_common_shape(model: str) -> None:
+    short, long = GroupShape(GROUP, 8, 2 * TOKENS), GroupShape(GROUP, 16, TOKENS)
+    shape = common_shape([short, long])
+    assert shape == GroupShape(GROUP, 16, 2 * TOKENS)
+    bench = Bench(model)
+    slot = Slot(0, 3, shape.spec().allocate(), 0)
+    asyncio.run(bench.rollout.produce(slot))
+    wanted = asyncio.run(Bench(model).group(3))
+    found = group_of(slot)
+    assert torch.equal(found.token, wanted.token) and torch.equal(found.prompt, wanted.prompt)
+    with pytest.raises(UniRLError, match=r"rollout.group_size.*4 and 5"):
+        common_shape([short, GroupShape(GROUP + 1, 8, TOKENS)])
