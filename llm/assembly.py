@@ -225,7 +225,7 @@ def make_learner(
     # auto first: of several processes each has a device of its own.
     device = torch.device(ranks.place(device_of(config.learner.device, "learner.device")))
     torch.manual_seed(context.seed % 2**63)  # adapters begin at random
-    policy = _policy(config, algorithm, device)
+    policy = make_policy(config, algorithm, device)
     check_packing(policy.model, config.sampling.temperature)
     reference = None
     if algorithm.needs_reference and config.model.lora_rank == 0:
@@ -263,7 +263,7 @@ def publisher(config: LanguageConfig) -> Callable[[Any], dict[str, torch.Tensor]
 
 def weights_of(model: Mapping[str, Any], *, config: LanguageConfig) -> Weights:
     """Whole weights, adapters merged, of the model of a checkpoint."""
-    policy = _policy(config, algorithm_of(config), torch.device("cpu"))
+    policy = make_policy(config, algorithm_of(config), torch.device("cpu"))
     saved = flatten(model)
     learned = {name for name, value in policy.named_parameters() if value.requires_grad}
     if missing := sorted(learned - saved.keys()):
@@ -287,7 +287,10 @@ def make_evaluator(seed: int, *, config: LanguageConfig) -> LlmEvaluator:
     return LlmEvaluator(seed, make=make, sampling=config.sampling, whole=whole)
 
 
-def _policy(config: LanguageConfig, algorithm: Algorithm, device: torch.device) -> LanguagePolicy:
+def make_policy(
+    config: LanguageConfig, algorithm: Algorithm, device: torch.device
+) -> LanguagePolicy:
+    """The policy that learns, on its device."""
     model = add_adapters(load_model(config.model, device), config.model)
     if config.model.lora_rank == 0:
         model.requires_grad_(True)

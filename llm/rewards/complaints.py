@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 10.0
 """Between two complaints about one reward."""
-_MOST_REASONS = 20
+MOST_REASONS = 20
 """Logged of one reward; what fails in more ways than that has been complained about enough."""
 
 
@@ -36,7 +36,7 @@ class Complaints:
         reason = re.sub(r"\d+|'.*'|\".*\"", "", why)
         now = time.monotonic()
         soon = now - self._last.get(reward, -_PAUSE_SECONDS) < _PAUSE_SECONDS
-        if reason in logged or len(logged) >= _MOST_REASONS or soon:
+        if reason in logged or len(logged) >= MOST_REASONS or soon:
             return
         logged.add(reason)
         self._last[reward] = now

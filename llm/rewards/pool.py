@@ -50,6 +50,11 @@ class WorkerPool:
         self._all: set[_Worker] = set()
         self._closed = False
 
+    @property
+    def pids(self) -> list[int]:
+        """Its processes; 0 for one that starts."""
+        return sorted(worker.pid for worker in self._all)
+
     async def call(self, function: str, arguments: Mapping[str, Any], seconds: float) -> Any:
         """What the function returns, a number as float.
 

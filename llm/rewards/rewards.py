@@ -50,7 +50,8 @@ class Rewarder:
         functions = {name: _function(name) for name in needed if _is_pooled(name)}
         modules = [_PACKAGES[name][0] for name in functions if name in _PACKAGES]
         self._pool = WorkerPool(config.workers, sorted(set(functions.values())), modules)
-        self._rewards = {name: self._make(name) for name in dict.fromkeys(needed)}
+        self.rewards = {name: self._make(name) for name in dict.fromkeys(needed)}
+        """Each that is needed, also those of tasks, by its name."""
         self._in_vain = dict.fromkeys(self.names, 0)
         """Completions in a row without a score of each."""
         self._complaints = Complaints()
@@ -74,10 +75,15 @@ class Rewarder:
                 job.cancel()
         return [list(row) for row in zip(*columns, strict=True)]
 
+    @property
+    def worker_pids(self) -> list[int]:
+        """The processes that judge now; 0 for one that starts."""
+        return self._pool.pids
+
     def close(self) -> None:
         """Kill all workers and release models; idempotent."""
         self._pool.close()
-        for reward in self._rewards.values():
+        for reward in self.rewards.values():
             reward.close()
 
     async def _judge(
@@ -86,7 +92,7 @@ class Rewarder:
         """One reward of a group; whatever happens to it stays its own."""
         unexpected = None
         try:
-            reward = self._rewards[self._own[prompt.task] if name == "auto" else name]
+            reward = self.rewards[self._own[prompt.task] if name == "auto" else name]
             scores = await reward.score(prompt, texts, completions)
             if len(scores) != len(texts):
                 raise RuntimeError(f"{len(scores)} scores for {len(texts)} completions")

@@ -23,6 +23,11 @@ class TokenTerms(NamedTuple):
     after: Tensor | None
     """[E]: value of the whole text of the pack's ends; None without a critic."""
 
+    def nothing(self) -> Tensor:
+        """A loss of zero that depends on every weight, for a pack without targets."""
+        none = self.logp.sum()
+        return none if self.value is None else none + self.value.sum()
+
 
 class LanguagePolicy(nn.Module):
     """model: a causal language model of transformers. critic: whether to learn values too, by a

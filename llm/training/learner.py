@@ -37,7 +37,7 @@ from unirl.llm.algorithms.resolve import check_num_steps
 from unirl.llm.group import read_group
 from unirl.llm.models.lora import published_weights
 from unirl.llm.training.distill import Teacher
-from unirl.llm.training.language_policy import LanguagePolicy, TokenTerms
+from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.pack_loss import SUMS, Known, pack_loss
 from unirl.llm.training.packing import Pack, pack_groups
 from unirl.llm.training.report import report_groups, sample_rows, summary
@@ -130,7 +130,7 @@ class LlmLearner:
     ) -> None:
         check_num_steps(algorithm, config.epochs * config.minibatches)
         self.version, self.num_steps = 0, 0
-        self._policy, self._algorithm, self._config = policy, algorithm, config
+        self.policy, self._algorithm, self._config = policy, algorithm, config
         self._publish = publish
         self._reference, self._teacher, self._tokenizer = reference, teacher, tokenizer
         self._reward_names = tuple(reward_weights)
@@ -139,7 +139,7 @@ class LlmLearner:
         # Without gradient it need not be computed, unless another term gives it one.
         self._skips = skip_zero and algorithm.skips_zero_advantage and teacher is None
         self._ranks = ranks or Ranks()
-        self._is_divided = any(is_part(parameter) for parameter in policy.parameters())
+        self.is_divided = any(is_part(parameter) for parameter in policy.parameters())
         self._whole: tuple[int, Weights] = -1, {}
         """Where the policy is divided: version and weights that were gathered last."""
         self._schedule = ScheduleProgress(budget, self._ranks.leading)
@@ -153,10 +153,6 @@ class LlmLearner:
         self._lengths: deque[int] = deque(maxlen=num_recent)
         self._newest: tuple[TokenBatch, Tensor] | None = None
         self._ended: float | None = None
-
-    @property
-    def is_divided(self) -> bool:
-        return self._is_divided
 
     @property
     def recent_returns(self) -> tuple[float, ...]:
@@ -185,8 +181,9 @@ class LlmLearner:
         known = self._prepare(tokens, metrics)
         for _ in range(self._config.epochs):
             moved = [self._step(tokens, each, known, metrics) for each in self._minibatches(tokens)]
-            if self._config.optimizer.lr_schedule == "adaptive":
-                self._adapt([one for one in moved if one is not None])
+            steps = [one for one in moved if one is not None]
+            if steps and self._config.optimizer.lr_schedule == "adaptive":
+                self._update.adapt(reduce(add, steps).approx_kl.to(self._device))
         report_groups(tokens, batch, self.version, self._reward_names, metrics)
         now, drawn = time.monotonic(), int(tokens.length.sum())
         # Tokens of all ranks per second of one: merging adds up both.
@@ -203,11 +200,6 @@ class LlmLearner:
         self.version += 1
         metrics.last("losses/learning_rate", self._update.lr(self.num_steps))
         return metrics
-
-    def _adapt(self, moved: list[TokenMetrics]) -> None:
-        """Correct an adaptive step size after a pass. moved: what each of its steps found."""
-        if moved:
-            self._update.adapt(reduce(add, moved).approx_kl.to(self._device))
 
     def _prepare(self, tokens: TokenBatch, metrics: Metrics) -> Known:
         """Advantages and values to learn, what policy and reference say before the update, and
@@ -244,7 +236,7 @@ class LlmLearner:
             ends = tokens.cut_off
         if before or (several and wants_old):
             packs = self._packs(tokens, train, ends)
-            old_logp, value = self._policy.look(packs, tokens.mask.numel(), after=after)
+            old_logp, value = self.policy.look(packs, tokens.mask.numel(), after=after)
         if algorithm.needs_reference:
             reference = self._look_at_reference(tokens, train)
         teacher = None
@@ -276,8 +268,8 @@ class LlmLearner:
         packs, num = self._packs(tokens, train), tokens.mask.numel()
         if self._reference is not None:
             return self._reference.look(packs, num)[0]
-        with self._policy.model.disable_adapter():
-            return self._policy.look(packs, num)[0]
+        with self.policy.model.disable_adapter():
+            return self.policy.look(packs, num)[0]
 
     def _packs(self, tokens: TokenBatch, train: Tensor, ends: Tensor | None = None) -> list[Pack]:
         packs = pack_groups(
@@ -288,7 +280,7 @@ class LlmLearner:
             share_prompt=self._config.share_prompt,
         )
         packs = [pack.to(self._device) for pack in packs]
-        if self._is_divided:
+        if self.is_divided:
             most = max(self._ranks.share(len(packs)))
             packs += [empty_pack(self._device)] * (most - len(packs))
         return packs
@@ -324,9 +316,9 @@ class LlmLearner:
         teacher_coef = self._teacher.coef if self._teacher is not None else 0.0
         sums, of_packs = torch.zeros(len(SUMS), dtype=torch.float64, device=self._device), []
         for pack in packs:
-            terms = self._policy(pack, want_entropy=wants_entropy)
+            terms = self.policy(pack, want_entropy=wants_entropy)
             if not pack.num_targets:
-                torch.autograd.backward(_nothing(terms))
+                torch.autograd.backward(terms.nothing())
                 self._update.gather()
                 continue
             found = pack_loss(algorithm, terms, pack, known, size, teacher_coef=teacher_coef)
@@ -376,11 +368,11 @@ class LlmLearner:
         """By the names of the transformers model, adapters merged unless engines take
         them alone.
         """
-        if not self._is_divided:
-            return self._publish(self._policy.model)
+        if not self.is_divided:
+            return self._publish(self.policy.model)
         # Kept: an evaluation asks for them in one process alone.
         if self._whole[0] != self.version:
-            self._whole = self.version, whole_weights(self._policy, self._publish)
+            self._whole = self.version, whole_weights(self.policy, self._publish)
         return self._whole[1]
 
     def state_dict(self) -> LearnerState:
@@ -404,9 +396,3 @@ class LlmLearner:
         self._generator.set_state(optimizer["generator"])
         self._rewards.extend(state.counters["rewards"])
         self._lengths.extend(int(length) for length in state.counters["lengths"])
-
-
-def _nothing(terms: TokenTerms) -> Tensor:
-    """A loss of zero that depends on every weight."""
-    none = terms.logp.sum()
-    return none if terms.value is None else none + terms.value.sum()

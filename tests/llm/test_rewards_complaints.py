@@ -74,7 +74,7 @@ def test_reasons_in_quick_succession_are_logged_one_at_a_time(
     for i in range(100):
         every.tell("a", "it is broken", 1, 2)
         every.tell("a", f"reason {chr(33 + i) * 2}", 1, 2)
-    assert len(caplog.messages) <= 2 + complaints._MOST_REASONS
+    assert len(caplog.messages) <= 2 + complaints.MOST_REASONS
     assert sum("it is broken" in line for line in caplog.messages) == 1
 
 
@@ -82,7 +82,7 @@ def test_an_error_that_nobody_expected_comes_with_its_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rewarder = Rewarder(RewardConfig(weights={"exact": 1.0}), [TASK])
-    rewarder._rewards["exact"] = Faulty()
+    rewarder.rewards["exact"] = Faulty()
     asyncio.run(judge(rewarder, ["a"]))
     assert "ZeroDivisionError in" in caplog.messages[0]
     assert 'raise ZeroDivisionError("oh")' in caplog.text

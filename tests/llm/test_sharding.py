@@ -97,7 +97,7 @@ def work(folder: Path) -> None:
         for update in range(3, 5):
             again.step(batch_of(groups_of(ranks.rank, update), update))
         found["resumed"] = dict(again.weights())
-        parts: Any = again._policy.parameters()
+        parts: Any = again.policy.parameters()
         found["held"] = sum(each.to_local().numel() for each in parts)
     torch.save(found, folder / f"{ranks.rank}.pt")
 
