@@ -169,6 +169,6 @@ def compare(found: Tensor, exact: Tensor) -> tuple[float, float]:
 def changed(**terms: object) -> Algorithm:
     """REINFORCE with sums over tokens, without bias on-policy; some terms changed."""
     plain = Algorithm(
-        name="test", baseline="none", objective="reinforce", aggregation="seq-mean-token-sum"
+        preset="test", baseline="none", objective="reinforce", aggregation="seq-mean-token-sum"
     )
     return replace(plain, **terms)  # type: ignore[arg-type]
