@@ -67,13 +67,13 @@ def test_reasons_in_quick_succession_are_logged_one_at_a_time(
 ) -> None:
     every = complaints.Complaints()
     for why in ("it is down", "it is broken"):
-        every.tell("a", why, 1, 2)
-    every.tell("b", "it is down", 1, 2)
+        every.log("a", why, 1, 2)
+    every.log("b", "it is down", 1, 2)
     assert [line.rpartition(": ")[2] for line in caplog.messages] == ["it is down"] * 2
     monkeypatch.setattr(complaints, "_PAUSE_SECONDS", 0.0)
     for i in range(100):
-        every.tell("a", "it is broken", 1, 2)
-        every.tell("a", f"reason {chr(33 + i) * 2}", 1, 2)
+        every.log("a", "it is broken", 1, 2)
+        every.log("a", f"reason {chr(33 + i) * 2}", 1, 2)
     assert len(caplog.messages) <= 2 + complaints.MOST_REASONS
     assert sum("it is broken" in line for line in caplog.messages) == 1
 
