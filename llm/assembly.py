@@ -1,6 +1,4 @@
-"""The pieces of a language recipe, made from its config in the process that needs them; source:
-none.
-"""
+"""The pieces of a language recipe, made from its config in the process that needs them."""
 
 from __future__ import annotations
 
@@ -20,11 +18,12 @@ from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm.algorithms.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
+from unirl.llm.algorithms.describe import describe
 from unirl.llm.algorithms.resolve import check_num_steps
 from unirl.llm.device import device_of
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.engines.make import make_engine, require_engine, takes_adapters
-from unirl.llm.evaluate import LlmEvaluator, Parts, require_held_out
+from unirl.llm.evaluate import EvalPieces, LlmEvaluator, require_held_out
 from unirl.llm.group import GroupShape
 from unirl.llm.models.lora import (
     add_adapters,
@@ -41,13 +40,12 @@ from unirl.llm.models.model import (
     load_tokenizer,
 )
 from unirl.llm.models.transformers import import_transformers
-from unirl.llm.own_code import load_own
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
-from unirl.llm.rollout import GroupFilter, Rollout, RolloutConfig, RolloutFunction
+from unirl.llm.rollout import Rollout, RolloutConfig
 from unirl.llm.tasks.config import TaskConfig
+from unirl.llm.tasks.make import make_tasks
 from unirl.llm.tasks.prompts import PromptSource
-from unirl.llm.tasks.task import make_tasks
 from unirl.llm.training.distill import TeacherConfig, make_teacher
 from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig
@@ -90,7 +88,7 @@ class LanguageConfig(Protocol):
 
 
 @dataclass(frozen=True)
-class Probe:
+class LanguageFacts:
     """The size of a slot, what a checkpoint must agree on, and what is in force."""
 
     shape: GroupShape
@@ -100,7 +98,7 @@ class Probe:
 
 def probe(
     config: LanguageConfig, shape: GroupShape | None = None, task: str | Sequence[str] = ""
-) -> Probe:
+) -> LanguageFacts:
     """Load everything but the model, so that what cannot work fails before anything is started.
 
     shape, task: of the groups that are learned from where none are generated.
@@ -111,15 +109,15 @@ def probe(
         _require_trainable(config, algorithm)
         config.run.check_anneals(config.learner.optimizer.lr_schedule)
     if generates:
-        _own_code(config.rollout)
+        config.rollout.load_function(), config.rollout.load_filter()
         require_engine(config.engine, config.model)
         _require_sleep(config)
     if generates or config.run.eval_steps:
-        _, prompts, rewarder = _prompts(config)
+        prompts, rewarder = _prompts(config)
         rewarder.close()
         if config.run.eval_steps:
             require_held_out(prompts)
-    return Probe(
+    return LanguageFacts(
         shape
         or GroupShape(
             config.rollout.group_size,
@@ -132,9 +130,30 @@ def probe(
             "lora_rank": config.model.lora_rank,
             "task": task or config.task.names,
         },
-        (f"algorithm   {algorithm.name}", *algorithm.describe().splitlines())
+        (f"algorithm   {algorithm.name}", *describe(algorithm).splitlines())
         if config.only != "rollout"
         else ("learner     none: groups are written until run.total_steps",),
+    )
+
+
+def common_shape(shapes: Sequence[GroupShape]) -> GroupShape:
+    """One shape that the groups of several tasks fit, where one learner learns from all of them.
+    Raises UniRLError where they have other numbers of completions or rewards.
+    """
+    first = shapes[0]
+    for other in shapes:
+        for name, key in (("group_size", "rollout.group_size"), ("num_rewards", "reward.weights")):
+            if getattr(other, name) != getattr(first, name):
+                raise UniRLError(
+                    f"groups of one learner differ in {key}",
+                    f"all must have the same {name}: {getattr(first, name)} and "
+                    f"{getattr(other, name)}",
+                    f"give all tasks of the run one {key}",
+                )
+    return replace(
+        first,
+        max_prompt=max(each.max_prompt for each in shapes),
+        max_tokens=max(each.max_tokens for each in shapes),
     )
 
 
@@ -182,8 +201,7 @@ def algorithm_of(config: LanguageConfig) -> Algorithm:
 
 def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
     """The factory of a plan's actor."""
-    tokenizer, prompts, rewarder = _prompts(config)
-    ranks, (function, keep) = Ranks.from_environment(), _own_code(config.rollout)
+    prompts, rewarder = _prompts(config)
     return Rollout(
         make_engine(config.engine, config.model),
         context.weights,
@@ -192,13 +210,9 @@ def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
         config.rollout,
         config.sampling,
         seed=config.run.seed,
-        first=ranks.rank,
-        stride=ranks.world_size,
+        ranks=Ranks.from_environment(),
         max_staleness=config.max_staleness,
         sleeps=config.mode == "colocated",
-        decode=_decoder(tokenizer),
-        function=function,
-        keep=keep,
     )
 
 
@@ -211,7 +225,7 @@ def make_learner(
     # auto first: of several processes each has a device of its own.
     device = torch.device(ranks.own_device(device_of(config.learner.device, "learner.device")))
     torch.manual_seed(context.seed % 2**63)  # adapters begin at random
-    policy = _policy(config, algorithm, device)
+    policy = make_policy(config, algorithm, device)
     check_packing(policy.model, config.sampling.temperature)
     reference = None
     if algorithm.needs_reference and config.model.lora_rank == 0:
@@ -249,7 +263,7 @@ def publisher(config: LanguageConfig) -> Callable[[Any], dict[str, torch.Tensor]
 
 def weights_of(model: Mapping[str, Any], *, config: LanguageConfig) -> Weights:
     """Whole weights, adapters merged, of the model of a checkpoint."""
-    policy = _policy(config, algorithm_of(config), torch.device("cpu"))
+    policy = make_policy(config, algorithm_of(config), torch.device("cpu"))
     saved = flatten(model)
     learned = {name for name, value in policy.named_parameters() if value.requires_grad}
     if missing := sorted(learned - saved.keys()):
@@ -265,16 +279,18 @@ def weights_of(model: Mapping[str, Any], *, config: LanguageConfig) -> Weights:
 def make_evaluator(seed: int, *, config: LanguageConfig) -> LlmEvaluator:
     """The factory of a plan's evaluator: always with the embedded engine, which starts at once."""
 
-    def make() -> Parts:
+    def make() -> EvalPieces:
         engine = replace(config.engine, kind="hf", url="")
-        tokenizer, prompts, rewarder = _prompts(config)
-        return make_engine(engine, config.model), prompts, rewarder, _decoder(tokenizer)
+        return make_engine(engine, config.model), *_prompts(config)
 
     whole = partial(with_base, config=config.model)
     return LlmEvaluator(seed, make=make, sampling=config.sampling, whole=whole)
 
 
-def _policy(config: LanguageConfig, algorithm: Algorithm, device: torch.device) -> LanguagePolicy:
+def make_policy(
+    config: LanguageConfig, algorithm: Algorithm, device: torch.device
+) -> LanguagePolicy:
+    """The policy that learns, on its device."""
     model = add_adapters(load_model(config.model, device), config.model)
     if config.model.lora_rank == 0:
         model.requires_grad_(True)
@@ -286,7 +302,7 @@ def _policy(config: LanguageConfig, algorithm: Algorithm, device: torch.device) 
     )
 
 
-def _prompts(config: LanguageConfig) -> tuple[Any, PromptSource, Rewarder]:
+def _prompts(config: LanguageConfig) -> tuple[PromptSource, Rewarder]:
     tokenizer = load_tokenizer(config.model)
     tasks = make_tasks(config.task)
     prompts = PromptSource(
@@ -296,7 +312,7 @@ def _prompts(config: LanguageConfig) -> tuple[Any, PromptSource, Rewarder]:
         max_context=config.engine.max_context or _own_context(config.model, tokenizer),
         max_tokens=config.sampling.max_tokens,
     )
-    return tokenizer, prompts, Rewarder(config.reward, tasks)
+    return prompts, Rewarder(config.reward, tasks)
 
 
 def _own_context(model: ModelConfig, tokenizer: Any) -> int:
@@ -310,20 +326,4 @@ def _own_context(model: ModelConfig, tokenizer: Any) -> int:
         settings = import_transformers().AutoConfig.from_pretrained(model.path, **options)
         return context_length(SimpleNamespace(config=settings))
     except (OSError, ValueError, KeyError, UniRLError):
-        return 0  # whoever loads the model finds what is wrong with it, and says it better
-
-
-def _own_code(config: RolloutConfig) -> tuple[RolloutFunction | None, GroupFilter | None]:
-    return (
-        load_own(config.function, f"rollout.function {config.function}")
-        if config.function
-        else None,
-        load_own(config.filter, f"rollout.filter {config.filter}") if config.filter else None,
-    )
-
-
-def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    def decode(tokens: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(tokens), skip_special_tokens=True))
-
-    return decode
+        return 0  # loading the model finds what is wrong with it, and says it better

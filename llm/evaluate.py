@@ -1,4 +1,4 @@
-"""Held-out prompts answered with given weights; source: none."""
+"""Held-out prompts answered with given weights."""
 
 from __future__ import annotations
 
@@ -10,53 +10,57 @@ from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
-from unirl.llm.engine import Completion, Engine, Request, SamplingConfig
+from unirl.llm.engine import Engine, Request, SamplingConfig
 from unirl.llm.rewards.rewards import Rewarder, combine
-from unirl.llm.tasks.prompts import Prompt, PromptSource
+from unirl.llm.tasks.prompts import PromptSource
 
-Parts = tuple[Engine, PromptSource, Rewarder, Callable[[tuple[int, ...]], str]]
+EvalPieces = tuple[Engine, PromptSource, Rewarder]
 
 
 class LlmEvaluator:
-    """See Evaluator: an episode is one completion of a held-out prompt, its return the reward.
+    """An episode is one completion of a held-out prompt, its return the reward.
 
-    make: engine, prompts, rewards and how tokens become text; made at the first evaluation. whole:
-    makes all weights of what a learner publishes.
+    make: engine, prompts and rewards, made at the first evaluation. whole: makes all weights of
+    what a learner publishes.
     """
 
     def __init__(
         self,
         seed: int,
         *,
-        make: Callable[[], Parts],
+        make: Callable[[], EvalPieces],
         sampling: SamplingConfig,
         whole: Callable[[Weights], Weights],
     ) -> None:
         self._seed, self._make, self._sampling = seed, make, sampling
         self._whole = whole
-        self._parts: Parts | None = None
+        self._pieces: EvalPieces | None = None
         self._runner = asyncio.Runner()
         self._version = 0
 
     def evaluate(
         self, weights: Weights, num_episodes: int, *, deterministic: bool = False
     ) -> EvalResult:
-        """See Evaluator. Prompts come in their order, and again from the first when they are fewer.
+        """Prompts come in their order, and again from the first when they are fewer.
         deterministic: the likeliest token each time. Completions whose reward fails are left out.
         """
-        if self._parts is None:
-            self._parts = self._make()
-        prompts = self._parts[1]
+        if self._pieces is None:
+            self._pieces = self._make()
+        prompts = self._pieces[1]
         require_held_out(prompts)
         sampling = replace(self._sampling, temperature=0.0) if deterministic else self._sampling
         self._version += 1
-        work = self._evaluate(self._parts, self._whole(weights), num_episodes, sampling)
+        work = self._evaluate(self._pieces, self._whole(weights), num_episodes, sampling)
         return self._runner.run(work)
 
     async def _evaluate(
-        self, parts: Parts, weights: Weights, num_episodes: int, sampling: SamplingConfig
+        self,
+        pieces: EvalPieces,
+        weights: Weights,
+        num_episodes: int,
+        sampling: SamplingConfig,
     ) -> EvalResult:
-        engine, prompts, rewarder, decode = parts
+        engine, prompts, rewarder = pieces
         await engine.start()
         await engine.load_weights(weights, self._version)
 
@@ -64,7 +68,10 @@ class LlmEvaluator:
             prompt = prompts.held_out(i % prompts.num_eval)
             seed = derive_seed(self._seed, "evaluation", i)
             completion = await engine.generate(Request(f"eval.{i}", prompt.tokens, sampling, seed))
-            return await _judge(rewarder, prompt, completion, decode)
+            text = prompts.decode(completion.tokens)
+            scores = await rewarder.score_group(prompt, [text], [completion])
+            reward, valid = combine(scores, rewarder.weights)
+            return (float(reward[0]), len(completion.tokens)) if valid[0] else None
 
         found = await asyncio.gather(*(one(i) for i in range(num_episodes)))
         known = [each for each in found if each is not None]
@@ -77,11 +84,10 @@ class LlmEvaluator:
         return EvalResult([reward for reward, _ in known], [length for _, length in known])
 
     def close(self) -> None:
-        """See Evaluator."""
-        if self._parts is not None:
-            self._parts[2].close()
-            self._runner.run(self._parts[0].close())
-            self._parts = None
+        if self._pieces is not None:
+            self._pieces[2].close()
+            self._runner.run(self._pieces[0].close())
+            self._pieces = None
         self._runner.close()
 
 
@@ -94,14 +100,3 @@ def require_held_out(prompts: PromptSource) -> None:
             "too small",
             "leave task.num_eval out, or set run.eval_steps to 0",
         )
-
-
-async def _judge(
-    rewarder: Rewarder,
-    prompt: Prompt,
-    completion: Completion,
-    decode: Callable[[tuple[int, ...]], str],
-) -> tuple[float, int] | None:
-    scores = await rewarder.score_group(prompt, [decode(completion.tokens)], [completion])
-    reward, valid = combine(scores, rewarder.weights)
-    return (float(reward[0]), len(completion.tokens)) if valid[0] else None

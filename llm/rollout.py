@@ -1,7 +1,7 @@
 """The actor of language recipes: a slot is a prompt, filled with a group of completions and their
-rewards while other groups are under way.
+rewards while other groups are in flight.
 
-Aborted tails that are gone on with: APRIL, arXiv 2509.18521. Discarding groups without spread:
+Aborted completions that are continued: APRIL, arXiv 2509.18521. Discarding groups without spread:
 DAPO, arXiv 2503.14476, section 3.2.
 """
 
@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,8 +19,10 @@ from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
 from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
+from unirl.learners.parallel import Ranks
 from unirl.llm.engine import Completion, Engine, EngineFailed, Request, SamplingConfig
 from unirl.llm.group import Score, write_group
+from unirl.llm.own_code import load_own
 from unirl.llm.rewards.rewards import Rewarder, combine
 from unirl.llm.tasks.prompts import Prompt, PromptSource
 
@@ -40,7 +43,7 @@ class RolloutConfig:
     """Completions of each prompt. More: a better baseline, fewer prompts for the same work."""
     zero_variance: str = "skip"
     """Groups whose rewards are all equal. skip: they count, and no time is spent on learning
-    nothing from them; discard: another prompt takes their place (dynamic sampling); train: they are
+    nothing from them; discard: another prompt replaces them (dynamic sampling); train: they are
     computed all the same, for what the KL or entropy term makes of them.
     """
     function: str = ""
@@ -60,15 +63,28 @@ class RolloutConfig:
                 "skip costs nothing",
             )
 
+    def load_function(self) -> RolloutFunction:
+        """What generates a group. Raises UniRLError where `function` names nothing."""
+        loaded: RolloutFunction = self._load("function") or ask_engine
+        return loaded
+
+    def load_filter(self) -> GroupFilter | None:
+        """Raises UniRLError where `filter` names nothing."""
+        loaded: GroupFilter | None = self._load("filter")
+        return loaded
+
+    def _load(self, key: str) -> Any:
+        name = getattr(self, key)
+        return load_own(name, f"rollout.{key} {name}") if name else None
+
 
 class Rollout:
-    """See AsyncActor. It starts its engine with the first sample.
+    """It starts its engine with the first sample.
 
-    decode: token ids as the text that rewards read. seed: the run's, so that a completion is a
-    function of seed, ticket and weights, whichever actor makes it. Ticket n asks prompt number
-    first + stride * n: what several processes do that share one order of prompts. max_staleness:
-    a kept part that is older is generated anew. sleeps: the engine gives its memory back while no
-    sample is under way.
+    seed: the run's, so that a completion is a function of seed, ticket and weights, whichever actor
+    makes it. ranks: processes that share one order of prompts; ticket n of each asks prompt number
+    rank + world_size * n. max_staleness: a partial completion that is older is generated again.
+    sleeps: the engine gives its memory back while no sample is in flight.
     """
 
     def __init__(
@@ -81,19 +97,14 @@ class Rollout:
         sampling: SamplingConfig,
         *,
         seed: int,
-        first: int = 0,
-        stride: int = 1,
+        ranks: Ranks,
         max_staleness: int,
         sleeps: bool = False,
-        decode: Callable[[Sequence[int]], str],
-        function: RolloutFunction | None = None,
-        keep: GroupFilter | None = None,
     ) -> None:
         self.engine, self.prompts, self.sampling = engine, prompts, sampling
         self._weights, self._rewarder, self._config = weights, rewarder, config
-        self._seed, self._max_staleness, self._decode = seed, max_staleness, decode
-        self._first, self._stride = first, stride
-        self._function, self._keep = function or ask_engine, keep
+        self._seed, self._ranks, self._max_staleness = seed, ranks, max_staleness
+        self._function, self._keep = config.load_function(), config.load_filter()
         self._swap = asyncio.Lock()
         self._failure: UniRLError | EngineFailed | None = None
         self._incoming = Incoming()
@@ -103,7 +114,6 @@ class Rollout:
         """By number of the prompt, what interrupted groups have so far."""
 
     async def produce(self, slot: Slot) -> None:
-        """See AsyncActor."""
         self._num_open += 1
         try:
             await self._produce(slot)
@@ -114,7 +124,7 @@ class Rollout:
 
     async def _produce(self, slot: Slot) -> None:
         await self._refresh()
-        number = self._first + self._stride * slot.ticket
+        number = self._ranks.rank + self._ranks.world_size * slot.ticket
         prompt = self.prompts.prompt(number)
         started = time.monotonic()
         self._num_running += 1
@@ -127,12 +137,12 @@ class Rollout:
             raise UniRLError(
                 f"rollout.function returned {len(completions)} completions",
                 f"it was given {self._config.group_size} requests, and each has one completion",
-                f"mend {self._config.function or 'it'}",
+                f"fix {self._config.function or 'it'}",
             )
         if any(one.finish == "aborted" for one in completions):
             self._kept[number] = list(completions)
             raise ReissueSlot
-        texts = [self._decode(one.tokens) for one in completions]
+        texts = [self.prompts.decode(one.tokens) for one in completions]
         scores = await self._rewarder.score_group(prompt, texts, completions)
         self._judge(prompt, completions, scores)
         write_group(slot.data, prompt.tokens, completions, scores)
@@ -143,17 +153,16 @@ class Rollout:
         slot.last_version = max(versions, default=self.engine.version)
 
     async def interrupt(self) -> None:
-        """See AsyncActor: running completions end as they are, and are gone on with later."""
+        """Running completions end as they are, and are continued later."""
         await self.engine.abort()
 
     def restart(self, seed: int) -> None:
         """What was kept of interrupted groups is dropped, as it is not in a checkpoint; all else
-        depends on the ticket alone. See Actor.
+        depends on the ticket alone.
         """
         self._kept.clear()
 
     async def close(self) -> None:
-        """See AsyncActor."""
         self._rewarder.close()
         await self.engine.close()
 
@@ -190,7 +199,7 @@ class Rollout:
                 raise DiscardSlot("zero_variance")
 
     async def _refresh(self) -> None:
-        """Give the engine the newest weights; completions under way go on with them."""
+        """Give the engine the newest weights; completions in flight continue with them."""
         async with self._swap:
             if self._failure is not None:
                 raise self._failure
@@ -236,7 +245,6 @@ class Incoming:
         self.weights: dict[str, torch.Tensor] = {}
 
     def load_weights(self, weights: Weights) -> None:
-        """See Loadable."""
         if not self.weights:
             self.weights = {name: value.detach().clone() for name, value in weights.items()}
         else:

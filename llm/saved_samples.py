@@ -1,5 +1,5 @@
 """Groups of completions in files: rollouts are written without learning, or learned from without
-rollouts. For looking into one half of a run at a time; source: none.
+rollouts. For looking into one half of a run at a time.
 
 Each batch is `batch_00000012.safetensors`, with the fields of every group, and a .json beside it
 that says of what sizes and by which settings; the run folder has them in samples/groups.
@@ -24,11 +24,12 @@ from unirl.core.weights import Weights, WeightStore
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm import assembly
-from unirl.llm.assembly import LanguageConfig, Probe
+from unirl.llm.assembly import LanguageConfig, LanguageFacts
 from unirl.llm.evaluate import LlmEvaluator
 from unirl.llm.group import Group, GroupShape, read_group
 from unirl.llm.models.lora import add_adapters
 from unirl.llm.models.model import load_model, load_tokenizer
+from unirl.llm.packages import needs
 from unirl.llm.training.report import report_groups
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.metrics.metrics import Metrics
@@ -48,14 +49,14 @@ _NOTES = (
 class SavedGroups:
     """What a folder of saved groups holds; the tensors stay on the disk."""
 
-    places: tuple[tuple[Path, int], ...]
+    locations: tuple[tuple[Path, int], ...]
     """File and number of each group, in the order in which they were written."""
     shape: GroupShape
     largest_token: int
     temperature: float
     rewards: tuple[str, ...]
     task: str | list[str]
-    """See TaskConfig.names."""
+    """As TaskConfig.names."""
 
     @classmethod
     def find(cls, where: Path) -> SavedGroups:
@@ -85,7 +86,7 @@ class SavedGroups:
             for name in ("max_prompt", "max_tokens", "largest_token")
         }
         return cls(
-            places=tuple(
+            locations=tuple(
                 (path.with_suffix(".safetensors"), i)
                 for path, note in zip(notes, read, strict=True)
                 for i in range(int(note["num_groups"]))
@@ -104,8 +105,9 @@ class SavedGroups:
 
     def load(self, index: int) -> Group:
         """One group. Raises UniRLError when its file is not whole."""
-        path, i = self.places[index]
-        safe_open, _ = _safetensors()
+        path, i = self.locations[index]
+        with needs("safetensors", f"saved groups {path} cannot be read"):
+            from safetensors import safe_open
         try:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(f"{i}.{name}") for name in _FIELDS}
@@ -129,7 +131,8 @@ def save_groups(
     """Write a batch; path without suffix. A process that is killed leaves no note of half a
     file.
     """
-    _, save_file = _safetensors()
+    with needs("safetensors", "groups cannot be saved"):
+        from safetensors.torch import save_file
     tensors = {
         f"{i}.{name}": getattr(group, name).contiguous()
         for i, group in enumerate(groups)
@@ -142,7 +145,7 @@ def save_groups(
         "max_prompt": max(one.prompt.numel() for one in groups),
         "max_tokens": max(int(one.lengths.max()) for one in groups),
         "largest_token": max(
-            int(part.max()) for one in groups for part in (one.prompt, one.token) if part.numel()
+            int(ids.max()) for one in groups for ids in (one.prompt, one.token) if ids.numel()
         ),
         "temperature": temperature,
         "rewards": list(rewards),
@@ -157,7 +160,7 @@ def save_groups(
 
 
 class SavingLearner:
-    """See Learner: its weights stay as they are, and batches are kept until they are written."""
+    """Its weights stay as they are, and batches are kept until they are written."""
 
     def __init__(
         self,
@@ -197,50 +200,48 @@ class SavingLearner:
             )
 
     def weights(self) -> Weights:
-        """See Learner."""
         return self._weights
 
     def state_dict(self) -> LearnerState:
-        """See Learner: there is nothing but counters."""
+        """There is nothing but counters."""
         return LearnerState({}, {})
 
     def load_state_dict(self, state: LearnerState) -> None:
-        """See Learner."""
+        pass
 
 
 class Replay:
-    """See Actor: saved groups, each once before any comes again, in an order of the seed's.
+    """Saved groups, each once before any comes again, in an order of the seed's.
 
-    Ticket n is sample number first + stride * n: what several processes do that share the samples.
-    A sample counts as new; how far its log-probabilities are from the policy's is in the losses.
+    ranks: processes that share the samples; ticket n of each is sample rank + world_size * n. A
+    sample counts as new; how far its log-probabilities are from the policy's is in the losses.
     """
 
     def __init__(
-        self, saved: SavedGroups, weights: WeightStore, *, seed: int, first: int, stride: int
+        self, saved: SavedGroups, weights: WeightStore, *, seed: int, ranks: Ranks
     ) -> None:
-        self._saved, self._weights, self._seed = saved, weights, seed
-        self._first, self._stride = first, stride
+        self._saved, self._weights, self._seed, self._ranks = saved, weights, seed, ranks
         self._epoch, self._order = -1, torch.empty(0)
 
     def produce(self, slot: Slot) -> None:
-        """See Actor."""
-        epoch, place = divmod(self._first + self._stride * slot.ticket, len(self._saved.places))
+        number = self._ranks.rank + self._ranks.world_size * slot.ticket
+        epoch, index = divmod(number, len(self._saved.locations))
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(derive_seed(self._seed, "replay", epoch))
-            self._order = torch.randperm(len(self._saved.places), generator=generator)
+            self._order = torch.randperm(len(self._saved.locations), generator=generator)
             self._epoch = epoch
         version = self._weights.version
-        _fill(slot.data, self._saved.load(int(self._order[place])), version)
+        _fill(slot.data, self._saved.load(int(self._order[index])), version)
         slot.first_version = slot.last_version = version
 
     def restart(self, seed: int) -> None:
-        """Nothing to put back: a sample depends on its ticket alone. See Actor."""
+        """Nothing to put back: a sample depends on its ticket alone."""
 
     def close(self) -> None:
-        """See Actor."""
+        pass
 
 
-def probe(config: LanguageConfig, samples: str) -> Probe:
+def probe(config: LanguageConfig, samples: str) -> LanguageFacts:
     """What a plan needs that learns from saved groups. Raises UniRLError where they do not fit, and
     for settings of what is not done: generating.
     """
@@ -283,14 +284,8 @@ def make_evaluator(seed: int, *, config: LanguageConfig, task: str | list[str]) 
 
 def make_replay(context: ActorContext, *, config: LanguageConfig, samples: str) -> Replay:
     """The factory of the actor of a plan that learns from saved groups."""
-    ranks = Ranks.from_environment()
-    return Replay(
-        SavedGroups.find(Path(samples).expanduser()),
-        context.weights,
-        seed=config.run.seed,
-        first=ranks.rank,
-        stride=ranks.world_size,
-    )
+    saved = SavedGroups.find(Path(samples).expanduser())
+    return Replay(saved, context.weights, seed=config.run.seed, ranks=Ranks.from_environment())
 
 
 def make_saver(context: LearnerContext, *, config: LanguageConfig) -> SavingLearner:
@@ -362,18 +357,5 @@ def _no_note(path: Path, why: str) -> UniRLError:
     return UniRLError(
         f"{path} does not describe saved groups",
         why,
-        "copy the whole folder of the run again, or make it anew",
+        "copy the whole folder of the run again, or make it again",
     )
-
-
-def _safetensors() -> tuple[Any, Any]:
-    try:
-        from safetensors import safe_open
-        from safetensors.torch import save_file
-    except ImportError as error:
-        raise UniRLError(
-            "safetensors is not installed",
-            "saved groups are safetensors files",
-            "pip install 'unirl[llm]'",
-        ) from error
-    return safe_open, save_file

@@ -58,8 +58,8 @@ def advantages(
     reward, group (ids, int64), valid (0 where the reward failed), bootstrap (a critic's value of
     what follows; 0 where the text ended): [S]. The others [N]: old_logp (the learner's), logp (the
     engine's; for vtrace), reference (for KL in the reward), value (with a critic). Give rewards as
-    `shaped_reward` has them. reduce: where this is one process' part of the batch; groups are whole
-    in it. Raises ValueError when something is missing that the algorithm needs.
+    `shaped_reward` has them. reduce: where one process has only some groups of the batch.
+    Raises ValueError when something is missing that the algorithm needs.
 
     A completion without a reward has advantage 0 and no part in statistics. Its tokens count in
     denominators unless their mask is cleared.
@@ -95,9 +95,8 @@ def advantages(
             mean = group_baseline(reward, group, valid, leave_one_out=True)
             known = mean[sequence]
         ahead = given("bootstrap", bootstrap) if algorithm.bootstraps else None
-        traced = _traced(
-            algorithm, paid, known, old_logp, logp, drawn, sequence, reward.numel(), ahead
-        )
+        tokens = (drawn, sequence, reward.numel())
+        traced = _traced(algorithm, tokens, paid, known, ahead, old_logp, logp)
         token = traced.advantage
         target = traced.target if algorithm.needs_critic else None
     if algorithm.whiten != "none":
@@ -116,36 +115,26 @@ def advantages(
 
 def _traced(
     algorithm: Algorithm,
+    tokens: tuple[Tensor, Tensor, int],
     reward: Tensor,
     value: Tensor,
+    bootstrap: Tensor | None,
     old_logp: Tensor | None,
     logp: Tensor | None,
-    drawn: Tensor,
-    sequence: Tensor,
-    num_sequences: int,
-    bootstrap: Tensor | None,
 ) -> GAE | VTrace:
+    """tokens: which were drawn, the completion of each, and how many completions there are."""
+    discount, lambda_ = algorithm.discount, algorithm.gae_lambda
     if algorithm.advantage == "gae":
         return token_gae(
-            reward,
-            value,
-            drawn,
-            sequence,
-            num_sequences,
-            discount=algorithm.discount,
-            lambda_=algorithm.gae_lambda,
-            bootstrap=bootstrap,
+            reward, value, *tokens, discount=discount, lambda_=lambda_, bootstrap=bootstrap
         )
-    log_rho = given("old_logp", old_logp) - given("logp", logp)
     return token_vtrace(
-        log_rho,
+        given("old_logp", old_logp) - given("logp", logp),
         reward,
         value,
-        drawn,
-        sequence,
-        num_sequences,
-        discount=algorithm.discount,
-        lambda_=algorithm.gae_lambda,
+        *tokens,
+        discount=discount,
+        lambda_=lambda_,
         rho_clip=algorithm.rho_clip,
         c_clip=algorithm.c_clip,
         bootstrap=bootstrap,

@@ -9,7 +9,7 @@ formulas and their sources are in unirl.vtrace. In one batch:
     found = advantages(algorithm, reward, group, valid, mask, sequence, ...)
     total = the sum of denominator(...) over all micro-batches and processes
     for each micro-batch of whole completions:
-        policy = policy_loss(...).numerator
+        policy = policy_terms(...).loss.numerator
         kl = algorithm.kl_coef * kl_loss(...).numerator        # where kl_in is loss
         ((policy + kl) / total).backward()
 """
@@ -54,7 +54,6 @@ __all__ = [
     "denominator",
     "kl_loss",
     "overlong_penalty",
-    "policy_loss",
     "policy_terms",
     "resolve",
     "shaped_reward",
@@ -62,7 +61,7 @@ __all__ = [
 
 
 def denominator(algorithm: Algorithm, mask: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
-    """What this part of the batch adds to the denominator of every loss: a float64 scalar.
+    """What these tokens of the batch add to the denominator of every loss: a float64 scalar.
 
     Add it up over all micro-batches and processes, completions that are skipped included, before
     the first backward(); each numerator is divided by the total.
@@ -87,7 +86,7 @@ def aggregated(
 
 
 class PolicyTerms(NamedTuple):
-    """The loss of the policy on a part of the batch, and what it did there."""
+    """The loss of the policy on some tokens of the batch, and what it did there."""
 
     loss: Loss
     metrics: TokenMetrics
@@ -140,22 +139,6 @@ def policy_terms(
     loss = aggregated(algorithm, found.loss * weight, mask, sequence, num_sequences)
     metrics = token_metrics(new_logp, old, logp, weight, found.low, found.high, mask, sequence)
     return PolicyTerms(loss, metrics)
-
-
-def policy_loss(
-    algorithm: Algorithm,
-    new_logp: Tensor,
-    old_logp: Tensor | None,
-    logp: Tensor,
-    advantage: Tensor,
-    mask: Tensor,
-    sequence: Tensor,
-    num_sequences: int,
-) -> Loss:
-    """`policy_terms` without the metrics."""
-    return policy_terms(
-        algorithm, new_logp, old_logp, logp, advantage, mask, sequence, num_sequences
-    ).loss
 
 
 def kl_loss(

@@ -1,4 +1,4 @@
-"""A batch of packed tokens as the losses see it, in one safetensors file; source: none.
+"""A batch of packed tokens as the losses see it, in one safetensors file.
 
 For comparing algorithms on the very same numbers (`unirl algorithms diff`), and for reproducing a
 step that went wrong.
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unirl.errors import UniRLError
+from unirl.llm.packages import needs
 
 _KIND = "unirl token batch"
 
@@ -55,20 +56,16 @@ _TENSORS = tuple(item.name for item in fields(SavedBatch) if item.name != "max_t
 
 def save_batch(batch: SavedBatch, path: Path) -> None:
     """Write a batch. Raises UniRLError when safetensors is missing."""
-    try:
+    with needs("safetensors", f"no batch can be written to {path}"):
         from safetensors.torch import save_file
-    except ImportError as error:
-        raise _missing(error) from error
     tensors = {name: getattr(batch, name).detach().cpu().contiguous() for name in _TENSORS}
     save_file(tensors, path, {"kind": _KIND, "max_tokens": str(batch.max_tokens)})
 
 
 def load_batch(path: Path) -> SavedBatch:
     """Read what `save_batch` wrote. Raises UniRLError when it is not such a file."""
-    try:
+    with needs("safetensors", f"batch {path} cannot be read"):
         from safetensors import safe_open
-    except ImportError as error:
-        raise _missing(error) from error
     if not path.is_file():
         raise UniRLError(
             f"batch {path} is missing", "it must be a file", "leave it out for the built-in one"
@@ -130,12 +127,4 @@ def example_batch() -> SavedBatch:
 def _not_a_batch(path: Path, why: str) -> UniRLError:
     return UniRLError(
         f"{path} is no batch of tokens", why, "give a file that save_batch of unirl.llm wrote"
-    )
-
-
-def _missing(error: ImportError) -> UniRLError:
-    return UniRLError(
-        "safetensors is not installed",
-        f"batches of tokens are safetensors files ({error})",
-        "pip install 'unirl[llm]'",
     )

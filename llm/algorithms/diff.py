@@ -1,8 +1,7 @@
-"""Two algorithms side by side on one batch: which terms differ, and by how much; source: none."""
+"""Two algorithms side by side on one batch: which terms differ, and by how much."""
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import NamedTuple
 
 import torch
@@ -13,10 +12,11 @@ from unirl.llm.algorithms.algorithm import (
     advantages,
     denominator,
     kl_loss,
-    policy_loss,
+    policy_terms,
     shaped_reward,
 )
 from unirl.llm.algorithms.batch_file import SavedBatch
+from unirl.llm.algorithms.effect import rules_of
 
 
 class Outcome(NamedTuple):
@@ -62,7 +62,8 @@ def outcome(algorithm: Algorithm, batch: SavedBatch) -> Outcome:
     new = batch.new_logp.detach().requires_grad_()
     where = (mask, batch.sequence, batch.num_sequences)
     total = denominator(algorithm, *where)
-    loss = policy_loss(algorithm, new, batch.old_logp, batch.logp, advantage, *where).numerator
+    policy = policy_terms(algorithm, new, batch.old_logp, batch.logp, advantage, *where)
+    loss = policy.loss.numerator
     if algorithm.kl_coef and algorithm.kl_in == "loss":
         kl = kl_loss(algorithm, new, batch.logp, batch.reference, *where)
         loss = loss + algorithm.kl_coef * kl.numerator
@@ -82,10 +83,6 @@ def difference(first: Algorithm, second: Algorithm, batch: SavedBatch) -> Differ
 
 
 def differing_terms(first: Algorithm, second: Algorithm) -> dict[str, tuple[object, object]]:
-    """Fields with different values, by name."""
-    found = {}
-    for item in fields(Algorithm):
-        one, two = getattr(first, item.name), getattr(second, item.name)
-        if one != two and item.name != "name":
-            found[item.name] = (one, two)
-    return found
+    """Terms with different values, by name."""
+    pairs = {name: (getattr(first, name), getattr(second, name)) for name in rules_of(Algorithm)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

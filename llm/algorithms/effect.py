@@ -1,141 +1,87 @@
-"""Which fields of an algorithm count beside which others: one that is set in vain is a mistake, and
-is refused. Source: none.
+"""What a term of an algorithm declares besides its default: which values it may have, beside which
+other terms it counts, and which terms change with it.
+
+    dual_clip: float = term(0.0, WITH_DUAL_CLIP, bound=OFF_OR_ABOVE_ONE, off=0.0)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import field, fields
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from unirl.errors import UniRLError
-from unirl.llm.algorithms.terms import Algorithm
 
 
-class _Rule(NamedTuple):
-    fields: tuple[str, ...]
-    counts: Callable[[Algorithm], bool]
-    """Whether these fields have an effect."""
+class Bound(NamedTuple):
+    """The values that a term may have."""
+
+    holds: Callable[[float], bool]
+    rule: str
+    remedy: str = "leave it out for the preset's"
+
+
+class Condition(NamedTuple):
+    """Beside which other terms a term counts."""
+
+    holds: Callable[[Any], bool]
+    """Asked of an Algorithm."""
     where: str
-    """The same in words, after "it counts"."""
+    """The same in words, after "it has an effect only"."""
     by: tuple[str, ...]
-    """The fields that decide it."""
+    """The terms that decide it."""
 
 
-_OFF: Mapping[str, Any] = {"bootstrap": False, "dual_clip": 0.0, "value_clip": 0.0, "ratio": "old"}
-"""Values that say of a field that it is off, which holds everywhere."""
-_COEFFICIENTS = "kl_coef", "overlong_share"
-"""Who sets one to 0 has turned off what belongs to it, and knows."""
+class Rules(NamedTuple):
+    """What holds for one term."""
 
-_RULES = (
-    _Rule(
-        ("baseline", "scale", "epsilon", "singleton"),
-        lambda a: a.advantage == "group",
-        "with the advantage group",
-        ("advantage",),
-    ),
-    _Rule(("epsilon",), lambda a: a.scale != "none", "beside a scale", ("scale",)),
-    _Rule(("singleton",), lambda a: a.baseline != "none", "beside a baseline", ("baseline",)),
-    _Rule(
-        ("gae_lambda",),
-        lambda a: a.advantage != "group",
-        "with the advantages gae and vtrace",
-        ("advantage",),
-    ),
-    _Rule(
-        ("vtrace_value", "rho_clip", "c_clip"),
-        lambda a: a.advantage == "vtrace",
-        "with the advantage vtrace",
-        ("advantage",),
-    ),
-    _Rule(
-        ("bootstrap", "value_coef", "value_clip"),
-        lambda a: a.needs_critic,
-        "with a critic: with the advantage gae, or vtrace with vtrace_value critic",
-        ("advantage", "vtrace_value"),
-    ),
-    _Rule(
-        ("whiten_epsilon", "whiten_unbiased"),
-        lambda a: a.whiten != "none",
-        "where advantages are whitened",
-        ("whiten",),
-    ),
-    _Rule(
-        ("ratio", "log_ratio_clamp"),
-        lambda a: a.objective != "reinforce",
-        "with objectives that have a ratio",
-        ("objective",),
-    ),
-    _Rule(
-        ("clip_low", "clip_high"),
-        lambda a: a.objective not in ("reinforce", "sapo"),
-        "with the objectives ppo, cispo, gspo and dppo",
-        ("objective",),
-    ),
-    _Rule(
-        ("dual_clip",),
-        lambda a: a.objective in ("ppo", "gspo"),
-        "with the objectives ppo and gspo",
-        ("objective",),
-    ),
-    _Rule(
-        ("tau_positive", "tau_negative"),
-        lambda a: a.objective == "sapo",
-        "with the objective sapo",
-        ("objective",),
-    ),
-    _Rule(
-        ("norm_tokens",),
-        lambda a: a.aggregation == "seq-mean-token-sum-norm",
-        "with the aggregation seq-mean-token-sum-norm",
-        ("aggregation",),
-    ),
-    _Rule(
-        ("correction_level", "correction_low", "correction_high"),
-        lambda a: a.correction != "none",
-        "with a correction",
-        ("correction",),
-    ),
-    _Rule(
-        ("mask_low", "mask_high"),
-        lambda a: a.sequence_mask != "none",
-        "with a sequence_mask",
-        ("sequence_mask",),
-    ),
-    _Rule(
-        ("kl", "kl_in", "kl_against", "kl_gradient", "kl_clamp"),
-        lambda a: a.kl_coef > 0,
-        "where kl_coef is above 0",
-        ("kl_coef",),
-    ),
-    _Rule(("kl_gradient",), lambda a: a.kl_in == "loss", "with KL in the loss", ("kl_in",)),
-    _Rule(
-        ("overlong_factor", "overlong_capped"),
-        lambda a: a.overlong_share > 0,
-        "where overlong_share is above 0",
-        ("overlong_share",),
-    ),
-)
+    conditions: tuple[Condition, ...] = ()
+    bound: Bound | None = None
+    off: Any = None
+    """The value that says it is off, which is true everywhere."""
+    brings: Mapping[Any, Mapping[str, Any]] = MappingProxyType({})
+    """By its value: other terms that go with it, where the preset has another value."""
 
 
-def check_effect(algorithm: Algorithm, chosen: Mapping[str, Any]) -> None:
-    """Raise UniRLError for what was chosen, by field, and does nothing. A preset may hold such
-    values: they wait for the choice that needs them.
+def term(
+    default: Any,
+    *conditions: Condition,
+    bound: Bound | None = None,
+    off: Any = None,
+    brings: Mapping[Any, Mapping[str, Any]] = MappingProxyType({}),
+) -> Any:
+    """A field of a dataclass that is a term of an algorithm."""
+    return field(default=default, metadata={"rules": Rules(conditions, bound, off, brings)})
+
+
+def rules_of(terms: Any) -> dict[str, Rules]:
+    """The terms of a dataclass or of an instance, by name."""
+    return {item.name: item.metadata["rules"] for item in fields(terms) if item.metadata}
+
+
+def check_effect(algorithm: Any, chosen: Mapping[str, Any]) -> None:
+    """Raise UniRLError for a term that was chosen and does nothing in this Algorithm. A preset may
+    hold such values: they wait for the choice that needs them.
     """
-    for rule in _RULES:
-        off = any(chosen.get(by) == 0 for by in rule.by if by in _COEFFICIENTS)
-        if off or rule.counts(algorithm):
+    for name, rules in rules_of(algorithm).items():
+        if name not in chosen or chosen[name] == rules.off:
             continue
-        for name in rule.fields:
-            if name in chosen and chosen[name] != _OFF.get(name):
-                now = ", ".join(
-                    f"algorithm.{by} is {_plain(getattr(algorithm, by))}" for by in rule.by
-                )
-                raise UniRLError(
-                    f"algorithm.{name} is {_plain(chosen[name])}, and {now}",
-                    f"{name} has an effect only {rule.where}",
-                    f"leave algorithm.{name} out, or set algorithm.{rule.by[0]} to what it needs",
-                )
+        for condition in rules.conditions:
+            # A coefficient that is set to 0 turns off what belongs to it, deliberately.
+            off = any(chosen.get(by) == 0 for by in condition.by)
+            if off or condition.holds(algorithm):
+                continue
+            now = ", ".join(
+                f"algorithm.{by} is {plain(getattr(algorithm, by))}" for by in condition.by
+            )
+            raise UniRLError(
+                f"algorithm.{name} is {plain(chosen[name])}, and {now}",
+                f"{name} has an effect only {condition.where}",
+                f"leave algorithm.{name} out, or set algorithm.{condition.by[0]} to what it needs",
+            )
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
+    """The value of a term as text."""
     return f"{value:g}" if isinstance(value, float) else str(value)

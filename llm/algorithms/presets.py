@@ -1,4 +1,4 @@
-"""Others' conventions by name, so that a result can be told from a convention.
+"""Others' conventions by name, so that a result and a convention are kept apart.
 
 Each preset says in `source` which file of which project it follows, as that stood in 2026, with the
 project's default settings for that algorithm where the name says no more. Length of completions,
@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from unirl.llm.algorithms.terms import Algorithm
 
@@ -81,220 +82,190 @@ _SLIME = Algorithm(
 )
 
 
-def _named(presets: dict[str, Preset]) -> Mapping[str, Preset]:
-    return MappingProxyType(
-        {
-            name: replace(preset, algorithm=replace(preset.algorithm, name=name))
-            for name, preset in presets.items()
-        }
-    )
+_VERL_FILE = "verl/trainer/ppo/core_algos.py"
+_TRL_FILE = "trl/trainer/grpo_trainer.py"
+_OPENRLHF_FILE = "openrlhf/trainer/ppo_utils/experience_maker.py"
+_SLIME_FILE = "slime/utils/ppo_utils.py"
 
 
-PRESETS: Mapping[str, Preset] = _named(
+def _preset(base: Algorithm, source: str, note: str = "", **terms: Any) -> Preset:
+    return Preset(replace(base, **terms), source, note)
+
+
+_PRESETS = {
+    "unirl:grpo": _preset(_UNIRL, "this project", "the default"),
+    "unirl:vtrace": _preset(
+        _UNIRL,
+        "this project",
+        "IMPALA's kernel on tokens, the mean of the others as value",
+        advantage="vtrace",
+        objective="reinforce",
+        correction="none",
+        dual_clip=0.0,
+    ),
+    "unirl:vtrace-critic": _preset(
+        _UNIRL,
+        "this project",
+        "IMPALA's kernel on tokens, with a critic",
+        advantage="vtrace",
+        vtrace_value="critic",
+        objective="reinforce",
+        correction="none",
+        dual_clip=0.0,
+        bootstrap=True,
+    ),
+    "verl:grpo": _preset(_VERL, _VERL_FILE),
+    # recipe/dapo: clip-higher, a buffer of 4096 of 20480 tokens. The penalty of its reward
+    # manager (verl/experimental/reward_loop/reward_manager/dapo.py) is not capped.
+    "verl:dapo": _preset(
+        _VERL,
+        f"{_VERL_FILE}, reward_manager/dapo.py",
+        "filter groups of equal rewards as well",
+        clip_high=0.28,
+        overlong_share=0.2,
+        overlong_capped=False,
+    ),
+    # compute_policy_loss_gspo forces seq-mean-token-mean and has no dual clip; the bounds are
+    # those of its example scripts, for the shared default of 0.2 never binds here.
+    "verl:gspo": _preset(
+        _VERL,
+        _VERL_FILE,
+        objective="gspo",
+        clip_low=3e-4,
+        clip_high=4e-4,
+        dual_clip=0.0,
+        log_ratio_clamp=10.0,
+        aggregation="seq-mean-token-mean",
+    ),
+    # compute_policy_loss_cispo shares PPO's clip_ratio of 0.2.
+    "verl:cispo": _preset(
+        _VERL,
+        _VERL_FILE,
+        "weights in [0.8, 1.2], not the paper's",
+        objective="cispo",
+        dual_clip=0.0,
+    ),
+    "verl:sapo": _preset(
+        _VERL, _VERL_FILE, objective="sapo", dual_clip=0.0, aggregation="seq-mean-token-mean"
+    ),
+    "verl:rloo": _preset(_VERL, _VERL_FILE, baseline="leave_one_out", scale="none"),
+    "verl:reinforce++": _preset(_VERL_WHITE, _VERL_FILE, baseline="none"),
+    "verl:reinforce++-baseline": _preset(_VERL_WHITE, _VERL_FILE),
+    "verl:ppo": _preset(_VERL_WHITE, _VERL_FILE, advantage="gae", value_coef=1.0, value_clip=0.5),
+    "trl:grpo": _preset(_TRL, _TRL_FILE, 'loss_type "grpo"', aggregation="seq-mean-token-mean"),
+    "trl:dapo": _preset(
+        _TRL, _TRL_FILE, 'loss_type "dapo", which is GRPOConfig\'s default with all the rest'
+    ),
+    "trl:dr_grpo": _preset(
+        _TRL,
+        _TRL_FILE,
+        'loss_type "dr_grpo", scale_rewards "none"',
+        scale="none",
+        aggregation="seq-mean-token-sum-norm",
+    ),
+    # epsilon_high is the bound itself there, and has no floor; its pages set 5.
+    "trl:cispo": _preset(
+        _TRL,
+        _TRL_FILE,
+        'loss_type "cispo", epsilon_high 5',
+        objective="cispo",
+        clip_low=1.0,
+        clip_high=4.0,
+    ),
+    "trl:sapo": _preset(_TRL, _TRL_FILE, objective="sapo", aggregation="seq-mean-token-mean"),
+    "openrlhf:ppo": _preset(
+        _OPENRLHF_WHITE, _OPENRLHF_FILE, advantage="gae", value_coef=1.0, value_clip=0.5
+    ),
+    "openrlhf:reinforce++": _preset(_OPENRLHF_WHITE, _OPENRLHF_FILE, baseline="none"),
+    "openrlhf:reinforce++-baseline": _preset(_OPENRLHF_WHITE, _OPENRLHF_FILE, baseline="mean"),
+    "openrlhf:rloo": _preset(_OPENRLHF, _OPENRLHF_FILE, baseline="leave_one_out"),
+    "openrlhf:grpo": _preset(_OPENRLHF, _OPENRLHF_FILE, "its group_norm", scale="std"),
+    "openrlhf:dr_grpo": _preset(
+        _OPENRLHF,
+        _OPENRLHF_FILE,
+        "only the deviation is left out; the mean stays over tokens",
+    ),
+    # models/loss.py with is_correction_enable: its TIS has a floor that raises small weights.
+    "openrlhf:tis": _preset(
+        _OPENRLHF_WHITE,
+        "openrlhf/models/loss.py",
+        baseline="none",
+        correction="tis",
+        correction_low=0.5,
+        correction_high=5.0,
+    ),
+    # nemo_rl/algorithms/utils.py: calculate_baseline_and_std_per_prompt, calculate_kl;
+    # advantage_estimator.py; examples/configs/grpo_math_1B.yaml.
+    "nemo:grpo": _preset(
+        Algorithm(),
+        "nemo_rl/algorithms/utils.py",
+        baseline="leave_one_out",
+        scale="leave_one_out_std",
+        epsilon=1e-6,
+        log_ratio_clamp=math.inf,
+        kl_coef=0.01,
+        kl="k3",
+        kl_gradient="score",
+    ),
+    "slime:grpo": _preset(_SLIME, _SLIME_FILE),
+    # compute_gspo_kl: the completion's mean, gradient through it: that of the token form.
+    "slime:gspo": _preset(
+        _SLIME,
+        _SLIME_FILE,
+        "the bounds are its examples'",
+        objective="gspo",
+        clip_low=3e-4,
+        clip_high=4e-4,
+    ),
+    # areal/utils/functional/functional.py, areal/trainer/ppo/actor.py;
+    # examples/math/gsm8k_grpo.yaml, for the default without rejection corrects nothing. Its
+    # scaling of rewards, 10 (r - 0.5), belongs to the task.
+    "areal:decoupled": _preset(
+        Algorithm(),
+        "areal/utils/functional/functional.py",
+        "with the rejection that its GSM8K example sets",
+        scale="std",
+        epsilon=1e-5,
+        whiten="std",
+        whiten_epsilon=1e-5,
+        clip_low=0.4,
+        clip_high=0.4,
+        log_ratio_clamp=math.inf,
+        correction="icepop",
+        correction_high=5.0,
+    ),
+    # skyrl/backends/skyrl_train/utils/ppo_utils.py, skyrl/train/config/config.py.
+    "skyrl:grpo": _preset(
+        Algorithm(),
+        "skyrl/backends/skyrl_train/utils/ppo_utils.py",
+        scale="std",
+        epsilon=1e-6,
+        singleton="keep",
+        kl_coef=0.001,
+        kl="k3",
+        kl_clamp=10.0,
+    ),
+    # src/prime_rl/trainer/rl/loss.py: default_loss_fn; orchestrator/algo/grpo.py. Its penalty
+    # is 1e-3 d^2, which is 2e-3 k2, against the engine.
+    "prime-rl:default": _preset(
+        Algorithm(),
+        "src/prime_rl/trainer/rl/loss.py",
+        objective="dppo",
+        ratio="behaviour",
+        log_ratio_clamp=math.inf,
+        kl_coef=0.002,
+        kl="k2",
+        kl_against="behaviour",
+        kl_clamp=math.inf,
+    ),
+    # roll/pipeline/rlvr/actor_worker.py, roll/utils/functionals.py (reward_norm, agg_loss),
+    # roll/configs/base_config.py. The terms of slime.
+    "roll:grpo": _preset(_SLIME, "roll/pipeline/rlvr/actor_worker.py"),
+}
+PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "unirl:grpo": Preset(_UNIRL, "this project", "the default"),
-        "unirl:vtrace": Preset(
-            replace(
-                _UNIRL, advantage="vtrace", objective="reinforce", correction="none", dual_clip=0.0
-            ),
-            "this project",
-            "IMPALA's kernel on tokens, the mean of the others as value",
-        ),
-        "unirl:vtrace-critic": Preset(
-            replace(
-                _UNIRL,
-                advantage="vtrace",
-                vtrace_value="critic",
-                objective="reinforce",
-                correction="none",
-                dual_clip=0.0,
-                bootstrap=True,
-            ),
-            "this project",
-            "IMPALA's kernel on tokens, with a critic",
-        ),
-        "verl:grpo": Preset(_VERL, "verl/trainer/ppo/core_algos.py"),
-        # recipe/dapo: clip-higher, a buffer of 4096 of 20480 tokens. The penalty of its reward
-        # manager (verl/experimental/reward_loop/reward_manager/dapo.py) is not capped.
-        "verl:dapo": Preset(
-            replace(_VERL, clip_high=0.28, overlong_share=0.2, overlong_capped=False),
-            "verl/trainer/ppo/core_algos.py, reward_manager/dapo.py",
-            "filter groups of equal rewards as well",
-        ),
-        # compute_policy_loss_gspo forces seq-mean-token-mean and has no dual clip; the bounds are
-        # those of its example scripts, for the shared default of 0.2 never binds here.
-        "verl:gspo": Preset(
-            replace(
-                _VERL,
-                objective="gspo",
-                clip_low=3e-4,
-                clip_high=4e-4,
-                dual_clip=0.0,
-                log_ratio_clamp=10.0,
-                aggregation="seq-mean-token-mean",
-            ),
-            "verl/trainer/ppo/core_algos.py",
-        ),
-        # compute_policy_loss_cispo shares PPO's clip_ratio of 0.2.
-        "verl:cispo": Preset(
-            replace(_VERL, objective="cispo", dual_clip=0.0),
-            "verl/trainer/ppo/core_algos.py",
-            "weights in [0.8, 1.2], not the paper's",
-        ),
-        "verl:sapo": Preset(
-            replace(_VERL, objective="sapo", dual_clip=0.0, aggregation="seq-mean-token-mean"),
-            "verl/trainer/ppo/core_algos.py",
-        ),
-        "verl:rloo": Preset(
-            replace(_VERL, baseline="leave_one_out", scale="none"),
-            "verl/trainer/ppo/core_algos.py",
-        ),
-        "verl:reinforce++": Preset(
-            replace(_VERL_WHITE, baseline="none"), "verl/trainer/ppo/core_algos.py"
-        ),
-        "verl:reinforce++-baseline": Preset(_VERL_WHITE, "verl/trainer/ppo/core_algos.py"),
-        "verl:ppo": Preset(
-            replace(_VERL_WHITE, advantage="gae", value_coef=1.0, value_clip=0.5),
-            "verl/trainer/ppo/core_algos.py",
-        ),
-        "trl:grpo": Preset(
-            replace(_TRL, aggregation="seq-mean-token-mean"),
-            "trl/trainer/grpo_trainer.py",
-            'loss_type "grpo"',
-        ),
-        "trl:dapo": Preset(
-            _TRL,
-            "trl/trainer/grpo_trainer.py",
-            'loss_type "dapo", which is GRPOConfig\'s default with all the rest',
-        ),
-        "trl:dr_grpo": Preset(
-            replace(_TRL, scale="none", aggregation="seq-mean-token-sum-norm"),
-            "trl/trainer/grpo_trainer.py",
-            'loss_type "dr_grpo", scale_rewards "none"',
-        ),
-        # epsilon_high is the bound itself there, and has no floor; its pages set 5.
-        "trl:cispo": Preset(
-            replace(_TRL, objective="cispo", clip_low=1.0, clip_high=4.0),
-            "trl/trainer/grpo_trainer.py",
-            'loss_type "cispo", epsilon_high 5',
-        ),
-        "trl:sapo": Preset(
-            replace(_TRL, objective="sapo", aggregation="seq-mean-token-mean"),
-            "trl/trainer/grpo_trainer.py",
-        ),
-        "openrlhf:ppo": Preset(
-            replace(_OPENRLHF_WHITE, advantage="gae", value_coef=1.0, value_clip=0.5),
-            "openrlhf/trainer/ppo_utils/experience_maker.py",
-        ),
-        "openrlhf:reinforce++": Preset(
-            replace(_OPENRLHF_WHITE, baseline="none"),
-            "openrlhf/trainer/ppo_utils/experience_maker.py",
-        ),
-        "openrlhf:reinforce++-baseline": Preset(
-            replace(_OPENRLHF_WHITE, baseline="mean"),
-            "openrlhf/trainer/ppo_utils/experience_maker.py",
-        ),
-        "openrlhf:rloo": Preset(
-            replace(_OPENRLHF, baseline="leave_one_out"),
-            "openrlhf/trainer/ppo_utils/experience_maker.py",
-        ),
-        "openrlhf:grpo": Preset(
-            replace(_OPENRLHF, scale="std"),
-            "openrlhf/trainer/ppo_utils/experience_maker.py",
-            "its group_norm",
-        ),
-        "openrlhf:dr_grpo": Preset(
-            _OPENRLHF,
-            "openrlhf/trainer/ppo_utils/experience_maker.py",
-            "only the deviation is left out; the mean stays over tokens",
-        ),
-        # models/loss.py with is_correction_enable: its TIS has a floor that raises small weights.
-        "openrlhf:tis": Preset(
-            replace(
-                _OPENRLHF_WHITE,
-                baseline="none",
-                correction="tis",
-                correction_low=0.5,
-                correction_high=5.0,
-            ),
-            "openrlhf/models/loss.py",
-        ),
-        # nemo_rl/algorithms/utils.py: calculate_baseline_and_std_per_prompt, calculate_kl;
-        # advantage_estimator.py; examples/configs/grpo_math_1B.yaml.
-        "nemo:grpo": Preset(
-            Algorithm(
-                baseline="leave_one_out",
-                scale="leave_one_out_std",
-                epsilon=1e-6,
-                log_ratio_clamp=math.inf,
-                kl_coef=0.01,
-                kl="k3",
-                kl_gradient="score",
-            ),
-            "nemo_rl/algorithms/utils.py",
-        ),
-        "slime:grpo": Preset(_SLIME, "slime/utils/ppo_utils.py"),
-        # compute_gspo_kl: the completion's mean, gradient through it: that of the token form.
-        "slime:gspo": Preset(
-            replace(_SLIME, objective="gspo", clip_low=3e-4, clip_high=4e-4),
-            "slime/utils/ppo_utils.py",
-            "the bounds are its examples'",
-        ),
-        # areal/utils/functional/functional.py, areal/trainer/ppo/actor.py;
-        # examples/math/gsm8k_grpo.yaml, for the default without rejection corrects nothing. Its
-        # scaling of rewards, 10 (r - 0.5), belongs to the task.
-        "areal:decoupled": Preset(
-            Algorithm(
-                scale="std",
-                epsilon=1e-5,
-                whiten="std",
-                whiten_epsilon=1e-5,
-                clip_low=0.4,
-                clip_high=0.4,
-                log_ratio_clamp=math.inf,
-                correction="icepop",
-                correction_high=5.0,
-            ),
-            "areal/utils/functional/functional.py",
-            "with the rejection that its GSM8K example sets",
-        ),
-        # skyrl/backends/skyrl_train/utils/ppo_utils.py, skyrl/train/config/config.py.
-        "skyrl:grpo": Preset(
-            Algorithm(
-                scale="std",
-                epsilon=1e-6,
-                singleton="keep",
-                kl_coef=0.001,
-                kl="k3",
-                kl_clamp=10.0,
-            ),
-            "skyrl/backends/skyrl_train/utils/ppo_utils.py",
-        ),
-        # src/prime_rl/trainer/rl/loss.py: default_loss_fn; orchestrator/algo/grpo.py. Its penalty
-        # is 1e-3 d^2, which is 2e-3 k2, against the engine.
-        "prime-rl:default": Preset(
-            Algorithm(
-                objective="dppo",
-                ratio="behaviour",
-                log_ratio_clamp=math.inf,
-                kl_coef=0.002,
-                kl="k2",
-                kl_against="behaviour",
-                kl_clamp=math.inf,
-            ),
-            "src/prime_rl/trainer/rl/loss.py",
-        ),
-        # roll/pipeline/rlvr/actor_worker.py, roll/utils/functionals.py (reward_norm, agg_loss),
-        # roll/configs/base_config.py.
-        "roll:grpo": Preset(
-            Algorithm(
-                scale="std",
-                epsilon=1e-6,
-                log_ratio_clamp=math.inf,
-                aggregation="seq-mean-token-mean",
-            ),
-            "roll/pipeline/rlvr/actor_worker.py",
-        ),
+        name: replace(preset, algorithm=replace(preset.algorithm, preset=name))
+        for name, preset in _PRESETS.items()
     }
 )
 """Presets by name."""

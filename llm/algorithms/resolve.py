@@ -1,55 +1,17 @@
-"""An AlgorithmConfig with every term decided, or why it cannot be; source: none."""
+"""An AlgorithmConfig with every term decided, or why it cannot be."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, replace
-from types import MappingProxyType
+from dataclasses import replace
 from typing import Any
 
 from unirl import config as configs
 from unirl.errors import UniRLError
 from unirl.llm.algorithms.config import AlgorithmConfig
-from unirl.llm.algorithms.effect import check_effect
+from unirl.llm.algorithms.describe import described_terms
+from unirl.llm.algorithms.effect import check_effect, rules_of
 from unirl.llm.algorithms.presets import PRESETS
 from unirl.llm.algorithms.terms import Algorithm
-
-_OWN_DEFAULTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
-    {
-        # PPO's clip of 0.2 is no clip for GSPO, whose ratio is a mean, and makes CISPO something
-        # else. Values of the papers.
-        "objective": {
-            "ppo": {"clip_low": 0.2, "clip_high": 0.28},
-            "cispo": {"clip_low": 1.0, "clip_high": 4.0, "dual_clip": 0.0},
-            "gspo": {
-                "clip_low": 3e-4,
-                "clip_high": 4e-4,
-                "dual_clip": 0.0,
-                "aggregation": "seq-mean-token-mean",
-            },
-            "sapo": {"dual_clip": 0.0, "aggregation": "seq-mean-token-mean"},
-            "dppo": {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 0.0},
-            "reinforce": {"dual_clip": 0.0},
-        },
-        "correction": {
-            "none": {},
-            "tis": {"correction_low": 0.0, "correction_high": 2.0, "correction_level": "token"},
-            "icepop": {"correction_low": 0.5, "correction_high": 5.0, "correction_level": "token"},
-        },
-        "advantage": {
-            "group": {},
-            "gae": {"whiten": "variance"},
-            "vtrace": {"correction": "none", "sequence_mask": "none"},
-        },
-        "ratio": {"old": {}, "behaviour": {"correction": "none", "sequence_mask": "none"}},
-        "sequence_mask": {
-            "none": {},
-            "geometric": {"mask_low": 0.99, "mask_high": 1.01},
-            "product": {"mask_low": 0.5, "mask_high": 2.0},
-        },
-    }
-)
-"""Terms that go with a choice, where the choice is not the preset's own."""
 
 
 def resolve(config: AlgorithmConfig, *, max_tokens: int = 0) -> Algorithm:
@@ -66,15 +28,13 @@ def resolve(config: AlgorithmConfig, *, max_tokens: int = 0) -> Algorithm:
             configs.suggestion(config.preset, PRESETS) or "see unirl algorithms",
         )
     base = PRESETS[config.preset].algorithm
-    names = [item.name for item in fields(config) if item.name != "preset"]
-    chosen = {name: getattr(config, name) for name in names if getattr(config, name) is not None}
+    chosen = config.chosen()
     followed: dict[str, Any] = {}
-    for choice, defaults in _OWN_DEFAULTS.items():
+    for choice, rules in rules_of(config).items():
         if choice in chosen and chosen[choice] != getattr(base, choice):
-            followed |= defaults[chosen[choice]]
+            followed |= rules.brings.get(chosen[choice], {})
     terms = {k: v for k, v in (followed | chosen).items() if v != getattr(base, k)}
-    name = config.preset + ("+" if terms else "")
-    algorithm = replace(base, **terms, name=name)
+    algorithm = replace(base, **terms, changed=bool(terms))
     if algorithm.aggregation == "seq-mean-token-sum-norm" and not algorithm.norm_tokens:
         algorithm = replace(algorithm, norm_tokens=max_tokens)
     _check_terms(algorithm)
@@ -99,7 +59,7 @@ def check_group_size(algorithm: Algorithm, group_size: int) -> None:
         raise UniRLError(
             f"group_size is {group_size}",
             f"{algorithm.name} takes a completion's advantage from its group "
-            f"({algorithm.terms()['advantage']}): it needs at least 2",
+            f"({described_terms(algorithm)['advantage']}): it needs at least 2",
             "raise group_size, or set algorithm.preset to openrlhf:reinforce++ or verl:ppo",
         )
 

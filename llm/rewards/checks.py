@@ -1,5 +1,5 @@
 """Rewards that may take long for some texts, and so run in worker processes: mathematics, puzzles,
-patterns; source: none.
+patterns.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Rewards that are functions: of the user's own by `module:function`, and those of UniRL that had
-better not run in this process; source: none.
+better not run in this process.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, format_error
 from unirl.llm.engine import Completion
 from unirl.llm.group import Score
 from unirl.llm.own_code import load_own
 from unirl.llm.rewards.limits import Limits, within
 from unirl.llm.rewards.pool import WorkerDied, WorkerPool
 from unirl.llm.rewards.reward import as_score, failed, timed_out
-from unirl.llm.rewards.worker import format_error, wanted
+from unirl.llm.rewards.worker import wanted
 from unirl.llm.tasks.prompts import Prompt
 
 OFFERED = ("text", "answer", "prompt", "messages", "info", "task", "num_tokens", "finish")
@@ -85,7 +85,7 @@ class AsyncReward:
         async def call() -> Any:
             return await self._function(**wanted(self._function, offered))
 
-        async with self._limits.place():
+        async with self._limits.call():
             try:
                 return as_score(await within(call(), self._seconds))
             except TimeoutError as error:
@@ -94,7 +94,7 @@ class AsyncReward:
                 return failed(format_error(error))
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
 
 def arguments(prompt: Prompt, text: str, completion: Completion) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def arguments(prompt: Prompt, text: str, completion: Completion) -> dict[str, An
 
 def own_function(name: str) -> Callable[..., Any]:
     """The function that `module:function` names. Raises UniRLError when there is none, or when it
-    needs arguments that nobody has.
+    needs arguments that are not offered.
     """
     what = f'reward "{name}"'
     function = load_own(name, what)
@@ -133,7 +133,7 @@ def own_function(name: str) -> Callable[..., Any]:
         ) from None
     except ValueError:  # written in C, without a signature
         raise UniRLError(
-            f"{what} does not tell its arguments",
+            f"{what} does not show its arguments",
             f"it is a {type(function).__name__} without a signature",
             "wrap it in a function of text and answer",
         ) from None

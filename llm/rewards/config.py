@@ -1,4 +1,4 @@
-"""Which rewards judge completions, with which weights and limits; source: none."""
+"""Which rewards judge completions, with which weights and limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,65 @@ from dataclasses import dataclass, field
 
 from unirl.device import check_device
 from unirl.errors import UniRLError
-from unirl.llm.rewards.judge import JudgeConfig
+from unirl.llm.http import require_url
+
+JUDGE_KEY = "reward.judge.key_variable"
+_QUESTION = """\
+Rate how well the answer answers the question, from 0 (useless) to {scale} (perfect).
+Reply with one number and nothing else.
+
+<question>
+{prompt}
+</question>
+<reference>
+{answer}
+</reference>
+<answer>
+{text}
+</answer>"""
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """Which model judges, and what it is asked."""
+
+    url: str = ""
+    """Of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1."""
+    model: str = ""
+    """The model's name there."""
+    key_variable: str = ""
+    """Name of the environment variable that holds the key. "": none is sent."""
+    question: str = _QUESTION
+    """What the judge is asked; {prompt}, {answer} (the right one), {text} and {scale} are filled
+    in.
+    """
+    scale: float = 10.0
+    """The best rating: the value is rating / scale. A rating outside 0 to scale is a failure."""
+    max_tokens: int = 16
+    """Tokens a reply may have, its end token included: a reply that is cut off is a failure. More:
+    for judges that think first.
+    """
+    retries: int = 3
+    """How often a call is repeated after a broken connection, status 429 or 5xx, with growing
+    pauses. More: sits out longer outages.
+    """
+
+    def __post_init__(self) -> None:
+        for name, least in (("scale", 0), ("max_tokens", 0), ("retries", -1)):
+            if not getattr(self, name) > least:
+                raise UniRLError(
+                    f"reward.judge.{name} is {getattr(self, name)}",
+                    f"it must be > {least}",
+                    "leave it out for the default",
+                )
+        if self.url:
+            require_url(self.url, "reward.judge.url", JUDGE_KEY)
+        if "{text}" not in self.question:
+            raise UniRLError(
+                "reward.judge.question does not show the completion",
+                "{text} must occur in it",
+                "write {text} where the completion belongs",
+            )
 
 
 @dataclass(frozen=True)

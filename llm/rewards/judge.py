@@ -7,83 +7,23 @@ import json
 import re
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from unirl.errors import UniRLError
+from unirl.llm.engine import Completion
 from unirl.llm.group import SCORE, Score
-from unirl.llm.http import HttpClient, HttpFailed, bearer, require_url
+from unirl.llm.http import HttpClient, HttpFailed, bearer
+from unirl.llm.rewards.config import JUDGE_KEY, JudgeConfig
 from unirl.llm.rewards.limits import Limits, within
+from unirl.llm.rewards.reward import failed, timed_out
+from unirl.llm.tasks.prompts import Prompt
 
-if TYPE_CHECKING:
-    from unirl.llm.engine import Completion
-    from unirl.llm.tasks.prompts import Prompt
-
-_QUESTION = """\
-Rate how well the answer answers the question, from 0 (useless) to {scale} (perfect).
-Reply with one number and nothing else.
-
-<question>
-{prompt}
-</question>
-<reference>
-{answer}
-</reference>
-<answer>
-{text}
-</answer>"""
-_PLACES = re.compile(r"\{(prompt|answer|text|scale)\}")
+_BLANKS = re.compile(r"\{(prompt|answer|text|scale)\}")
 # Also thoughts whose <think> stands in the prompt: models that always think begin behind it.
 _THOUGHTS = re.compile(r"<think>.*?</think>|^.*</think>", re.DOTALL)
 _NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
 _SCALE = r"(?:/|\bout\s+of\b)\s*"
 """What stands before the best rating: 8/10, 8 out of 10."""
 _MAX_ANSWER_BYTES = 8 << 20
-_KEY_SETTING = "reward.judge.key_variable"
 _FIRST_WAIT_SECONDS, _MOST_WAIT_SECONDS = 0.25, 30.0
-
-
-@dataclass(frozen=True)
-class JudgeConfig:
-    """Which model judges, and what it is told."""
-
-    url: str = ""
-    """Of an OpenAI-compatible server, such as http://127.0.0.1:8000/v1."""
-    model: str = ""
-    """The model's name there."""
-    key_variable: str = ""
-    """Name of the environment variable that holds the key. "": none is sent."""
-    question: str = _QUESTION
-    """What the judge is asked; {prompt}, {answer} (the right one), {text} and {scale} are filled
-    in.
-    """
-    scale: float = 10.0
-    """The best rating: the value is rating / scale. A rating outside 0 to scale is a failure."""
-    max_tokens: int = 16
-    """Tokens a reply may have, its end token included: a reply that is cut off is a failure. More:
-    for judges that think first.
-    """
-    retries: int = 3
-    """How often a call is repeated after a broken connection, status 429 or 5xx, with growing
-    pauses. More: sits out longer outages.
-    """
-
-    def __post_init__(self) -> None:
-        for name, least in (("scale", 0), ("max_tokens", 0), ("retries", -1)):
-            if not getattr(self, name) > least:
-                raise UniRLError(
-                    f"reward.judge.{name} is {getattr(self, name)}",
-                    f"it must be > {least}",
-                    "leave it out for the default",
-                )
-        if self.url:
-            require_url(self.url, "reward.judge.url", _KEY_SETTING)
-        if "{text}" not in self.question:
-            raise UniRLError(
-                "reward.judge.question does not show the completion",
-                "{text} must occur in it",
-                "write {text} where the completion belongs",
-            )
 
 
 class JudgeReward:
@@ -91,7 +31,7 @@ class JudgeReward:
 
     def __init__(self, config: JudgeConfig, timeout_seconds: float, limits: Limits) -> None:
         self._config, self._seconds, self._limits = config, timeout_seconds, limits
-        self._http = HttpClient(config.url, bearer(config.key_variable, _KEY_SETTING))
+        self._http = HttpClient(config.url, bearer(config.key_variable, JUDGE_KEY))
 
     async def score(
         self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
@@ -100,19 +40,17 @@ class JudgeReward:
         return list(await asyncio.gather(*(self._one(prompt, text) for text in texts)))
 
     async def _one(self, prompt: Prompt, text: str) -> Score:
-        from unirl.llm.rewards.reward import failed, timed_out
-
         asked = "\n\n".join(str(turn.get("content", "")) for turn in prompt.messages)
-        parts = {
+        fills = {
             "prompt": asked,
             "answer": prompt.answer,
             "text": text,
             "scale": f"{self._config.scale:g}",
         }
         # In one pass, so that braces in a completion stay what they are.
-        content = _PLACES.sub(lambda match: parts[match[1]], self._config.question)
+        content = _BLANKS.sub(lambda match: fills[match[1]], self._config.question)
         problems: list[str] = []
-        async with self._limits.place():
+        async with self._limits.call():
             try:
                 reply = await within(self._ask(content, problems), self._seconds)
             except TimeoutError as error:
@@ -147,8 +85,6 @@ class JudgeReward:
 
     def _rating(self, reply: str) -> Score:
         """The one number of a reply; 8/10 is 8. Anything less clear is a failure."""
-        from unirl.llm.rewards.reward import failed
-
         best, said = self._config.scale, _THOUGHTS.sub("", reply)
         if "<think>" in said:
             return failed(f"the judge replied {reply[:100]!r}: its thoughts have no end")

@@ -1,4 +1,4 @@
-"""Deadlines and rates for calls to what is slow; source: none."""
+"""Deadlines and rates for calls to what is slow."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Limits:
     """At most so many calls at a time, and so many started per second; 0: any number."""
 
     def __init__(self, concurrency: int, rate_per_second: float = 0.0) -> None:
-        self._places = asyncio.Semaphore(concurrency)
+        self._free = asyncio.Semaphore(concurrency)
         self._rate = rate_per_second
         self._next = 0.0
 
     @contextlib.asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Wait for a turn and keep a place meanwhile; waiting counts towards nobody's deadline."""
-        async with self._places:
+    async def call(self) -> AsyncIterator[None]:
+        """One call at a time of so many; waiting for a turn counts towards no deadline."""
+        async with self._free:
             await self.turn()
             yield
 

@@ -14,6 +14,7 @@ from unirl.errors import UniRLError
 from unirl.llm.device import device_of
 from unirl.llm.engine import Completion
 from unirl.llm.group import Score
+from unirl.llm.packages import needs
 from unirl.llm.rewards.limits import within
 from unirl.llm.rewards.reward import as_score, failed, timed_out
 from unirl.llm.tasks.prompts import Prompt
@@ -28,7 +29,7 @@ class ModelReward:
 
     def __init__(self, path: str, timeout_seconds: float, batch: int, device: str) -> None:
         self._seconds, self._batch = timeout_seconds, batch
-        self._tokenizer, self._model = _load(path, device_of(device, "reward.device"))
+        self._tokenizer, self.model = _load(path, device_of(device, "reward.device"))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward-model")
         self._turn = asyncio.Lock()
         self._job: Future[list[float]] | None = None
@@ -41,7 +42,7 @@ class ModelReward:
         whole = [self._written(prompt, text) for text in texts]
         rows = [self._tokenizer.encode(one, add_special_tokens=not self._chats) for one in whole]
         most = getattr(
-            self._model.config.get_text_config(), "max_position_embeddings", None
+            self.model.config.get_text_config(), "max_position_embeddings", None
         ) or float("inf")
         fitting = [i for i, row in enumerate(rows) if len(row) <= most]
         scores = [failed(f"{len(row)} tokens, the reward model takes {most}") for row in rows]
@@ -58,9 +59,9 @@ class ModelReward:
         return scores
 
     def close(self) -> None:
-        """Let go of the model; what is under way is finished first."""
+        """Release the model; a job in flight is finished first."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._model = None
+        self.model = None
 
     async def _values(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """`_compute` in the thread, within its deadline. Raises TimeoutError, also where what an
@@ -69,7 +70,7 @@ class ModelReward:
         seconds = self._seconds * max(1, len(rows))
         if self._job is not None:
             await within(_over(self._job), seconds)
-        self._job = self._thread.submit(self._compute, self._model, rows)
+        self._job = self._thread.submit(self._compute, self.model, rows)
         return await within(_result(self._job), seconds)
 
     @property
@@ -132,14 +133,8 @@ async def _over(job: Future[list[float]]) -> None:
 
 
 def _load(path: str, device: str) -> tuple[Any, Any]:
-    try:
+    with needs("transformers", 'reward "model" cannot be given'):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
-    except ImportError:
-        raise UniRLError(
-            'reward "model" cannot be given',
-            "the package transformers is not installed",
-            "pip install 'unirl[llm]'",
-        ) from None
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForSequenceClassification.from_pretrained(path, dtype="auto")

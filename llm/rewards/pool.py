@@ -1,5 +1,5 @@
-"""Processes for functions that may hang or crash: each call has a deadline, and whoever misses it
-is killed and replaced; source: none.
+"""Processes for functions that may hang or crash: each call has a deadline, and a process that
+misses it is killed and replaced.
 """
 
 from __future__ import annotations
@@ -45,10 +45,15 @@ class WorkerPool:
     ) -> None:
         self._functions, self._modules = tuple(functions), tuple(modules)
         self._num_workers = num_workers
-        self._places = asyncio.Semaphore(num_workers)
+        self._free = asyncio.Semaphore(num_workers)
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
         self._closed = False
+
+    @property
+    def pids(self) -> list[int]:
+        """Its processes; 0 for one that starts."""
+        return sorted(worker.pid for worker in self._all)
 
     async def call(self, function: str, arguments: Mapping[str, Any], seconds: float) -> Any:
         """What the function returns, a number as float.
@@ -57,7 +62,7 @@ class WorkerPool:
         process ends under it twice, and RuntimeError with what the function raised.
         """
         line = json.dumps({"function": function, "arguments": arguments}, default=str)
-        async with self._places:
+        async with self._free:
             for attempt in range(_ATTEMPTS):
                 try:
                     worker = await self._take()

@@ -1,6 +1,4 @@
-"""What every reward is: it judges the completions of one prompt, and says so where it cannot;
-source: none.
-"""
+"""What every reward is: it judges the completions of one prompt, and says so where it cannot."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ _WHY_CHARACTERS = 500
 
 
 class Reward(Protocol):
-    """Judges completions. Raises UniRLError for what no repetition mends; whatever else goes wrong
-    is told in the scores.
+    """Judges completions. Raises UniRLError for what no repetition fixes; whatever else goes wrong
+    is said in the scores.
     """
 
     async def score(
@@ -26,7 +24,7 @@ class Reward(Protocol):
         """One score for each completion, in their order. texts: the completions as text."""
 
     def close(self) -> None:
-        """Let go of processes and memory; idempotent."""
+        """Release processes and memory; idempotent."""
 
 
 def failed(why: str) -> Score:

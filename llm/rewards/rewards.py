@@ -1,6 +1,4 @@
-"""All rewards of a run: each judges every completion, side by side, and none disturbs another;
-source: none.
-"""
+"""All rewards of a run: each judges every completion, side by side, and none disturbs another."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, format_error
 from unirl.llm.engine import Completion
 from unirl.llm.group import SCORE, Score
 from unirl.llm.own_code import is_own
@@ -52,7 +50,8 @@ class Rewarder:
         functions = {name: _function(name) for name in needed if _is_pooled(name)}
         modules = [_PACKAGES[name][0] for name in functions if name in _PACKAGES]
         self._pool = WorkerPool(config.workers, sorted(set(functions.values())), modules)
-        self._rewards = {name: self._make(name) for name in dict.fromkeys(needed)}
+        self.rewards = {name: self._make(name) for name in dict.fromkeys(needed)}
+        """Each that is needed, also those of tasks, by its name."""
         self._in_vain = dict.fromkeys(self.names, 0)
         """Completions in a row without a score of each."""
         self._complaints = Complaints()
@@ -76,10 +75,15 @@ class Rewarder:
                 job.cancel()
         return [list(row) for row in zip(*columns, strict=True)]
 
+    @property
+    def worker_pids(self) -> list[int]:
+        """The processes that judge now; 0 for one that starts."""
+        return self._pool.pids
+
     def close(self) -> None:
-        """Kill all workers and let go of models; idempotent."""
+        """Kill all workers and release models; idempotent."""
         self._pool.close()
-        for reward in self._rewards.values():
+        for reward in self.rewards.values():
             reward.close()
 
     async def _judge(
@@ -88,7 +92,7 @@ class Rewarder:
         """One reward of a group; whatever happens to it stays its own."""
         unexpected = None
         try:
-            reward = self._rewards[self._own[prompt.task] if name == "auto" else name]
+            reward = self.rewards[self._own[prompt.task] if name == "auto" else name]
             scores = await reward.score(prompt, texts, completions)
             if len(scores) != len(texts):
                 raise RuntimeError(f"{len(scores)} scores for {len(texts)} completions")
@@ -96,7 +100,7 @@ class Rewarder:
             raise
         except Exception as error:
             unexpected = error
-            scores = [failed(f"{type(error).__name__}: {error}")] * len(texts)
+            scores = [failed(format_error(error))] * len(texts)
         self._count(name, scores, unexpected)
         return scores
 
@@ -106,13 +110,13 @@ class Rewarder:
             self._in_vain[name] = 0 if score.outcome == SCORE else self._in_vain[name] + 1
         reasons = [score.why for score in scores if score.outcome != SCORE]
         for why in dict.fromkeys(reasons):
-            self._complaints.tell(name, why, len(reasons), len(scores), unexpected)
+            self._complaints.log(name, why, len(reasons), len(scores), unexpected)
         most, in_vain = self._config.give_up_after, self._in_vain[name]
         if most and in_vain >= most:
             raise UniRLError(
                 f'reward "{name}" gives no scores: {reasons[-1]}',
                 f"{in_vain} completions in a row without one, reward.give_up_after is {most}",
-                "mend it, or raise reward.give_up_after to sit out an outage",
+                "fix it, or raise reward.give_up_after to sit out an outage",
             )
 
     def _make(self, name: str) -> Reward:
@@ -159,7 +163,7 @@ def combine_tensors(
     weight = torch.tensor(weights, dtype=value.dtype, device=value.device)
     scored = outcome == SCORE
     valid = (scored | (weight == 0)).all(dim=1)
-    # where, not a product: what stands in the place of a missing value may be NaN.
+    # where, not a product: what stands for a missing value may be NaN.
     total = torch.where(scored, value * weight, 0.0).sum(dim=1)
     return torch.where(valid, total, 0.0), valid
 

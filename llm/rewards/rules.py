@@ -1,4 +1,4 @@
-"""Rewards that compare a text with the answer: at once, in this process; source: none."""
+"""Rewards that compare a text with the answer: at once, in this process."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def numbers(text: str) -> list[Decimal]:
 
 
 def characters(text: str, answer: str) -> float:
-    """The share of places where text and answer have the same character, but for white space at the
-    ends; what one has more than the other counts as wrong. 1 where they are equal.
+    """The share of equal characters at the same position, but for white space at the ends; what one
+    has more than the other counts as wrong. 1 where they are equal.
     """
     said, right = text.strip(), answer.strip()
     longest = max(len(said), len(right))

@@ -1,5 +1,5 @@
 """What runs in a process that judges completions with code which may hang or crash: one JSON line
-in, one JSON line out; source: none.
+in, one JSON line out.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import queue
 import signal
 import socket
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from unirl.errors import format_error
 from unirl.llm.own_code import load_own
 from unirl.supervision.process_settings import die_with_parent
 
@@ -32,7 +32,7 @@ def worker_main(
     """Import the functions and the modules that they will import, say so, then answer until the
     other end closes.
     """
-    # Whoever forked this: a fork server, or the judge's process itself. Should that one be gone
+    # Its parent: a fork server, or the process of the rewards itself. Should that one be gone
     # already, the other end of the line is closed, and this process ends by that.
     die_with_parent(os.getppid())
     # A group of its own, so that processes which the functions start are killed with this one.
@@ -77,7 +77,7 @@ def wanted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str
 
 
 def _read(line: socket.socket, jobs: queue.SimpleQueue[bytes]) -> None:
-    """Hand jobs on. When the other end is gone, so is everybody here, even from a hung function."""
+    """Queue jobs. When the other end is gone, this process group ends, even in a hung function."""
     with contextlib.suppress(OSError), line.makefile("rb") as lines:
         for job in lines:
             jobs.put(job)
@@ -93,15 +93,8 @@ def _answer(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[
         return {"error": format_error(error)[:_ERROR_CHARACTERS]}
 
 
-def format_error(error: Exception) -> str:
-    """What a function raised, and in which line: its author looks for it there."""
-    calls = traceback.extract_tb(error.__traceback__)
-    where = f" ({os.path.basename(calls[-1].filename)}:{calls[-1].lineno})" if calls else ""
-    return f"{type(error).__name__}: {error}{where}"
-
-
 def _send(line: socket.socket, answer: Mapping[str, Any]) -> None:
     try:
         line.sendall(json.dumps(answer).encode() + b"\n")
-    except OSError:  # nobody is there to hear it
+    except OSError:  # nothing listens any more
         os._exit(1)

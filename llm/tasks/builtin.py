@@ -1,5 +1,5 @@
 """Tasks that need no data: small sums for models that speak, strings of digits for models from
-scratch; source: none.
+scratch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which questions a language model is asked, and how they become prompts; source: none."""
+"""Which questions a language model is asked, and how they become prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TaskConfig:
     gym:NAME (reasoning-gym); or module:function of your own, which takes this config.
     """
     mix: Mapping[str, float] = field(default_factory=dict)
-    """Several tasks with their weights, in place of `name`. A larger weight: asked more often.
+    """Several tasks with their weights, instead of `name`. A larger weight: asked more often.
     Changed weights hold from the next prompt on; within its epoch a task may then repeat some.
     """
     num_train: int | None = None
@@ -39,7 +39,7 @@ class TaskConfig:
     of reverse, copy and count do not.
     """
     template_options: Mapping[str, bool | int | str] = field(default_factory=dict)
-    """What else the chat template is told, such as enable_thinking = false."""
+    """What else the chat template is given, such as enable_thinking = false."""
     system: str = ""
     """A system message before every question. Longer: longer prompts."""
     max_prompt: int = 512

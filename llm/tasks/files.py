@@ -1,4 +1,4 @@
-"""Tasks from JSON lines, Parquet files and Hugging Face datasets; source: none."""
+"""Tasks from JSON lines, Parquet files and Hugging Face datasets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from unirl.errors import UniRLError
+from unirl.llm.packages import needs
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.task import Example, Examples, Message, Subset, Task, checked_options, split
 
 
-class Rows(Protocol):
+class FileRows(Protocol):
     """Rows of a file: fields by name."""
 
     def __len__(self) -> int: ...
@@ -50,7 +51,7 @@ class JsonLines:
         return UniRLError(
             f"line {number} of {self.path} cannot be read",
             f"every line is a JSON object; {found}",
-            "mend the line, or remove it",
+            "fix the line, or remove it",
         )
 
 
@@ -72,7 +73,7 @@ class ParquetRows:
 class RowExamples:
     """Rows as examples."""
 
-    rows: Rows
+    rows: FileRows
     source: str
     prompt_field: str
     answer_field: str
@@ -129,7 +130,7 @@ def file_task(name: str, config: TaskConfig) -> Task:
     known = ("subset", "split", "eval_split") if kind == "hf" else ("eval",)
     options = checked_options(name, config, known)
 
-    def examples(rows: Rows, source: str) -> Examples:
+    def examples(rows: FileRows, source: str) -> Examples:
         made = RowExamples(rows, source, config.prompt_field, config.answer_field)
         if len(made):
             made[0]
@@ -137,7 +138,7 @@ def file_task(name: str, config: TaskConfig) -> Task:
 
     all_rows, other_rows = READERS[kind](where, options)
     all_examples = examples(all_rows, where)
-    # Without a reward of its own: what an answer is worth only its author knows.
+    # Without a reward of its own: only its author knows what an answer is worth.
     if other_rows is None:
         train, held_out = split(len(all_rows), config, name)
         return Task(name, Subset(all_examples, train), Subset(all_examples, held_out))
@@ -153,8 +154,8 @@ def _first(examples: Examples, most: int | None) -> Examples:
     return Subset(examples, np.arange(size))
 
 
-def _read_jsonl(where: str, options: Mapping[str, str]) -> tuple[Rows, Rows | None]:
-    def read(path: str) -> Rows:
+def _read_jsonl(where: str, options: Mapping[str, str]) -> tuple[FileRows, FileRows | None]:
+    def read(path: str) -> FileRows:
         lines = _existing(path).read_bytes().splitlines()
         kept = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
         return JsonLines(path, kept)
@@ -162,32 +163,28 @@ def _read_jsonl(where: str, options: Mapping[str, str]) -> tuple[Rows, Rows | No
     return read(where), read(options["eval"]) if "eval" in options else None
 
 
-def _read_parquet(where: str, options: Mapping[str, str]) -> tuple[Rows, Rows | None]:
-    try:
+def _read_parquet(where: str, options: Mapping[str, str]) -> tuple[FileRows, FileRows | None]:
+    with needs("pyarrow", f'task "parquet:{where}" cannot be read'):
         from pyarrow import parquet
-    except ImportError:
-        raise _missing("parquet:" + where, "pyarrow") from None
 
-    def read(path: str) -> Rows:
+    def read(path: str) -> FileRows:
         return ParquetRows(parquet.read_table(_existing(path)))
 
     return read(where), read(options["eval"]) if "eval" in options else None
 
 
-def _read_dataset(where: str, options: Mapping[str, str]) -> tuple[Rows, Rows | None]:
-    try:
+def _read_dataset(where: str, options: Mapping[str, str]) -> tuple[FileRows, FileRows | None]:
+    with needs("datasets", f'task "hf:{where}" cannot be read'):
         import datasets
-    except ImportError:
-        raise _missing("hf:" + where, "datasets") from None
 
-    def read(part: str) -> Rows:
+    def read(name: str) -> FileRows:
         try:
-            rows: Rows = datasets.load_dataset(where, options.get("subset"), split=part)
+            rows: FileRows = datasets.load_dataset(where, options.get("subset"), split=name)
         except Exception as error:  # many kinds: unknown name, no network, unknown subset or split
             reason = str(error).strip().splitlines() or [type(error).__name__]
             raise UniRLError(
                 f'dataset "{where}" cannot be loaded',
-                f'its split "{part}" was asked for: {reason[0]}',
+                f'its split "{name}" was asked for: {reason[0]}',
                 "check the name, task.options.subset and task.options.split",
             ) from error
         return rows
@@ -212,15 +209,7 @@ def _existing(path: str) -> Path:
     )
 
 
-def _missing(task: str, package: str) -> UniRLError:
-    return UniRLError(
-        f'task "{task}" cannot be read',
-        f"the package {package} is not installed",
-        "pip install 'unirl[llm]'",
-    )
-
-
-READERS: Mapping[str, Callable[[str, Mapping[str, str]], tuple[Rows, Rows | None]]] = (
+READERS: Mapping[str, Callable[[str, Mapping[str, str]], tuple[FileRows, FileRows | None]]] = (
     MappingProxyType({"jsonl": _read_jsonl, "parquet": _read_parquet, "hf": _read_dataset})
 )
-"""By the word before the colon: reads the rows, and those held out where they lie apart."""
+"""By the word before the colon: reads the rows, and those held out where they are separate."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from unirl.errors import UniRLError
+from unirl.llm.packages import needs
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.task import MOST_HELD_OUT, Example, Subset, Task, checked_options
 
@@ -110,13 +111,7 @@ def _value(text: str) -> Any:
 
 
 def _reasoning_gym(task: str) -> Any:
-    try:
+    with needs("reasoning-gym", f'task "{task}" cannot be made'):
         import reasoning_gym
         import reasoning_gym.factory
-    except ImportError:
-        raise UniRLError(
-            f'task "{task}" cannot be made',
-            "the package reasoning-gym is not installed",
-            "pip install 'unirl[llm]'",
-        ) from None
     return reasoning_gym

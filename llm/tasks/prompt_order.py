@@ -1,5 +1,5 @@
 """Which example is the n-th: a function of the seed and of n, so that a resumed run needs no more
-than the next n; source: none.
+than the next n.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class PromptOrder:
         # How often each task was drawn before block b: _before[b].
         self._before: list[Indices] = [np.zeros(len(self._sizes), dtype=np.int64)]
         self._drawn = lru_cache(maxsize=16)(self._draw)
-        # Tickets under way together may lie in two epochs.
+        # Tickets in flight together may be in two epochs.
         self._shuffled = lru_cache(maxsize=2 + 2 * len(self._sizes))(permutation)
 
-    def place(self, ticket: int) -> tuple[int, int, int]:
+    def locate(self, ticket: int) -> tuple[int, int, int]:
         """Task, example and epoch of a ticket >= 0."""
         if ticket < 0:
             raise ValueError(f"ticket is {ticket}, it must be >= 0")

@@ -1,4 +1,4 @@
-"""Prompts: the examples of tasks as token ids, by ticket; source: none."""
+"""Prompts: the examples of tasks as token ids, by ticket."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> Any:
+        """Token ids as text."""
 
     def apply_chat_template(
         self,
@@ -60,7 +63,7 @@ class Prompt:
 
 
 class PromptSource:
-    """Prompt n of a run, whoever asks and however often.
+    """Prompt n of a run, the same at every call.
 
     max_context: tokens the model can look at, 0: any number; max_tokens: those of them that a
     completion may take. Every prompt is looked at once, here: raises UniRLError for one that is too
@@ -105,9 +108,13 @@ class PromptSource:
         """Examples held out, of all tasks together."""
         return int(self._ends[-1])
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        """A completion as the text that rewards read."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
     def prompt(self, ticket: int) -> Prompt:
         """The prompt of a ticket >= 0."""
-        which, offset, epoch = self._order.place(ticket)
+        which, offset, epoch = self._order.locate(ticket)
         index = int(self._train[which][offset])
         return self._make(self._tasks[which], self._tasks[which].train, index, epoch, ticket)
 

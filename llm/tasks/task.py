@@ -1,6 +1,4 @@
-"""Tasks: questions with their answers, by index, split into those to train on and those held out;
-source: none.
-"""
+"""Tasks: questions with their answers, by index; some to train on, others held out."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ import numpy as np
 
 from unirl.core.seeding import derive_seed
 from unirl.errors import UniRLError
-from unirl.llm.own_code import is_own, load_own
 from unirl.llm.tasks.config import TaskConfig
 
 Message: TypeAlias = Mapping[str, Any]
@@ -51,7 +48,7 @@ class Task:
     train: Examples
     held_out: Examples
     reward: str = ""
-    """Name of the reward that judges it unless told otherwise; "": it has none."""
+    """Name of the reward that judges it by default; "": it has none."""
 
 
 @dataclass(frozen=True)
@@ -71,48 +68,6 @@ class Subset:
 def question(text: str, answer: str) -> Example:
     """One user turn and its answer."""
     return Example(answer=answer, messages=({"role": "user", "content": text},))
-
-
-def make_tasks(config: TaskConfig) -> list[Task]:
-    """The tasks that a config names, in its order. Raises UniRLError for one that is unknown,
-    unreadable or empty.
-    """
-    tasks = [make_task(name, config) for name in config.weights]
-    for key in config.options:
-        if "/" in key and key.rpartition("/")[0] not in config.weights:
-            raise UniRLError(
-                f'task.options sets "{key}"',
-                f'there is no task "{key.rpartition("/")[0]}", there are '
-                + ", ".join(config.weights),
-                "name one of them before the last slash, or leave it out to set all",
-            )
-    return tasks
-
-
-def make_task(name: str, config: TaskConfig) -> Task:
-    """One task by its name; see TaskConfig.name."""
-    from unirl.llm.tasks import builtin, files, gym
-
-    kind, colon, rest = name.partition(":")
-    if name in builtin.BUILT_IN:
-        task = builtin.built_in_task(name, config)
-    elif colon and kind in files.READERS:
-        task = files.file_task(name, config)
-    elif colon and kind == "gym":
-        task = gym.gym_task(rest, config)
-    elif is_own(name):
-        task = _own_task(name, config)
-    else:
-        known = [*builtin.BUILT_IN, *(f"{k}:" for k in (*files.READERS, "gym"))]
-        near = difflib.get_close_matches(name, known, n=1)
-        raise UniRLError(
-            f'task "{name}" is unknown',
-            f"there are {', '.join(known)} and module:function of your own",
-            f'did you mean "{near[0]}"?' if near else "name one of them",
-        )
-    if not len(task.train):
-        raise empty_split(task.name, "train", 0, config)
-    return task
 
 
 def split(size: int, config: TaskConfig, task: str, propose: int | None = None) -> tuple[Any, Any]:
@@ -168,16 +123,3 @@ def empty_split(task: str, name: str, size: int, config: TaskConfig) -> UniRLErr
         f"1 at least is needed; it has {size} in all, task.num_eval is {config.num_eval}",
         "lower task.num_eval, or give it more data",
     )
-
-
-def _own_task(name: str, config: TaskConfig) -> Task:
-    what = f'task "{name}"'
-    make = load_own(name, what)
-    task = make(config) if callable(make) else make
-    if not isinstance(task, Task):
-        raise UniRLError(
-            f"{what} is not a task",
-            f"expected a function of TaskConfig that returns a Task, found {type(task).__name__}",
-            "return unirl.llm.tasks.task.Task(name, train, held_out, reward)",
-        )
-    return task

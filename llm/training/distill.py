@@ -129,7 +129,7 @@ def _served(config: TeacherConfig, temperature: float) -> TeacherServer:
     if temperature != 1:
         raise UniRLError(
             f"sampling.temperature is {temperature:g} and the teacher is behind a server",
-            "servers tell log-probabilities at temperature 1 only, and both must have the same",
+            "servers give log-probabilities at temperature 1 only, and both must have the same",
             "set sampling.temperature to 1, or leave teacher.url out",
         )
     server = TeacherServer(

@@ -1,4 +1,4 @@
-"""A language model as a policy over tokens, with a critic where one is needed; source: none."""
+"""A language model as a policy over tokens, with a critic where one is needed."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ class TokenTerms(NamedTuple):
     after: Tensor | None
     """[E]: value of the whole text of the pack's ends; None without a critic."""
 
+    def nothing(self) -> Tensor:
+        """A loss of zero that depends on every weight, for a pack without targets."""
+        none = self.logp.sum()
+        return none if self.value is None else none + self.value.sum()
+
 
 class LanguagePolicy(nn.Module):
     """model: a causal language model of transformers. critic: whether to learn values too, by a
@@ -43,7 +48,7 @@ class LanguagePolicy(nn.Module):
             nn.init.zeros_(self.critic.bias)
 
     def forward(self, pack: Pack, *, want_entropy: bool = False) -> TokenTerms:
-        """See TokenTerms; with gradients to every weight that learns."""
+        """With gradients to every weight that learns."""
         head = self._head[0]
         states = hidden_states(self.model, pack)
         hidden = states.index_select(0, pack.source)

@@ -36,7 +36,7 @@ from unirl.llm.algorithms.resolve import check_num_steps
 from unirl.llm.group import read_group
 from unirl.llm.models.lora import published_weights
 from unirl.llm.training.distill import Teacher
-from unirl.llm.training.language_policy import LanguagePolicy, TokenTerms
+from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.pack_loss import SUMS, Known, pack_loss
 from unirl.llm.training.packing import Pack, pack_groups
 from unirl.llm.training.report import report_groups, sample_rows, summary
@@ -60,7 +60,7 @@ class LlmLearnerConfig:
     it.
     """
     minibatches: int = 1
-    """Steps of the optimiser per pass, each on a part of the groups. More: more progress per
+    """Steps of the optimiser per pass, each on some of the groups. More: more progress per
     batch, noisier steps.
     """
     micro_tokens: int = 8192
@@ -102,7 +102,7 @@ class LlmLearnerConfig:
 
 
 class LlmLearner:
-    """See Learner. Its steps are completions, and so is what recent_returns has the rewards of.
+    """Its steps are completions, and so is what recent_returns has the rewards of.
 
     policy: on its device, in its compute dtype. reference: the frozen model that a KL term holds
     the policy to; None: the policy's own base below its adapters, or not needed. teacher: see
@@ -130,7 +130,7 @@ class LlmLearner:
     ) -> None:
         check_num_steps(algorithm, config.epochs * config.minibatches)
         self.version, self.num_steps = 0, 0
-        self._policy, self._algorithm, self._config = policy, algorithm, config
+        self.policy, self._algorithm, self._config = policy, algorithm, config
         self._publish = publish
         self._reference, self._teacher, self._tokenizer = reference, teacher, tokenizer
         self._reward_names = tuple(reward_weights)
@@ -139,7 +139,7 @@ class LlmLearner:
         # Without gradient it need not be computed, unless another term gives it one.
         self._skips = skip_zero and algorithm.skips_zero_advantage and teacher is None
         self._ranks = ranks or Ranks()
-        self._is_divided = any(is_sharded(parameter) for parameter in policy.parameters())
+        self.is_divided = any(is_sharded(parameter) for parameter in policy.parameters())
         self._whole: tuple[int, Weights] = -1, {}
         """Where the policy is divided: version and weights that were gathered last."""
         self._schedule = ScheduleProgress(budget, self._ranks.leading)
@@ -153,11 +153,6 @@ class LlmLearner:
         self._lengths: deque[int] = deque(maxlen=num_recent)
         self._newest: tuple[TokenBatch, Tensor] | None = None
         self._ended: float | None = None
-
-    @property
-    def is_divided(self) -> bool:
-        """See DividedLearner."""
-        return self._is_divided
 
     @property
     def recent_returns(self) -> tuple[float, ...]:
@@ -176,7 +171,6 @@ class LlmLearner:
         return summary(row)
 
     def record_training_seconds(self, seconds: float) -> None:
-        """See TimedLearner."""
         self._schedule.record_training_seconds(seconds)
 
     def step(self, batch: Batch) -> Metrics:
@@ -186,9 +180,10 @@ class LlmLearner:
         tokens = TokenBatch.of(groups, self._reward_weights)
         known = self._prepare(tokens, metrics)
         for _ in range(self._config.epochs):
-            moved = [self._step(tokens, part, known, metrics) for part in self._parts(tokens)]
-            if self._config.optimizer.lr_schedule == "adaptive":
-                self._adapt([one for one in moved if one is not None])
+            moved = [self._step(tokens, each, known, metrics) for each in self._minibatches(tokens)]
+            steps = [one for one in moved if one is not None]
+            if steps and self._config.optimizer.lr_schedule == "adaptive":
+                self._update.adapt(reduce(add, steps).approx_kl.to(self._device))
         report_groups(tokens, batch, self.version, self._reward_names, metrics)
         now, drawn = time.monotonic(), int(tokens.length.sum())
         # Tokens of all ranks per second of one: merging adds up both.
@@ -198,18 +193,13 @@ class LlmLearner:
             metrics.ratio("perf/tokens_per_s", drawn, (now - self._ended) * share)
         self._ended = now
         if self._tokenizer is not None and self._ranks.is_main:
-            # Copied: slots are written anew before anyone asks. Text is made when somebody does.
+            # Copied: slots are written again before they are asked for. Text is made when they are.
             copies = [one.copy() for one in tokens.groups]
             self._newest = replace(tokens, groups=tuple(copies)), known.advantage.cpu()
         metrics = self._count(tokens, metrics)
         self.version += 1
         metrics.last("losses/learning_rate", self._update.lr(self.num_steps))
         return metrics
-
-    def _adapt(self, moved: list[TokenMetrics]) -> None:
-        """Correct an adaptive step size after a pass. moved: what each of its steps found."""
-        if moved:
-            self._update.adapt(reduce(add, moved).approx_kl.to(self._device))
 
     def _prepare(self, tokens: TokenBatch, metrics: Metrics) -> Known:
         """Advantages and values to learn, what policy and reference say before the update, and
@@ -222,12 +212,7 @@ class LlmLearner:
         wants_old = algorithm.needs_old_logp or config.optimizer.lr_schedule == "adaptive"
         reward = shaped_reward(algorithm, tokens.reward, tokens.sequence, self._max_tokens)
 
-        def found(
-            old_logp: Tensor | None = None,
-            value: Tensor | None = None,
-            reference: Tensor | None = None,
-            after: Tensor | None = None,
-        ) -> Advantages:
+        def found(**known: Tensor | None) -> Advantages:
             return advantages(
                 algorithm,
                 reward,
@@ -235,42 +220,39 @@ class LlmLearner:
                 tokens.valid,
                 tokens.mask,
                 tokens.sequence,
-                old_logp=_host(old_logp),
                 logp=tokens.logp,
-                reference=_host(reference),
-                value=_host(value),
-                bootstrap=_host(after),
                 reduce=self._ranks.reduce,
+                **{name: each if each is None else each.cpu() for name, each in known.items()},
             )
 
         old_logp = value = reference = after = ends = None
         train = tokens.valid & (tokens.length > 0)
         if not before:
-            told = found()
+            result = found()
             # Known before any forward pass: none is made for what has no gradient.
-            train = train & told.active if self._skips else train
+            train = train & result.active if self._skips else train
         if algorithm.bootstraps:
             after = torch.zeros(tokens.size, dtype=torch.float64, device=self._device)
             ends = tokens.cut_off
         if before or (several and wants_old):
             packs = self._packs(tokens, train, ends)
-            old_logp, value = self._policy.look(packs, tokens.mask.numel(), after=after)
+            old_logp, value = self.policy.look(packs, tokens.mask.numel(), after=after)
         if algorithm.needs_reference:
             reference = self._look_at_reference(tokens, train)
         teacher = None
         if self._teacher is not None:
             teacher = self._teacher.logp(tokens, train, self._packs).to(self._device)
         if before:
-            told = found(old_logp, value, reference, after)
-            train = train & told.active if self._skips else train
-        if told.kl is not None:
-            metrics.ratio("kl", told.kl.sum(), tokens.mask.sum())
+            result = found(old_logp=old_logp, value=value, reference=reference, bootstrap=after)
+            train = train & result.active if self._skips else train
+        if result.kl is not None:
+            metrics.ratio("kl", result.kl.sum(), tokens.mask.sum())
         if not several:
             old_logp = None  # the forward pass with gradient finds it again
-        advantage = told.token
+        advantage = result.token
         if self._teacher is not None and self._teacher.alone:
             advantage = torch.zeros_like(advantage)
-        device, target = self._device, told.target
+        device, target = self._device, result.target
         return Known(
             advantage.to(device),
             train,
@@ -286,8 +268,8 @@ class LlmLearner:
         packs, num = self._packs(tokens, train), tokens.mask.numel()
         if self._reference is not None:
             return self._reference.look(packs, num)[0]
-        with self._policy.model.disable_adapter():
-            return self._policy.look(packs, num)[0]
+        with self.policy.model.disable_adapter():
+            return self.policy.look(packs, num)[0]
 
     def _packs(self, tokens: TokenBatch, train: Tensor, ends: Tensor | None = None) -> list[Pack]:
         packs = pack_groups(
@@ -298,33 +280,32 @@ class LlmLearner:
             share_prompt=self._config.share_prompt,
         )
         packs = [pack.to(self._device) for pack in packs]
-        if self._is_divided:
+        if self.is_divided:
             most = max(self._ranks.share(len(packs)))
             packs += [empty_pack(self._device)] * (most - len(packs))
         return packs
 
-    def _parts(self, tokens: TokenBatch) -> list[Tensor]:
-        """The minibatches of a pass, as flags of completions [S]: whole groups, drawn anew."""
+    def _minibatches(self, tokens: TokenBatch) -> list[Tensor]:
+        """The minibatches of a pass, as flags of completions [S]: whole groups, drawn again."""
         num = self._config.minibatches
         if num == 1:
             return [torch.ones(tokens.size, dtype=torch.bool)]
         order = torch.randperm(len(tokens.groups), generator=self._generator)
-        return [torch.isin(tokens.group, part) for part in order.tensor_split(num)]
+        return [torch.isin(tokens.group, groups) for groups in order.tensor_split(num)]
 
     def _step(
-        self, tokens: TokenBatch, part: Tensor, known: Known, metrics: Metrics
+        self, tokens: TokenBatch, minibatch: Tensor, known: Known, metrics: Metrics
     ) -> TokenMetrics | None:
-        """One step of the optimiser. part: completions that it is the mean over, [S]. Returns what
-        it found at the tokens of all ranks; None: nothing had a gradient.
-        """
-        algorithm, size, train = self._algorithm, tokens.size, part & known.train
+        """One step of the optimiser. minibatch: its completions, [S]. Returns what it found
+        at the tokens of all ranks; None: nothing had a gradient."""
+        algorithm, size, train = self._algorithm, tokens.size, minibatch & known.train
         wants_entropy = algorithm.entropy_coef > 0 or self._config.entropy
         packs = self._packs(tokens, train)
         # What is left out counts all the same: a mean is over the whole step, and over all ranks.
         below, computed, num_packs = self._ranks.sum(
             [
                 denominator(algorithm, tokens.mask & chosen[tokens.sequence], tokens.sequence, size)
-                for chosen in (part, train)
+                for chosen in (minibatch, train)
             ]
             + [torch.tensor(float(len(packs)))]
         )
@@ -333,23 +314,23 @@ class LlmLearner:
             return None
         divisor = max(float(below), 1.0)
         teacher_coef = self._teacher.coef if self._teacher is not None else 0.0
-        sums, told = torch.zeros(len(SUMS), dtype=torch.float64, device=self._device), []
+        sums, of_packs = torch.zeros(len(SUMS), dtype=torch.float64, device=self._device), []
         for pack in packs:
-            terms = self._policy(pack, want_entropy=wants_entropy)
+            terms = self.policy(pack, want_entropy=wants_entropy)
             if not pack.num_targets:
-                torch.autograd.backward(_nothing(terms))
+                torch.autograd.backward(terms.nothing())
                 self._update.gather()
                 continue
             found = pack_loss(algorithm, terms, pack, known, size, teacher_coef=teacher_coef)
             torch.autograd.backward(found.loss / divisor)
             self._update.gather()
             sums += found.sums
-            told.append(found.metrics)
+            of_packs.append(found.metrics)
         if not packs:
             self._update.gather_nothing()
         norm = self._update.apply(self.num_steps).cpu()
         # device -> host, once per step
-        own = [TokenMetrics(*(part.cpu() for part in reduce(add, told)))] if told else []
+        own = [TokenMetrics(*(each.cpu() for each in reduce(add, of_packs)))] if of_packs else []
         shared = self._ranks.share((sums.cpu(), own))
         total = dict(zip(SUMS, sum(each for each, _ in shared).tolist(), strict=True))  # type: ignore[union-attr]
         metrics.ratio("losses/policy", total["policy"], divisor)
@@ -384,18 +365,17 @@ class LlmLearner:
         return total
 
     def weights(self) -> Weights:
-        """See Learner: by the names of the transformers model, adapters merged unless engines take
+        """By the names of the transformers model, adapters merged unless engines take
         them alone.
         """
-        if not self._is_divided:
-            return self._publish(self._policy.model)
+        if not self.is_divided:
+            return self._publish(self.policy.model)
         # Kept: an evaluation asks for them in one process alone.
         if self._whole[0] != self.version:
-            self._whole = self.version, whole_weights(self._policy, self._publish)
+            self._whole = self.version, whole_weights(self.policy, self._publish)
         return self._whole[1]
 
     def state_dict(self) -> LearnerState:
-        """See Learner."""
         counters = {
             "rewards": list(self._rewards),
             "lengths": list(self._lengths),
@@ -408,7 +388,6 @@ class LlmLearner:
         return LearnerState(self._update.model_state(), optimizer, counters)
 
     def load_state_dict(self, state: LearnerState) -> None:
-        """See Learner."""
         model: Any = state.model
         optimizer: Any = state.optimizer
         self._whole = -1, {}
@@ -417,13 +396,3 @@ class LlmLearner:
         self._generator.set_state(optimizer["generator"])
         self._rewards.extend(state.counters["rewards"])
         self._lengths.extend(int(length) for length in state.counters["lengths"])
-
-
-def _host(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.cpu()
-
-
-def _nothing(terms: TokenTerms) -> Tensor:
-    """A loss of zero that every weight has a part in."""
-    none = terms.logp.sum()
-    return none if terms.value is None else none + terms.value.sum()

@@ -43,8 +43,8 @@ class PackLoss(NamedTuple):
 
     loss: Tensor
     sums: Tensor
-    """What is reported of it, by SUMS: float64. On the device still, as are the metrics: whoever
-    reads them here would wait before the backward pass is even begun.
+    """What is reported of it, by SUMS: float64. On the device still, as are the metrics: reading
+    them here would wait before the backward pass is even begun.
     """
     metrics: TokenMetrics
 
@@ -101,5 +101,5 @@ def pack_loss(
         ).numerator
         loss = loss + algorithm.value_coef * value
         sums["value"] = value
-    told = torch.stack([each.detach().double() for each in sums.values()])
-    return PackLoss(loss, told, policy.metrics)
+    stacked = torch.stack([each.detach().double() for each in sums.values()])
+    return PackLoss(loss, stacked, policy.metrics)

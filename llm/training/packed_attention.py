@@ -2,7 +2,7 @@
 
 Everything else of the model runs on the packed tokens. In here queries, keys and values become the
 rectangles of the layout, a completion sees the keys of its prompt before its own, and the results
-go back into the pack. Source: none; the sharing of prefixes is plain algebra of attention.
+go back into the pack. The sharing of prefixes is plain algebra of attention.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unirl.errors import UniRLError
-from unirl.llm.training.packed_layout import Block, Layout
+from unirl.llm.packages import needs
+from unirl.llm.training.packed_layout import Block, PackLayout
 from unirl.llm.training.packed_rows import as_rows, as_tokens, prompts_of, split_blocks
 from unirl.llm.training.packed_short import fold_mask, short_attention, suits
 from unirl.llm.training.packing import Pack
@@ -23,7 +24,7 @@ from unirl.llm.training.packing import Pack
 NAME = "unirl_packed"
 """What transformers knows the attention function as."""
 QUERIES = 1024
-"""Queries per call where a mask is needed: bounds its size, and skips keys that lie ahead."""
+"""Queries per call where a mask is needed: bounds its size, and skips keys that come later."""
 
 _HARMLESS = frozenset(
     {
@@ -45,7 +46,7 @@ _HARMLESS = frozenset(
 class Packing:
     """What the layers of one forward pass share: the layout, and masks once they are made."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: PackLayout) -> None:
         self.layout = layout
         self._masks: dict[tuple[object, ...], Tensor] = {}
 
@@ -104,7 +105,7 @@ def causal_model(model: nn.Module) -> Any:
 
 
 def decoder_of(model: nn.Module) -> Any:
-    """The part of a model that ends with hidden states."""
+    """The model without what turns hidden states into logits."""
     inner = causal_model(model)
     if not hasattr(inner, "get_decoder"):
         raise UniRLError(
@@ -159,11 +160,11 @@ def packed_attention(
     sizes = [block.num_tokens for block in layout.blocks]
     # [N, heads, D]: views, and the gradient of a split is one concatenation.
     q, k, v = (packed[0].transpose(0, 1) for packed in (query, key, value))
-    k_prompt, k_parts = split_blocks(k, sizes, layout.num_prompt_blocks)
-    v_prompt, v_parts = split_blocks(v, sizes, layout.num_prompt_blocks)
+    k_prompt, k_blocks = split_blocks(k, sizes, layout.num_prompt_blocks)
+    v_prompt, v_blocks = split_blocks(v, sizes, layout.num_prompt_blocks)
     outs: list[Tensor] = []
-    for i, (block, q_part) in enumerate(zip(layout.blocks, torch.split(q, sizes), strict=True)):
-        q_rows, k_rows, v_rows = (as_rows(part, block) for part in (q_part, k_parts[i], v_parts[i]))
+    for i, (block, q_block) in enumerate(zip(layout.blocks, torch.split(q, sizes), strict=True)):
+        q_rows, k_rows, v_rows = (as_rows(x, block) for x in (q_block, k_blocks[i], v_blocks[i]))
         if block.prompt is not None:
             k_rows = torch.cat([prompts_of(k_prompt, block), k_rows], 1)
             v_rows = torch.cat([prompts_of(v_prompt, block), v_rows], 1)
@@ -173,15 +174,9 @@ def packed_attention(
 
 
 def _register() -> None:
-    """Each time anew: a prepared model may have come from another process."""
-    try:
+    """Each time: a prepared model may have come from another process."""
+    with needs("transformers", "no language model can be trained"):
         from transformers import AttentionInterface, AttentionMaskInterface
-    except ImportError as error:
-        raise UniRLError(
-            "training a language model needs transformers",
-            f"it cannot be imported: {error}",
-            "pip install 'unirl[llm]'",
-        ) from error
     AttentionInterface.register(NAME, packed_attention)
     # For calls without a packing: the same masks as sdpa's.
     AttentionMaskInterface.register(NAME, AttentionMaskInterface()["sdpa"])  # type: ignore[no-untyped-call]
@@ -286,12 +281,12 @@ def _attend(
 
 def _mask(block: Block, begin: int, end: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     ahead = 0 if block.prompt is None else block.prompt.shape[1]
-    place = torch.arange(ahead + end, device=device)
-    # Places without a token see what precedes them, so that no row of scores is empty; nobody
-    # sees them, and nothing is taken from them.
-    seen = (place <= torch.arange(begin, end, device=device)[:, None] + ahead)[None]
+    key = torch.arange(ahead + end, device=device)
+    # Cells without a token see what precedes them, so that no row of scores is empty; they are
+    # not seen, and nothing is taken from them.
+    seen = (key <= torch.arange(begin, end, device=device)[:, None] + ahead)[None]
     if block.prompt_length is not None and block.of_prompt is not None:
         length = block.prompt_length.index_select(0, block.of_prompt)[:, None, None]
-        seen = seen & ((place < length) | (place >= ahead))
+        seen = seen & ((key < length) | (key >= ahead))
     mask = torch.zeros(seen.shape, dtype=dtype, device=device)
     return mask.masked_fill_(~seen, float("-inf"))[:, None]

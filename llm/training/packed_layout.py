@@ -1,6 +1,6 @@
-"""Where the documents of a pack lie, and in which batches attention goes over them.
+"""The order of the documents in a pack, and in which batches attention goes over them.
 
-A row is a prompt, a completion that goes on a prompt of the same pack, or both in one piece. Rows
+A row is a prompt, a completion that continues a prompt of the same pack, or both in one piece. Rows
 stand one behind the other, without padding, in the order of their blocks; inside attention alone a
 block becomes a rectangle.
 """
@@ -20,7 +20,7 @@ are split only where that saves more padding than this. More: fewer calls, more 
 
 
 class Row(NamedTuple):
-    """A row to place: its tokens, and the row it goes on (None: it stands alone)."""
+    """A row to lay out: its tokens, and the row it continues (None: it stands alone)."""
 
     length: int
     prompt: int | None = None
@@ -31,17 +31,17 @@ class Block:
     """Rows that attention treats as one batch: R rows of at most L tokens, n tokens in all.
 
     They attend to themselves, causally, and before that to whole prompts: `prompt` [U, P] are the
-    places in the pack of the distinct prompts' tokens, of_prompt [R] says whose each row is, and
+    positions in the pack of the distinct prompts' tokens, of_prompt [R] says whose each row is, and
     prompt_length [U] how long they are (None: all have P). No prompts at all: the three are None.
-    slot [n] is the place of each token in the flattened rectangle [R * L], fill [R * L] the token
-    (counted from the block's first) of each place, with any token of the row where there is none.
+    cell [n] is the cell of each token in the flattened rectangle [R * L], fill [R * L] the token
+    (counted from the block's first) of each cell, with any token of the row where there is none.
     Both are None where the rectangle has no hole.
     """
 
     num_tokens: int
     num_rows: int
     length: int
-    slot: Tensor | None = None
+    cell: Tensor | None = None
     fill: Tensor | None = None
     prompt: Tensor | None = None
     of_prompt: Tensor | None = None
@@ -49,19 +49,19 @@ class Block:
 
     def to(self, device: torch.device | str) -> Block:
         """The same on another device."""
-        names = ("slot", "fill", "prompt", "of_prompt", "prompt_length")
+        names = ("cell", "fill", "prompt", "of_prompt", "prompt_length")
         tensors = {name: getattr(self, name) for name in names}
         moved = {name: t.to(device) for name, t in tensors.items() if t is not None}
         return replace(self, **moved)
 
 
 @dataclass(frozen=True)
-class Layout:
+class PackLayout:
     """The blocks of a pack in the order of its tokens."""
 
     blocks: tuple[Block, ...]
     num_prompt_blocks: int
-    """So many blocks at the beginning are prompts that other rows go on."""
+    """So many blocks at the beginning are prompts that other rows continue."""
     longest: int
     """Tokens of the longest document, prompt included."""
 
@@ -70,15 +70,15 @@ class Layout:
         """All tokens of the pack."""
         return sum(block.num_tokens for block in self.blocks)
 
-    def to(self, device: torch.device | str) -> Layout:
+    def to(self, device: torch.device | str) -> PackLayout:
         """The same on another device."""
         return replace(self, blocks=tuple(block.to(device) for block in self.blocks))
 
 
-def place(rows: Sequence[Row]) -> tuple[Layout, list[int]]:
+def lay_out(rows: Sequence[Row]) -> tuple[PackLayout, list[int]]:
     """The layout of these rows, and the order in which their tokens have to stand.
 
-    Rows without tokens are not placed; they may still be part of `rows` so that indices hold.
+    Rows without tokens are left out; they may still be part of `rows` so that indices hold.
     """
     shared = {row.prompt for row in rows if row.prompt is not None}
     prompts = [i for i in range(len(rows)) if i in shared]
@@ -99,7 +99,7 @@ def place(rows: Sequence[Row]) -> tuple[Layout, list[int]]:
         if members is prompts:
             num_prompt_blocks = len(blocks)
     longest = max((row.length + _prompt_length(rows, i) for i, row in enumerate(rows)), default=0)
-    return Layout(tuple(blocks), num_prompt_blocks, longest), list(start)
+    return PackLayout(tuple(blocks), num_prompt_blocks, longest), list(start)
 
 
 def _prompt_length(rows: Sequence[Row], i: int) -> int:
@@ -150,7 +150,7 @@ def _block(rows: Sequence[Row], chosen: list[int], start: dict[int, int]) -> Blo
         first = length.cumsum(0) - length
         block = replace(
             block,
-            slot=(column < length[:, None]).flatten().nonzero().flatten(),
+            cell=(column < length[:, None]).flatten().nonzero().flatten(),
             fill=(first[:, None] + column.minimum(length[:, None] - 1)).flatten(),
         )
     prompts = [rows[i].prompt for i in chosen]

@@ -17,21 +17,21 @@ def split_blocks(packed: Tensor, sizes: list[int], num_prompts: int) -> tuple[Te
         return packed[:0], list(torch.split(packed, sizes))
     num_tokens = sum(sizes[:num_prompts])
     prompt, rest = torch.split(packed, [num_tokens, packed.shape[0] - num_tokens])
-    parts = *torch.split(prompt, sizes[:num_prompts]), *torch.split(rest, sizes[num_prompts:])
-    return prompt, list(parts)
+    blocks = *torch.split(prompt, sizes[:num_prompts]), *torch.split(rest, sizes[num_prompts:])
+    return prompt, list(blocks)
 
 
-def as_rows(part: Tensor, block: Block) -> Tensor:
+def as_rows(tokens: Tensor, block: Block) -> Tensor:
     """[n, heads, D] -> [R, L, heads, D]"""
-    if block.slot is not None:
-        part = _PutIn.apply(part, block.fill, block.slot)  # type: ignore[no-untyped-call]
-    return part.reshape(block.num_rows, block.length, *part.shape[1:])
+    if block.cell is not None:
+        tokens = _PutIn.apply(tokens, block.fill, block.cell)  # type: ignore[no-untyped-call]
+    return tokens.reshape(block.num_rows, block.length, *tokens.shape[1:])
 
 
 def as_tokens(rows: Tensor, block: Block) -> Tensor:
     """[R * L, heads, D] -> [n, heads, D]"""
-    if block.slot is not None:
-        rows = _TakeOut.apply(rows, block.slot)  # type: ignore[no-untyped-call]
+    if block.cell is not None:
+        rows = _TakeOut.apply(rows, block.cell)  # type: ignore[no-untyped-call]
     return rows
 
 
@@ -48,52 +48,52 @@ class _PutIn(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, fill: Tensor, slot: Tensor) -> Tensor:
-        ctx.save_for_backward(slot)
-        return part.index_select(0, fill)
+    def forward(ctx: Any, tokens: Tensor, fill: Tensor, cell: Tensor) -> Tensor:
+        ctx.save_for_backward(cell)
+        return tokens.index_select(0, fill)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (slot,) = ctx.saved_tensors
-        return grad.index_select(0, slot), None, None
+        (cell,) = ctx.saved_tensors
+        return grad.index_select(0, cell), None, None
 
 
 class _TakeOut(torch.autograd.Function):
     """Tokens out of the flattened rectangle of their block."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, slot: Tensor) -> Tensor:
-        ctx.save_for_backward(slot)
+    def forward(ctx: Any, rows: Tensor, cell: Tensor) -> Tensor:
+        ctx.save_for_backward(cell)
         ctx.num = rows.shape[0]
-        return rows.index_select(0, slot)
+        return rows.index_select(0, cell)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (slot,) = ctx.saved_tensors
-        return grad.new_zeros(ctx.num, *grad.shape[1:]).index_copy_(0, slot, grad), None
+        (cell,) = ctx.saved_tensors
+        return grad.new_zeros(ctx.num, *grad.shape[1:]).index_copy_(0, cell, grad), None
 
 
 class _Prompts(torch.autograd.Function):
-    """The prompt [n, heads, D] of each row, from places [U, P]: [R, P, heads, D]. The gradient of
-    all rows of a prompt is a matrix product: a sum in full precision, rounded once, and the same
+    """The prompt [n, heads, D] of each row, at positions [U, P]: [R, P, heads, D]. The gradient
+    of all rows of a prompt is a matrix product: a sum in full precision, rounded once, and the same
     at every run.
     """
 
     @staticmethod
-    def forward(ctx: Any, prompt: Tensor, place: Tensor, of_prompt: Tensor) -> Tensor:
-        ctx.save_for_backward(place, of_prompt)
+    def forward(ctx: Any, prompt: Tensor, position: Tensor, of_prompt: Tensor) -> Tensor:
+        ctx.save_for_backward(position, of_prompt)
         ctx.shape = prompt.shape
-        chosen = prompt.index_select(0, place.flatten()).view(len(place), -1)
-        return chosen.index_select(0, of_prompt).view(-1, place.shape[1], *prompt.shape[1:])
+        chosen = prompt.index_select(0, position.flatten()).view(len(position), -1)
+        return chosen.index_select(0, of_prompt).view(-1, position.shape[1], *prompt.shape[1:])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        place, of_prompt = ctx.saved_tensors
-        number = torch.arange(len(place), device=grad.device)
+        position, of_prompt = ctx.saved_tensors
+        number = torch.arange(len(position), device=grad.device)
         total = (number[:, None] == of_prompt).to(grad.dtype) @ grad.reshape(len(grad), -1)
-        # Places beyond a prompt's end name its last token once more; they have no gradient.
+        # Positions beyond a prompt's end name its last token once more; they have no gradient.
         total = total.view(-1, *ctx.shape[1:])
-        return grad.new_zeros(ctx.shape).index_add_(0, place.flatten(), total), None, None
+        return grad.new_zeros(ctx.shape).index_add_(0, position.flatten(), total), None, None

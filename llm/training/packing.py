@@ -18,7 +18,7 @@ from torch import Tensor
 
 from unirl.errors import UniRLError
 from unirl.llm.group import Group
-from unirl.llm.training.packed_layout import Layout, Row, place
+from unirl.llm.training.packed_layout import PackLayout, Row, lay_out
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Pack:
     input_ids: Tensor
     """[1, N]"""
     position_ids: Tensor
-    """[1, N]: counted from 0 in every prompt; every completion of it goes on there."""
-    layout: Layout
+    """[1, N]: counted from 0 in every prompt; every completion of it continues there."""
+    layout: PackLayout
     """Which token attends to which."""
     source: Tensor
     """[M]: the input whose hidden state predicts the token. The last token of a shared prompt
@@ -63,7 +63,7 @@ class Pack:
 
     def to(self, device: torch.device | str) -> Pack:
         """The same on another device."""
-        tensors = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(
             self,
             layout=self.layout.to(device),
@@ -202,7 +202,7 @@ class _Document(NamedTuple):
     """-1: the prompt alone."""
     tokens: Tensor
     prompt_row: int | None
-    """Where the prompt stands, if it is not part of this row."""
+    """Which row the prompt is, if it is not in this one."""
 
 
 def _pack(
@@ -213,17 +213,17 @@ def _pack(
 ) -> Pack:
     documents = _documents(groups, wanted, pieces, share)
     rows = [Row(one.tokens.numel(), one.prompt_row) for one in documents]
-    layout, order = place(rows)
+    layout, order = lay_out(rows)
     start, num_tokens = [0] * len(rows), 0
     for i in order:
         start[i] = num_tokens
         num_tokens += rows[i].length
-    # A completion goes on counting where its prompt ended.
+    # A completion continues counting where its prompt ended.
     ahead = [0 if row.prompt is None else rows[row.prompt].length for row in rows]
     positions = [torch.arange(rows[i].length) + ahead[i] for i in order]
     first_sequence = [0, *accumulate(group.size for group in groups)]
     first_token = [0, *accumulate(group.token.numel() for group in groups)]
-    parts: list[tuple[Tensor, ...]] = []
+    targets: list[tuple[Tensor, ...]] = []
     ends: list[tuple[int, int]] = []
     for i, (g, c, _, prompt_row) in enumerate(documents):
         if c < 0:
@@ -238,8 +238,8 @@ def _pack(
             ends.append((start[i] + rows[i].length - 1, first_sequence[g] + c))
         in_group = where + int(group.starts[c])
         number = torch.full_like(where, first_sequence[g] + c)
-        parts.append((source, group.token[in_group], number, where, in_group + first_token[g]))
-    source, target, sequence, position, flat = map(torch.cat, zip(*parts, strict=True))
+        targets.append((source, group.token[in_group], number, where, in_group + first_token[g]))
+    source, target, sequence, position, flat = map(torch.cat, zip(*targets, strict=True))
     end, end_sequence = torch.tensor(ends, dtype=torch.int64).reshape(-1, 2).unbind(1)
     return Pack(
         input_ids=torch.cat([documents[i].tokens for i in order]).long()[None],

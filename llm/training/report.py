@@ -1,4 +1,4 @@
-"""What is told of the completions of a batch; names as in TRL where it has one. Source: none."""
+"""What is reported of the completions of a batch; names as in TRL where it has one."""
 
 from __future__ import annotations
 

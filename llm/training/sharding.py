@@ -1,5 +1,5 @@
 """A language model divided among the processes that train it (FSDP2, torch's fully_shard): each
-holds a part of every weight, and gets the rest of a layer while it computes it.
+holds a shard of every weight, and gets the rest of a layer while it computes it.
 
 Zhao et al., PyTorch FSDP, arXiv 2304.11277. What is not in a decoder layer (embedding, last norm,
 output layer, critic) belongs to the policy's own group. The policy is the root, not the model of
@@ -22,7 +22,7 @@ from unirl.learners.sharded import full_tensor
 from unirl.llm.models.lora import published_weights
 from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.packed_attention import decoder_of
-from unirl.llm.training.packed_layout import Row, place
+from unirl.llm.training.packed_layout import Row, lay_out
 from unirl.llm.training.packing import Pack
 
 
@@ -49,13 +49,13 @@ def shard(policy: LanguagePolicy, ranks: Ranks) -> None:
     precision = MixedPrecisionPolicy()
     if compute.itemsize < 4:
         precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    parts: list[tuple[torch.nn.Module, MixedPrecisionPolicy]] = [
+    modules: list[tuple[torch.nn.Module, MixedPrecisionPolicy]] = [
         *((layer, precision) for layer in layers),
         (policy, precision),
     ]
     if policy.critic is not None:
-        parts.insert(0, (policy.critic, MixedPrecisionPolicy()))  # values in full precision
-    for module, how in parts:
+        modules.insert(0, (policy.critic, MixedPrecisionPolicy()))  # values in full precision
+    for module, how in modules:
         divided: Any = fully_shard(module, mesh=mesh, mp_policy=how)
         # The loss is divided by what all processes have: their gradients are added up.
         divided.set_gradient_divide_factor(1.0)
@@ -78,7 +78,7 @@ def empty_pack(device: torch.device) -> Pack:
     """A pack of one token and nothing to predict. A process that has fewer packs than others takes
     part in the rest of their passes with it: layers are gathered by all or not at all.
     """
-    layout, _ = place([Row(1)])
+    layout, _ = lay_out([Row(1)])
     nothing, one = torch.empty(0, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
     pack = Pack(
         input_ids=one,

@@ -1,5 +1,5 @@
-"""A teacher behind a server: whatever speaks OpenAI's completions API and tells the log-probability
-of each token of a prompt (`echo` with `logprobs`), as vLLM and SGLang do; source: none.
+"""A teacher behind a server: any that speaks OpenAI's completions API and gives the log-probability
+of each token of a prompt (`echo` with `logprobs`), as vLLM and SGLang do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unirl.llm.training.token_batch import TokenBatch
 
 
 class TeacherServer:
-    """Asks for log-probabilities at temperature 1, the model's own: servers tell no others.
+    """Asks for log-probabilities at temperature 1, the model's own: servers give no others.
 
     name: what the server calls the model. seconds: in which it must answer each group, and for how
     long a server that went away is waited for. Raises UniRLError when it has no such model or
@@ -34,11 +34,12 @@ class TeacherServer:
     def check(self) -> None:
         """Raise UniRLError unless the server is there and has the model."""
         try:
-            told = asyncio.run(self._http.get_json("/models"))
+            answer = asyncio.run(self._http.get_json("/models"))
         except BadStatus as error:
             raise self._refused(error) from error
         names = [
-            str(each.get("id")) for each in (told.get("data", ()) if isinstance(told, dict) else ())
+            str(each.get("id"))
+            for each in (answer.get("data", ()) if isinstance(answer, dict) else ())
         ]
         if self._name not in names:
             raise UniRLError(
@@ -50,7 +51,7 @@ class TeacherServer:
     def logp(self, tokens: TokenBatch, train: Tensor) -> Tensor:
         """Log-probabilities [N] of the completions for which `train` [S] is true; 0 elsewhere.
 
-        Raises ActorFailed when the server went away for good, refuses or tells too little: the
+        Raises ActorFailed when the server went away for good, refuses or answers too little: the
         learner is sound, and is saved.
         """
         try:
@@ -83,29 +84,29 @@ class TeacherServer:
             "model": self._name,
             "prompt": [prompt + group.token[begin:end].tolist() for begin, end in spans],
             "echo": True,
-            "logprobs": 1,  # with 0 SGLang tells those of the drawn token alone
+            "logprobs": 1,  # with 0 SGLang gives those of the drawn token alone
             "max_tokens": 1,  # some servers refuse to draw none
             "temperature": 1.0,
         }
-        told = await self._http.post_json("/completions", body, patience=self._seconds)
-        choices = told.get("choices", ()) if isinstance(told, dict) else ()
+        answer = await self._http.post_json("/completions", body, patience=self._seconds)
+        choices = answer.get("choices", ()) if isinstance(answer, dict) else ()
         choices = sorted(choices, key=lambda choice: choice.get("index", 0))
         if len(choices) != len(spans):
             raise self._incomplete(f"{len(choices)} answers to {len(spans)} completions")
         for (begin, end), choice in zip(spans, choices, strict=True):
-            logp[begin:end] = self._told(choice, len(prompt), end - begin)
+            logp[begin:end] = self._tokens_logp(choice, len(prompt), end - begin)
 
-    def _told(self, choice: Mapping[str, Any], num_prompt: int, num_tokens: int) -> Tensor:
-        told = (choice.get("logprobs") or {}).get("token_logprobs") or ()
-        told = told[num_prompt : num_prompt + num_tokens]
-        if len(told) < num_tokens or any(value is None or math.isnan(value) for value in told):
+    def _tokens_logp(self, choice: Mapping[str, Any], num_prompt: int, num_tokens: int) -> Tensor:
+        values = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+        values = values[num_prompt : num_prompt + num_tokens]
+        if len(values) < num_tokens or any(value is None or math.isnan(value) for value in values):
             raise self._incomplete("no log-probability for each token of a prompt")
-        return torch.tensor(told, dtype=torch.float32)
+        return torch.tensor(values, dtype=torch.float32)
 
     def _incomplete(self, what: str) -> UniRLError:
         return UniRLError(
             f"the teacher's server at {self._http.url} gives {what}",
-            "it must tell all of them: echo and logprobs of OpenAI's completions API",
+            "it must give all of them: echo and logprobs of OpenAI's completions API",
             "use vLLM or SGLang, or leave teacher.url out to load the teacher beside the learner",
         )
 

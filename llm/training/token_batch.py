@@ -1,4 +1,4 @@
-"""The groups of a batch as flat tensors: per completion and per token; source: none."""
+"""The groups of a batch as flat tensors: per completion and per token."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Log-probabilities of tokens and entropies, with gradients, without the logits of a whole batch in
-float32. Log-sum-exp row by row as in any softmax; source: none.
+float32. Log-sum-exp row by row as in any softmax.
 
 The vocabulary makes this bound by memory: rows are worked on a few at a time, in place, while they
 are in the processor's cache.
@@ -177,13 +177,13 @@ class _TokenLogp(torch.autograd.Function):
         logits = hidden.new_empty(min(rows, num), weight.shape[0])
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in _ranges(num, rows):
-                part = _logits(hidden[chunk], weight, bias, logits)
-                for strip, at in _strips(part, chunk.start):
-                    x = _scaled(part[strip], temperature, dtype)
+                block = _logits(hidden[chunk], weight, bias, logits)
+                for strip, at in _strips(block, chunk.start):
+                    x = _scaled(block[strip], temperature, dtype)
                     h = None if entropy is None else entropy[at]
                     _softmax(x, target[at], logp[at], lse[at], h)
                     if keep:
-                        part[strip] = _residual(x, target[at], logp[at])
+                        block[strip] = _residual(x, target[at], logp[at])
         ctx.save_for_backward(hidden, weight, bias, target, logp, lse, entropy)
         ctx.temperature, ctx.rows = temperature, rows
         ctx.kept = logits if keep else None
@@ -211,18 +211,18 @@ class _TokenLogp(torch.autograd.Function):
             buffer = hidden.new_empty(min(ctx.rows, len(hidden)), weight.shape[0])
         with torch.autocast(hidden.device.type, enabled=False):
             for chunk in _ranges(len(hidden), ctx.rows):
-                part, h = buffer[: chunk.stop - chunk.start], hidden[chunk]
+                block, h = buffer[: chunk.stop - chunk.start], hidden[chunk]
                 if kept is None:
                     _logits(h, weight, bias, buffer)
-                    for strip, at in _strips(part, chunk.start):
-                        x = _scaled(part[strip], ctx.temperature, lse.dtype)
+                    for strip, at in _strips(block, chunk.start):
+                        x = _scaled(block[strip], ctx.temperature, lse.dtype)
                         x.sub_(lse[at, None]).exp_()
-                        part[strip] = _residual(x, target[at], logp[at])
+                        block[strip] = _residual(x, target[at], logp[at])
                 factor = grad_logp[chunk, None] / -ctx.temperature
                 if grad_entropy is not None:
-                    for strip, at in _strips(part, chunk.start):
-                        part[strip] = _with_entropy(
-                            part[strip],
+                    for strip, at in _strips(block, chunk.start):
+                        block[strip] = _with_entropy(
+                            block[strip],
                             target[at],
                             logp[at],
                             entropy[at],
@@ -231,12 +231,12 @@ class _TokenLogp(torch.autograd.Function):
                         )
                     factor = torch.full_like(factor, -1 / ctx.temperature)
                 if d_hidden is not None:
-                    torch.mm(part, weight, out=d_hidden[chunk])
+                    torch.mm(block, weight, out=d_hidden[chunk])
                     d_hidden[chunk].mul_(factor)
                 if d_weight is not None:
-                    d_weight.add(part.t() @ (h * factor).to(h.dtype))
+                    d_weight.add(block.t() @ (h * factor).to(h.dtype))
                 if d_bias is not None:
-                    d_bias.add((part.t() @ factor.to(h.dtype)).squeeze(1))
+                    d_bias.add((block.t() @ factor.to(h.dtype)).squeeze(1))
         return (
             d_hidden,
             None if d_weight is None else d_weight.value(),
@@ -271,12 +271,12 @@ def _ranges(num: int, rows: int) -> list[slice]:
     return [slice(begin, min(begin + rows, num)) for begin in range(0, num, rows)]
 
 
-def _strips(part: Tensor, start: int) -> list[tuple[slice, slice]]:
+def _strips(block: Tensor, start: int) -> list[tuple[slice, slice]]:
     """Rows to work on at a time, counted in the chunk and in the whole. A GPU takes them all: calls
     cost it more than memory.
     """
-    rows = max(1, _CACHE_ELEMENTS // part.shape[1]) if part.device.type == "cpu" else len(part)
-    strips = _ranges(len(part), rows)
+    rows = max(1, _CACHE_ELEMENTS // block.shape[1]) if block.device.type == "cpu" else len(block)
+    strips = _ranges(len(block), rows)
     return [(strip, slice(start + strip.start, start + strip.stop)) for strip in strips]
 
 
@@ -327,7 +327,7 @@ def _with_entropy(
     d logp / d x_j = 1[j = target] - p_j, and d H / d x_j = -p_j (log p_j + H).
     """
     p = residual.to(logp.dtype, copy=True).scatter_(1, target[:, None], logp.exp()[:, None])
-    # A probability too small to be told from 0 counts for nothing, with whatever logarithm.
+    # A probability too small to differ from 0 counts for nothing, with whatever logarithm.
     x = p.clamp_min(torch.finfo(p.dtype).tiny).log_()
     x.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(grad_logp[:, None]).mul_(p)
     own = grad_entropy * logp.exp() * (logp + entropy) - grad_logp * -torch.expm1(logp)

@@ -31,7 +31,7 @@ async def two_turns(
     return found
 
 
-TOLD = (7, 8)
+OBSERVATION = (7, 8)
 """What the tool says, whatever it is asked."""
 
 
@@ -44,7 +44,7 @@ async def with_a_tool(
         short = replace(request, sampling=replace(request.sampling, max_tokens=2))
         first = await rollout.engine.generate(short)
         longer = replace(request.sampling, max_tokens=6)
-        again = replace(request, sampling=longer, partial=first.with_observation(TOLD))
+        again = replace(request, sampling=longer, partial=first.with_observation(OBSERVATION))
         found.append(await rollout.engine.generate(again) if first.finish == "length" else first)
     return found
 

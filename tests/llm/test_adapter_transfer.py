@@ -53,7 +53,7 @@ def learner_of(config: Config) -> LlmLearner:
     learner = assembly.make_learner(LearnerContext(seed=0), config=config)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for name, value in learner._policy.model.named_parameters():
+        for name, value in learner.policy.model.named_parameters():
             if "lora_" in name:
                 value.copy_(torch.randn(value.shape, generator=generator) * 0.1)
     return learner
@@ -103,7 +103,7 @@ def test_an_adapter_without_a_rank_or_for_a_server_is_refused_before_anything_st
 
 def test_evaluations_add_the_adapter_to_its_base() -> None:
     learner = learner_of(config_of())
-    adapters, wanted = learner.weights(), published_weights(learner._policy.model)
+    adapters, wanted = learner.weights(), published_weights(learner.policy.model)
     found = with_base(adapters, MODEL)
     assert found.keys() == wanted.keys()
     assert all(torch.equal(value, found[name]) for name, value in wanted.items())
@@ -146,7 +146,7 @@ def test_vllm_with_the_adapter_says_what_the_merged_model_says() -> None:
     )
     learner = learner_of(config)
     merged = tiny_model()
-    merged.load_state_dict(dict(published_weights(learner._policy.model)), strict=False)
+    merged.load_state_dict(dict(published_weights(learner.policy.model)), strict=False)
     prompts = [(1, 10 + i, 20 + i) for i in range(4)]
 
     async def said(weights: Mapping[str, torch.Tensor]) -> list[list[int]]:
@@ -163,4 +163,4 @@ def test_vllm_with_the_adapter_says_what_the_merged_model_says() -> None:
     wanted = [greedy(merged, prompt, 24) for prompt in prompts]
     assert wanted != [greedy(tiny_model(), prompt, 24) for prompt in prompts]
     assert found == wanted
-    assert published_adapters(learner._policy.model).keys() == learner.weights().keys()
+    assert published_adapters(learner.policy.model).keys() == learner.weights().keys()

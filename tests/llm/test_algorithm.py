@@ -23,34 +23,37 @@ from unirl.llm.algorithms.algorithm import (
     critic_loss,
     denominator,
     kl_loss,
-    policy_loss,
     policy_terms,
     resolve,
 )
 from unirl.llm.algorithms.batch_file import SavedBatch, example_batch, load_batch, save_batch
+from unirl.llm.algorithms.describe import describe, described_terms
 from unirl.llm.algorithms.diff import difference, differing_terms, outcome
+from unirl.llm.algorithms.effect import rules_of
 from unirl.llm.algorithms.presets import DEFAULT, PRESETS
 
 every_preset = pytest.mark.parametrize("name", PRESETS)
 
 
 def test_the_config_has_every_term_and_no_other() -> None:
-    terms = {item.name for item in fields(Algorithm)} - {"name"}
-    assert {item.name for item in fields(AlgorithmConfig)} - {"preset"} == terms
+    assert {item.name for item in fields(AlgorithmConfig)} == {"preset", *rules_of(Algorithm)}
     assert AlgorithmConfig().preset == DEFAULT
+    assert not AlgorithmConfig().chosen()
+    assert AlgorithmConfig(clip_low=0.1).chosen() == {"clip_low": 0.1}
 
 
 @every_preset
 def test_a_preset_alone_resolves_to_itself_and_describes_each_term(name: str) -> None:
     found = resolve(AlgorithmConfig(preset=name))
     assert found == PRESETS[name].algorithm
-    assert len(found.describe().splitlines()) == len(found.terms()) == 6
-    assert "e+" not in found.describe()
+    assert len(describe(found).splitlines()) == len(described_terms(found)) == 6
+    assert "e+" not in describe(found)
 
 
 def test_what_is_set_replaces_the_presets_term_and_the_name_tells() -> None:
     found = resolve(AlgorithmConfig(preset="verl:grpo", clip_high=0.4))
-    assert found == replace(PRESETS["verl:grpo"].algorithm, clip_high=0.4, name="verl:grpo+")
+    assert found == replace(PRESETS["verl:grpo"].algorithm, clip_high=0.4, changed=True)
+    assert found.name == "verl:grpo+"
     same = resolve(AlgorithmConfig(preset="verl:grpo", clip_high=0.2))
     assert same.name == "verl:grpo"
 
@@ -219,7 +222,8 @@ def test_micro_batches_of_whole_completions_give_the_gradient_of_the_batch(name:
     new = batch.new_logp.clone().requires_grad_()
     for rows, where in parts:
         old, logp = batch.old_logp[rows], batch.logp[rows]
-        loss = policy_loss(algorithm, new[rows], old, logp, advantage[rows], *where).numerator
+        policy = policy_terms(algorithm, new[rows], old, logp, advantage[rows], *where)
+        loss = policy.loss.numerator
         if algorithm.kl_coef and algorithm.kl_in == "loss":
             kl = kl_loss(algorithm, new[rows], logp, batch.reference[rows], *where)
             loss = loss + algorithm.kl_coef * kl.numerator
@@ -256,7 +260,7 @@ def test_completions_without_advantage_can_be_skipped(name: str) -> None:
     gradients = []
     for rows in (mask, mask & found.active[batch.sequence]):
         new = batch.new_logp.clone().requires_grad_()
-        loss = policy_loss(
+        found_terms = policy_terms(
             algorithm,
             new,
             batch.old_logp,
@@ -266,7 +270,7 @@ def test_completions_without_advantage_can_be_skipped(name: str) -> None:
             batch.sequence,
             batch.num_sequences,
         )
-        gradients.append(torch.autograd.grad(loss.numerator / total, new)[0])
+        gradients.append(torch.autograd.grad(found_terms.loss.numerator / total, new)[0])
     assert torch.equal(gradients[0], gradients[1])
 
 

@@ -15,7 +15,7 @@ from unirl.llm.algorithms.algorithm import (
     AlgorithmConfig,
     advantages,
     kl_loss,
-    policy_loss,
+    policy_terms,
     resolve,
 )
 from unirl.llm.algorithms.presets import PRESETS
@@ -57,7 +57,9 @@ def test_every_preset_learns_a_bandit_of_five_arms(name: str) -> None:
         ).token
         for _ in range(2):
             new = logits.log_softmax(-1)[arm]
-            loss = policy_loss(algorithm, new, old, logp, advantage, mask, sequence, 32).mean()
+            loss = policy_terms(
+                algorithm, new, old, logp, advantage, mask, sequence, 32
+            ).loss.mean()
             if algorithm.kl_coef and algorithm.kl_in == "loss":
                 kl = kl_loss(algorithm, new, logp, reference, mask, sequence, 32)
                 loss = loss + algorithm.kl_coef * kl.mean()
@@ -121,9 +123,9 @@ def test_every_objective_learns_cartpole_with_actions_as_tokens(objective: Any) 
         ).token
         for _ in range(1 if objective == "reinforce" else 2):
             new = policy(seen).log_softmax(-1).gather(1, action[:, None]).squeeze(1)
-            loss = policy_loss(
+            loss = policy_terms(
                 algorithm, new, logp, logp, advantage, mask, sequence, NUM_EPISODES
-            ).mean()
+            ).loss.mean()
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from unirl.errors import UniRLError
 from unirl.llm.algorithms.algorithm import Algorithm, AlgorithmConfig, resolve
 from unirl.llm.algorithms.batch_file import example_batch
 from unirl.llm.algorithms.diff import Outcome, outcome
-from unirl.llm.algorithms.effect import check_effect
+from unirl.llm.algorithms.effect import check_effect, rules_of
 from unirl.llm.algorithms.presets import PRESETS
 
 OTHERS: dict[str, Any] = {
@@ -80,7 +80,7 @@ def result(algorithm: Algorithm) -> Outcome:
 
 
 def test_every_field_is_either_always_in_force_or_refused_somewhere() -> None:
-    assert set(OTHERS) | SWITCHES == {item.name for item in fields(Algorithm)} - {"name"}
+    assert set(OTHERS) | SWITCHES == set(rules_of(Algorithm))
     for name in OTHERS:
         refusing = [is_refused(preset.algorithm, name) for preset in PRESETS.values()]
         assert any(refusing), name

@@ -189,7 +189,7 @@ def test_a_question_needs_a_chat_template(
     assert "no chat template" in said and 'task.template to "off"' in said
 
 
-def test_a_folder_without_a_model_is_told_from_one_that_is_not_there(
+def test_the_error_for_a_folder_without_a_model_is_not_that_for_one_that_is_not_there(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()

@@ -276,7 +276,7 @@ def test_a_batch_that_teaches_nothing_leaves_the_weights_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["unirl:grpo", "critic", "KL in the loss"])
-def test_a_restored_learner_goes_on_bit_for_bit(name: str) -> None:
+def test_a_restored_learner_continues_bit_for_bit(name: str) -> None:
     settings: dict[str, Any] = {"optimizer": OptimizerConfig(lr=0.01), "minibatches": 2}
     batches = [groups_with_rewards(seed) for seed in range(4)]
     learner = make_learner(ALGORITHMS[name], dtype=torch.float32, **settings)

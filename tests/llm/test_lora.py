@@ -155,7 +155,7 @@ def test_a_checkpoint_holds_adapters_only_and_continues_bit_for_bit() -> None:
 def test_evaluation_gets_the_same_weights_from_a_checkpoint() -> None:
     config = Config(model=ModelConfig(lora_rank=4))
     algorithm = assembly.algorithm_of(config)
-    policy = assembly._policy(config, algorithm, torch.device("cpu"))
+    policy = assembly.make_policy(config, algorithm, torch.device("cpu"))
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             if "lora_" in name:

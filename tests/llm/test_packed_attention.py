@@ -203,7 +203,7 @@ def test_matrix_products_attend_as_the_kernel_does(monkeypatch: pytest.MonkeyPat
     assert max(calls) > 9
 
 
-def test_other_calls_of_a_prepared_model_go_on_as_before() -> None:
+def test_other_calls_of_a_prepared_model_work_as_before() -> None:
     model = make_model()
     ids = torch.randint(VOCAB, (2, 6))
     padding = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])

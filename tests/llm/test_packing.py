@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.llm.packed_groups import make_groups
 from unirl.errors import UniRLError
 from unirl.llm.group import Group
-from unirl.llm.training.packed_layout import CALL_COST, Row, place
+from unirl.llm.training.packed_layout import CALL_COST, Row, lay_out
 from unirl.llm.training.packing import Pack, pack_groups
 
 
@@ -24,9 +24,9 @@ def document(pack: Pack, source: int) -> list[int]:
     ids = pack.input_ids[0].tolist()
     for block in pack.layout.blocks:
         if source < begin + block.num_tokens:
-            place = source - begin
-            slot = place if block.slot is None else int(block.slot[place])
-            row, column = divmod(slot, block.length)
+            offset = source - begin
+            cell = offset if block.cell is None else int(block.cell[offset])
+            row, column = divmod(cell, block.length)
             own = list(range(source - column, source + 1))
             before: list[int] = []
             if block.prompt is not None and block.of_prompt is not None:
@@ -141,7 +141,7 @@ def test_a_shared_prompt_is_there_once_and_the_last_token_never() -> None:
     assert pack.num_tokens == 5 + 3 * 2
     assert pack.source.tolist() == [4, 5, 6, 4, 7, 8, 4, 9, 10]
     assert pack.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 6, 5, 6, 5, 6]]
-    assert all(block.slot is None for block in pack.layout.blocks)
+    assert all(block.cell is None for block in pack.layout.blocks)
     (alone,) = pack_groups(make_groups((5, [3, 3, 3])), 100, share_prompt=False)
     assert alone.num_tokens == 3 * (5 + 2)
 
@@ -182,12 +182,12 @@ def test_nothing_to_train_makes_no_pack() -> None:
 def test_padding_is_cut_away_where_that_is_worth_a_call() -> None:
     small, large = 8, 512
     rows = [Row(small)] * 40 + [Row(large)] * 40
-    layout, order = place(rows)
+    layout, order = lay_out(rows)
     assert [(block.num_rows, block.length) for block in layout.blocks] == [(40, large), (40, small)]
     assert order == [*range(40, 80), *range(40)]
     few = [Row(small), Row(small + 1)]
     assert small * (small + 1) < CALL_COST
-    assert len(place(few)[0].blocks) == 1
+    assert len(lay_out(few)[0].blocks) == 1
 
 
 def test_wrong_input_is_refused() -> None:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from unirl.errors import UniRLError
 from unirl.llm.tasks.config import TaskConfig
+from unirl.llm.tasks.make import make_tasks
 from unirl.llm.tasks.prompt_order import PromptOrder
 from unirl.llm.tasks.prompts import PromptSource, Tokenizer
-from unirl.llm.tasks.task import Example, Task, make_tasks, question
+from unirl.llm.tasks.task import Example, Task, question
 
 
 class Characters:
@@ -78,9 +79,9 @@ def test_a_ticket_names_the_same_example_whatever_was_asked_before(
         return PromptOrder(names, sizes, weights, seed)
 
     one = fresh()
-    forwards = [one.place(ticket) for ticket in tickets]
-    assert forwards == [fresh().place(ticket) for ticket in tickets]
-    assert forwards[::-1] == [one.place(ticket) for ticket in tickets[::-1]]
+    forwards = [one.locate(ticket) for ticket in tickets]
+    assert forwards == [fresh().locate(ticket) for ticket in tickets]
+    assert forwards[::-1] == [one.locate(ticket) for ticket in tickets[::-1]]
 
 
 @given(seed=st.integers(0, 2**62), weight=st.floats(0.2, 0.8))
@@ -92,7 +93,7 @@ def test_each_task_of_a_mix_goes_through_its_examples_epoch_by_epoch(
     order = PromptOrder(["a", "b"], sizes, [weight, 1 - weight], seed)
     seen: list[list[tuple[int, int]]] = [[], []]
     for ticket in range(9000):  # across the blocks in which tasks are drawn
-        task, index, epoch = order.place(ticket)
+        task, index, epoch = order.locate(ticket)
         seen[task].append((epoch, index))
     for task, size in enumerate(sizes):
         for epoch in range(len(seen[task]) // size):
@@ -129,7 +130,7 @@ def test_the_seed_changes_the_order_and_not_what_is_held_out() -> None:
 
 
 def test_orders_are_what_they_were_when_this_was_written() -> None:
-    # A run resumed with a newer numpy, torch or UniRL must go on with the same prompts.
+    # A run resumed with a newer numpy, torch or UniRL must continue with the same prompts.
     prompts = source(name="digits")
     assert [prompts.prompt(ticket).index for ticket in range(6)] == [15, 7, 106, 134, 116, 44]
     mixed = source(mix={"digits": 1.0, "reverse": 1.0})
@@ -146,10 +147,10 @@ def test_questions_go_through_the_chat_template_and_plain_texts_do_not() -> None
     assert forced.text.endswith(" =<assistant>")
     off = source(Chatty(), name="digits", template="off", system="Be brief.").prompt(0)
     assert off.text.startswith("Be brief.\n\nWhat is ")
-    told = source(
+    switched = source(
         Chatty(), name="digits", template="auto", template_options={"enable_thinking": False}
     )
-    assert told.prompt(0).text.endswith("[enable_thinking=False]")
+    assert switched.prompt(0).text.endswith("[enable_thinking=False]")
 
 
 def test_transformers_tokenizers_write_the_same_by_text_and_by_tokens() -> None:

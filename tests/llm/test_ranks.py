@@ -53,7 +53,7 @@ def groups_of(rank: int | None, update: int = 0, *, idle: bool = False) -> list[
 
 
 def copied(state: Any) -> Any:
-    """A state that a learner does not go on writing to."""
+    """A state that a learner no longer writes to."""
     if isinstance(state, LearnerState):
         return LearnerState(copied(state.model), copied(state.optimizer), dict(state.counters))
     if isinstance(state, torch.Tensor):

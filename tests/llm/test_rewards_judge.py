@@ -16,8 +16,7 @@ import pytest
 from tests.llm.test_rewards import DONE, TASK, prompt
 from unirl.errors import UniRLError
 from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Score
-from unirl.llm.rewards.config import RewardConfig
-from unirl.llm.rewards.judge import JudgeConfig
+from unirl.llm.rewards.config import JudgeConfig, RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
 
 pytest.importorskip("httpx2", reason="judges are asked through it")
@@ -221,10 +220,10 @@ def test_passing_errors_are_tried_again(status: int) -> None:
     assert took >= (1.0 if status == 429 else 0.75)
 
 
-@pytest.mark.parametrize("told", ["Wed, 21 Oct 2099 07:28:00 GMT", "-5", "soon"])
-def test_a_date_or_nonsense_in_retry_after_leaves_the_usual_pause(told: str) -> None:
+@pytest.mark.parametrize("after", ["Wed, 21 Oct 2099 07:28:00 GMT", "-5", "soon"])
+def test_a_date_or_nonsense_in_retry_after_leaves_the_usual_pause(after: str) -> None:
     with judge(lambda _, number: says("10") if number else (429, b"busy")) as server:
-        server.retry_after = told
+        server.retry_after = after
         assert judged(server.url, ["a"]) == [Score(1.0)]
 
 

@@ -89,7 +89,7 @@ def slow(folder: Path, *seconds: float, deadline: float) -> Iterator[Rewarder]:
     config = RewardConfig(weights={"model": 1.0}, model=str(folder), timeout_seconds=deadline)
     rewarder = Rewarder(config, [TASK])
     left = list(seconds)
-    model = rewarder._rewards["model"]._model  # type: ignore[attr-defined]
+    model = rewarder.rewards["model"].model  # type: ignore[attr-defined]
     model.register_forward_pre_hook(
         lambda *_: time.sleep(left.pop(0) if len(left) > 1 else left[0])
     )
@@ -136,7 +136,7 @@ def test_a_model_that_hangs_is_waited_for_no_longer_than_a_deadline(folder: Path
 def test_closing_lets_go_of_the_model(folder: Path) -> None:
     rewarder = Rewarder(RewardConfig(weights={"model": 1.0}, model=str(folder)), [TASK])
     asyncio.run(one(rewarder, "7"))
-    model = weakref.ref(rewarder._rewards["model"]._model)  # type: ignore[attr-defined]
+    model = weakref.ref(rewarder.rewards["model"].model)  # type: ignore[attr-defined]
     rewarder.close()
     rewarder.close()
     gc.collect()

@@ -32,12 +32,7 @@ def rewards(weights: dict[str, float], **config: Any) -> Iterator[Rewarder]:
         yield rewarder
     finally:
         rewarder.close()
-        assert pids_of(rewarder) == []
-
-
-def pids_of(rewarder: Rewarder) -> list[int]:
-    """The processes that judge now; 0 for one that starts."""
-    return sorted(worker.pid for worker in rewarder._pool._all)
+        assert rewarder.worker_pids == []
 
 
 def replaced(caplog: pytest.LogCaptureFixture) -> int:
@@ -83,12 +78,13 @@ def test_bad_results_and_errors_are_failures_with_their_reason(
         scores = asyncio.run(column(rewarder, texts))
     assert [score.outcome for score in scores] == [FAILED] * 4 + [SCORE]
     reasons = [
-        "ValueError: no such luck (reward_functions.py:",
+        ": no such luck",
         "None, which is no number",
         "'good'",
         "no finite number",
     ]
     assert all(why in score.why for why, score in zip(reasons, scores[:4], strict=True))
+    assert "ValueError in" in scores[0].why and "reward_functions.py:" in scores[0].why
     assert replaced(caplog) == 0
 
 
@@ -138,7 +134,7 @@ def test_kill_9_from_outside_at_any_moment_loses_nothing(
         job = asyncio.ensure_future(column(rewarder, ["sleep 0.05"] * 40))
         for _ in range(3):
             await asyncio.sleep(0.3)
-            for pid in pids_of(rewarder)[:1]:
+            for pid in rewarder.worker_pids[:1]:
                 if pid and not job.done():
                     os.kill(pid, signal.SIGKILL)
         return await job
@@ -180,10 +176,10 @@ def test_a_cancelled_group_leaves_no_process_in_doubt() -> None:
 def test_closing_ends_all_processes_even_hung_ones() -> None:
     async def whole(rewarder: Rewarder) -> list[int]:
         job = asyncio.ensure_future(column(rewarder, ["hang", "hang"]))
-        while len([pid for pid in pids_of(rewarder) if pid]) < 2:
+        while len([pid for pid in rewarder.worker_pids if pid]) < 2:
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.2)
-        pids = pids_of(rewarder)
+        pids = rewarder.worker_pids
         rewarder.close()
         rewarder.close()
         scores = await job
@@ -205,17 +201,16 @@ def test_what_a_hung_function_started_is_killed_with_it(tmp_path: Path) -> None:
 _PARENT = f"""
 import asyncio, sys
 from tests.llm.test_rewards import DONE, TASK, prompt
-from tests.llm.test_rewards_workers import pids_of
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
 
 async def main():
     rewarder = Rewarder(RewardConfig(weights={{"{BY_TEXT}": 1.0}}, timeout_seconds=600.0), [TASK])
     job = asyncio.ensure_future(rewarder.score_group(prompt(), ["hang", "spin"], [DONE] * 2))
-    while len([pid for pid in pids_of(rewarder) if pid]) < 2:
+    while len([pid for pid in rewarder.worker_pids if pid]) < 2:
         await asyncio.sleep(0.02)
     await asyncio.sleep(0.5)
-    print(*pids_of(rewarder), flush=True)
+    print(*rewarder.worker_pids, flush=True)
     await job
 
 if __name__ == "__main__":
@@ -275,7 +270,7 @@ def test_mathematics_is_compared_by_its_meaning_and_may_not_take_forever(
 def test_puzzles_are_judged_by_their_own_scorer() -> None:
     pytest.importorskip("reasoning_gym", reason="makes and judges the puzzles")
     from unirl.llm.tasks.config import TaskConfig
-    from unirl.llm.tasks.task import make_tasks
+    from unirl.llm.tasks.make import make_tasks
 
     task = make_tasks(TaskConfig(name="gym:chain_sum", num_train=10, num_eval=2))[0]
     example = task.train[3]

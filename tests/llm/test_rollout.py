@@ -16,12 +16,13 @@ import torch
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
-from tests.llm.rollout_code import TOLD
+from tests.llm.rollout_code import OBSERVATION
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Slot
 from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
+from unirl.llm.assembly import common_shape
 from unirl.llm.engine import NOBODY
-from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Group, read_group
+from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Group, GroupShape, read_group
 from unirl.llm.models.model import flat_weights
 from unirl.llm.models.tiny import make_tiny, tiny_model
 from unirl.llm.rollout import Rollout
@@ -74,7 +75,7 @@ class Bench:
         return group_of(slot)
 
     async def until(self, tokens: int) -> None:
-        """Let the engine go on until it has generated so many tokens."""
+        """Let the engine run until it has generated so many tokens."""
         while self.rollout.engine.stats()["generated_tokens"] < tokens:
             await asyncio.sleep(0)
 
@@ -100,7 +101,7 @@ def run(bench: Bench, work: Callable[[Bench], Coroutine[Any, Any, Any]]) -> Any:
 
 def same(one: Group, other: Group) -> bool:
     names = ("prompt", "token", "starts", "finish", "version", "reward")
-    # Keys and values of a part are computed anew, in another order of sums.
+    # Keys and values of a partial completion are computed again, in another order of sums.
     close = one.logp.shape == other.logp.shape and torch.allclose(one.logp, other.logp, atol=1e-5)
     return close and all(torch.equal(getattr(one, n), getattr(other, n)) for n in names)
 
@@ -128,7 +129,7 @@ def test_tokens_on_both_sides_of_a_swap_bear_the_version_that_drew_them(model: s
                        alone.token[: int(old[: int(first.starts[1])].sum())])  # fmt: skip
 
 
-def test_an_interrupted_group_goes_on_as_if_nothing_had_been(model: str) -> None:
+def test_an_interrupted_group_continues_as_if_nothing_had_been(model: str) -> None:
     async def interrupted(bench: Bench) -> tuple[Group, float]:
         for tokens in (5 * GROUP, 12 * GROUP):
             work = asyncio.create_task(bench.group(3))
@@ -145,7 +146,9 @@ def test_an_interrupted_group_goes_on_as_if_nothing_had_been(model: str) -> None
     assert generated == len(whole.token)  # no token was generated twice
 
 
-def test_a_kept_part_goes_on_under_newer_weights_while_it_is_young_enough(model: str) -> None:
+def test_a_partial_completion_continues_under_newer_weights_while_young_enough(
+    model: str,
+) -> None:
     async def work(bench: Bench, newer: int) -> tuple[Group, float]:
         first = asyncio.create_task(bench.group(3))
         await bench.until(5 * GROUP)
@@ -254,7 +257,7 @@ def test_what_a_tool_says_is_read_and_not_learned(model: str) -> None:
             assert all(mask)
             continue
         some += 1
-        assert tuple(token[2:4]) == TOLD
+        assert tuple(token[2:4]) == OBSERVATION
         assert mask == [True, True, False, False] + [True] * (end - begin - 4)
         assert group.version[begin + 2 : begin + 4].tolist() == [NOBODY, NOBODY]
         assert group.logp[begin + 2 : begin + 4].tolist() == [0.0, 0.0]
@@ -265,7 +268,7 @@ def test_what_a_tool_says_is_read_and_not_learned(model: str) -> None:
     assert tokens.mask.tolist() == group.mask.tolist()
 
 
-def test_a_rollout_function_that_returns_too_few_is_told_so(model: str) -> None:
+def test_a_rollout_function_that_returns_too_few_is_refused(model: str) -> None:
     bench = Bench(model, **{"rollout.function": "tests.llm.rollout_code:one_too_few"})
     with pytest.raises(UniRLError, match=r"rollout.function.*3 completions.*4 requests"):
         run(bench, lambda bench: bench.group(0))
@@ -277,3 +280,17 @@ def test_own_code_that_does_not_exist_is_found_before_anything_starts(
 ) -> None:
     with pytest.raises(UniRLError, match="did you mean"):
         Bench(model, **{key: "tests.llm.rollout_code:even_prompt"})
+
+
+def test_groups_of_two_tasks_fit_a_common_shape(model: str) -> None:
+    short, long = GroupShape(GROUP, 8, 2 * TOKENS), GroupShape(GROUP, 16, TOKENS)
+    shape = common_shape([short, long])
+    assert shape == GroupShape(GROUP, 16, 2 * TOKENS)
+    bench = Bench(model)
+    slot = Slot(0, 3, shape.spec().allocate(), 0)
+    asyncio.run(bench.rollout.produce(slot))
+    wanted = asyncio.run(Bench(model).group(3))
+    found = group_of(slot)
+    assert torch.equal(found.token, wanted.token) and torch.equal(found.prompt, wanted.prompt)
+    with pytest.raises(UniRLError, match=r"rollout.group_size.*4 and 5"):
+        common_shape([short, GroupShape(GROUP + 1, 8, TOKENS)])

@@ -16,6 +16,7 @@ import unirl
 from tests.llm.test_learner import groups_with_rewards
 from unirl.core.sample import Slot
 from unirl.errors import UniRLError
+from unirl.learners.parallel import Ranks
 from unirl.llm.group import read_group
 from unirl.llm.saved_samples import Replay, SavedGroups, save_groups
 from unirl.storage.checkpoint import load_checkpoint
@@ -58,7 +59,7 @@ def test_all_groups_are_written_and_nothing_is_learned(rolled_out: Path) -> None
     notes = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     assert [ticket for note in notes for ticket in note["tickets"]] == list(range(12))
     saved = SavedGroups.find(rolled_out)
-    assert len(saved.places) == 12 and saved.shape.group_size == 4
+    assert len(saved.locations) == 12 and saved.shape.group_size == 4
     assert saved.rewards == ("characters", "exact")
     checkpoint = load_checkpoint(rolled_out)
     assert checkpoint.model == {} and checkpoint.state["num_steps"] == 48
@@ -82,7 +83,7 @@ def test_training_alone_does_what_the_whole_run_does(rolled_out: Path, tmp_path:
         assert float((value - replayed[name]).abs().max()) < 1e-4, name
 
 
-def test_a_resumed_training_goes_on_as_the_whole_one(rolled_out: Path, tmp_path: Path) -> None:
+def test_a_resumed_training_continues_as_the_whole_one(rolled_out: Path, tmp_path: Path) -> None:
     settings = {"only": "train", "samples": str(rolled_out)}
     train(tmp_path / "whole", **settings, **{"run.total_steps": 48, "run.checkpoint_steps": 24})
     train(tmp_path / "parts", **settings)
@@ -91,7 +92,7 @@ def test_a_resumed_training_goes_on_as_the_whole_one(rolled_out: Path, tmp_path:
     assert all(torch.equal(value, parts[name]) for name, value in whole.items())
 
 
-def test_training_alone_goes_on_beside_its_actor_too(rolled_out: Path, tmp_path: Path) -> None:
+def test_training_alone_continues_beside_its_actor_too(rolled_out: Path, tmp_path: Path) -> None:
     settings = {"only": "train", "samples": str(rolled_out), "mode": "async"}
     result = train(tmp_path / "run", **settings, **{"queue.max_staleness": 2})
     assert result.num_steps == 24 and result.scalars["staleness/max"] <= 2
@@ -114,7 +115,7 @@ def test_each_sample_comes_once_per_epoch_also_to_several_ranks(tmp_path: Path) 
     weights.publish({"w": torch.zeros(1)}, 7)
     seen: list[list[tuple[int, ...]]] = []
     for rank in (0, 1):
-        actor = Replay(saved, weights, seed=1, first=rank, stride=2)
+        actor = Replay(saved, weights, seed=1, ranks=Ranks(rank, 2))
         seen.append([])
         for ticket in range(8):
             slot = Slot(0, ticket, saved.shape.spec().allocate())
@@ -133,7 +134,7 @@ def test_a_group_comes_back_as_it_was(tmp_path: Path) -> None:
     saved, weights = saved_in(tmp_path), LocalWeightStore()
     weights.publish({"w": torch.zeros(1)}, 0)
     wanted = [one for seed in range(2) for one in groups_with_rewards(seed)]
-    actor, found = Replay(saved, weights, seed=1, first=0, stride=1), []
+    actor, found = Replay(saved, weights, seed=1, ranks=Ranks()), []
     slot = Slot(0, 0, saved.shape.spec().allocate())
     for slot.ticket in range(8):
         actor.produce(slot)

@@ -80,7 +80,7 @@ def outcome(ranks: Ranks | None, rank: int | None) -> dict[str, Any]:
     found["weights"] = {key: value.clone() for key, value in learner.weights().items()}
     for update in range(3, 5):
         learner.step(batch_of(groups_of(rank, update), update))
-    found["gone on"] = {key: value.clone() for key, value in learner.weights().items()}
+    found["continued"] = {key: value.clone() for key, value in learner.weights().items()}
     return found
 
 
@@ -97,7 +97,7 @@ def work(folder: Path) -> None:
         for update in range(3, 5):
             again.step(batch_of(groups_of(ranks.rank, update), update))
         found["resumed"] = dict(again.weights())
-        parts: Any = again._policy.parameters()
+        parts: Any = again.policy.parameters()
         found["held"] = sum(each.to_local().numel() for each in parts)
     torch.save(found, folder / f"{ranks.rank}.pt")
 
@@ -149,7 +149,7 @@ def test_a_checkpoint_is_that_of_the_whole_model(
             torch.testing.assert_close(state[key], value, rtol=1e-4, atol=1e-5, msg=key)
 
 
-def test_the_checkpoint_of_one_process_is_gone_on_with_by_two(
+def test_the_checkpoint_of_one_process_is_continued_by_two(
     found: list[dict[str, Any]], alone: dict[str, Any]
 ) -> None:
     wanted = flat({"model": alone["state"].model, "optimizer": alone["state"].optimizer})
@@ -157,7 +157,7 @@ def test_the_checkpoint_of_one_process_is_gone_on_with_by_two(
         again = result["read again"]
         read = flat({"model": again.model, "optimizer": again.optimizer})
         assert all(torch.equal(value, read[key]) for key, value in wanted.items())
-        for key, value in alone["gone on"].items():
+        for key, value in alone["continued"].items():
             torch.testing.assert_close(result["resumed"][key], value, rtol=1e-4, atol=1e-5, msg=key)
 
 

@@ -9,7 +9,8 @@ import pytest
 from unirl.errors import UniRLError
 from unirl.llm.tasks.builtin import BUILT_IN, CHARACTERS
 from unirl.llm.tasks.config import TaskConfig
-from unirl.llm.tasks.task import Example, Examples, Task, make_tasks
+from unirl.llm.tasks.make import make_tasks
+from unirl.llm.tasks.task import Example, Examples, Task
 
 
 def task(name: str, **settings: object) -> Task:

@@ -41,8 +41,8 @@ def wanted(train: Tensor) -> Tensor:
     for group in GROUPS:
         for begin, end in itertools.pairwise(group.starts.tolist()):
             text = [int(group.prompt[-1]), *group.token[begin:end].tolist()]
-            told = [float(logp[a, b]) for a, b in itertools.pairwise(text)]
-            found += told if train[number] else [0.0] * len(told)
+            values = [float(logp[a, b]) for a, b in itertools.pairwise(text)]
+            found += values if train[number] else [0.0] * len(values)
             number += 1
     return torch.tensor(found)
 
@@ -84,7 +84,7 @@ def test_what_a_server_does_not_tell_is_no_silent_zero() -> None:
         assert sum(body["model"] == "other" for body in server.bodies) <= len(GROUPS)  # once each
 
 
-def test_a_server_that_is_gone_is_told_plainly_and_waited_for() -> None:
+def test_a_server_that_is_gone_is_reported_plainly_and_waited_for() -> None:
     tokens = TokenBatch.of(GROUPS, (1.0,))
     with CompletionServer(weights=TABLE) as server:
         server.failures = 8  # more than one call repeats
@@ -97,7 +97,7 @@ def test_a_server_that_is_gone_is_told_plainly_and_waited_for() -> None:
         TeacherServer(server.url, "table", seconds=0.2).logp(tokens, EVERYTHING)
 
 
-def test_a_server_that_fails_for_longer_than_its_time_is_told_plainly() -> None:
+def test_a_server_that_fails_for_longer_than_its_time_is_reported_plainly() -> None:
     tokens = TokenBatch.of(GROUPS, (1.0,))
     with CompletionServer(weights=TABLE, faults={"/v1/completions": 502}) as server:
         teacher = TeacherServer(server.url, "table", seconds=0.2)

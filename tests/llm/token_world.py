@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unirl.llm.algorithms.algorithm import Algorithm, advantages, denominator, policy_loss
+from unirl.llm.algorithms.algorithm import Algorithm, advantages, denominator, policy_terms
 
 VOCABULARY = 3
 END = 2
@@ -145,7 +145,7 @@ class TokenWorld:
             ]
         )
         factor = (probability / below)[batch][sequence]
-        loss = policy_loss(
+        terms = policy_terms(
             algorithm,
             new_logp,
             new_logp.detach(),
@@ -155,7 +155,7 @@ class TokenWorld:
             sequence,
             reward.numel(),
         )
-        (found,) = torch.autograd.grad(loss.numerator, table)
+        (found,) = torch.autograd.grad(terms.loss.numerator, table)
         return found
 
 
@@ -169,6 +169,6 @@ def compare(found: Tensor, exact: Tensor) -> tuple[float, float]:
 def changed(**terms: object) -> Algorithm:
     """REINFORCE with sums over tokens, without bias on-policy; some terms changed."""
     plain = Algorithm(
-        name="test", baseline="none", objective="reinforce", aggregation="seq-mean-token-sum"
+        preset="test", baseline="none", objective="reinforce", aggregation="seq-mean-token-sum"
     )
     return replace(plain, **terms)  # type: ignore[arg-type]

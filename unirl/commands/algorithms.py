@@ -1,4 +1,4 @@
-"""`unirl algorithms`: the named algorithms for language models, how two differ; source: none."""
+"""`unirl algorithms`: the named algorithms for language models, how two differ."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AlgorithmsOptions:
 
 
 def algorithms(arguments: Sequence[str]) -> int:
-    """List the presets with their terms, tell one's, or compare two on a batch."""
+    """List the presets with their terms, describe one, or compare two on a batch."""
     positional, options = parse(arguments, AlgorithmsOptions)
     if not positional:
         _show(_all_presets())
@@ -58,45 +58,34 @@ def _preset(name: str) -> Algorithm:
 def _all_presets() -> Table:
     from rich.table import Table
 
+    from unirl.llm.algorithms.describe import described_terms
     from unirl.llm.algorithms.presets import DEFAULT, PRESETS
 
     table = Table(title="Algorithms of LLM post-training (algorithm.preset)", expand=True)
     for column in ("name", *_COLUMNS):
         table.add_column(column, overflow="fold", min_width=9)
     for name, preset in PRESETS.items():
-        terms = preset.algorithm.terms()
-        table.add_row(
-            f"{name} (default)" if name == DEFAULT else name,
-            *(
-                terms[term]
-                for term in ("advantage", "objective", "aggregation", "correction", "KL")
-            ),
-        )
+        terms = described_terms(preset.algorithm)
+        shown = f"{name} (default)" if name == DEFAULT else name
+        table.add_row(shown, *(terms[column] for column in _COLUMNS))
     return table
 
 
 def _describe(algorithm: Algorithm, name: str) -> None:
+    from unirl.llm.algorithms.describe import describe
     from unirl.llm.algorithms.presets import PRESETS
 
     preset = PRESETS[name]
     print(f"{name}: after {preset.source}" + (f" ({preset.note})" if preset.note else ""))
-    print(algorithm.describe())
-    print(
-        f"{'needs':<12}"
-        + (
-            ", ".join(
-                text
-                for needed, text in (
-                    (algorithm.needs_groups, "groups of at least 2"),
-                    (algorithm.needs_old_logp, "log-probs before the update"),
-                    (algorithm.needs_reference, "a reference model"),
-                    (algorithm.needs_critic, "a critic"),
-                )
-                if needed
-            )
-            or "nothing but the engine's log-probs"
-        )
-    )
+    print(describe(algorithm))
+    needs = {
+        "groups of at least 2": algorithm.needs_groups,
+        "log-probs before the update": algorithm.needs_old_logp,
+        "a reference model": algorithm.needs_reference,
+        "a critic": algorithm.needs_critic,
+    }
+    needed = ", ".join(text for text, is_needed in needs.items() if is_needed)
+    print(f"{'needs':<12}" + (needed or "nothing but the engine's log-probs"))
 
 
 def _diff(first: str, second: str, path: Path | None) -> int:
@@ -108,11 +97,8 @@ def _diff(first: str, second: str, path: Path | None) -> int:
     one, two = _preset(first), _preset(second)
     batch = example_batch() if path is None else load_batch(path)
     _show(_terms_table(one, two))
-    full = [
-        replace(algorithm, norm_tokens=algorithm.norm_tokens or batch.max_tokens)
-        for algorithm in (one, two)
-    ]
-    found = difference(full[0], full[1], batch)
+    one, two = (replace(a, norm_tokens=a.norm_tokens or batch.max_tokens) for a in (one, two))
+    found = difference(one, two, batch)
     where = "the built-in batch" if path is None else str(path)
     _show(_figures_table(first, second, found, where))
     return 0
@@ -122,12 +108,13 @@ def _terms_table(one: Algorithm, two: Algorithm) -> Table:
     from rich.table import Table
 
     from unirl.llm.algorithms.diff import differing_terms
+    from unirl.llm.algorithms.effect import plain
 
     fields = differing_terms(one, two)
     title = "Terms that differ" if fields else "No term differs"
     table = Table("term", one.name, two.name, title=title)
     for name, pair in fields.items():
-        table.add_row(name, *(_plain(value) for value in pair))
+        table.add_row(name, *(plain(value) for value in pair))
     return table
 
 
@@ -142,10 +129,6 @@ def _figures_table(first: str, second: str, found: Difference, where: str) -> Ta
     table.add_row("gradient, cosine", "1", f"{found.cosine:.6f}")
     table.add_row("gradient, largest difference", "0", f"{found.largest:.6g}")
     return table
-
-
-def _plain(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _show(table: Table) -> None:

@@ -1,5 +1,5 @@
 """How generation and learning of a language recipe go together: what each mode makes of the queue
-and the runner, and which settings contradict it. Source: none.
+and the runner, and which settings contradict it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _OPEN = ("partial", "async")
 
 @dataclass(frozen=True)
 class ModeQueue(QueueConfig):
-    """How many groups may be under way, and in which order they are learned."""
+    """How many groups may be in flight, and in which order they are learned."""
 
-    # Wider than the parent's, so that a default is told from a choice; `queue_of` narrows it before
+    # Wider than the parent's, so that a default differs from a choice; `queue_of` narrows it before
     # a queue is made.
     max_staleness: int | None = None  # type: ignore[assignment]
     """How many updates old a completion may be; async and partial leave a choice, of 1 or more.
@@ -51,7 +51,7 @@ def queue_of(mode: Mode, queue: ModeQueue) -> QueueConfig:
         if age == 0:
             raise UniRLError(
                 f"mode {mode} with queue.max_staleness 0",
-                "completions under way are at least 1 update old when they end",
+                "completions in flight are at least 1 update old when they end",
                 "set queue.max_staleness to 1 or more, or mode to sync",
             )
         if mode == "partial" and queue.window is not None:
@@ -96,7 +96,7 @@ def runner_of(mode: Mode, runner: ModeRunner) -> RunnerConfig:
     if mode == "partial" and runner.kind == "processes":
         raise UniRLError(
             "mode partial with runner.kind processes",
-            "an engine in a process of its own is not interrupted: it goes on while others learn",
+            "an engine in a process of its own is not interrupted: it continues while others learn",
             "leave runner.kind out, or set mode to async",
         )
     if runner.kind != "auto":

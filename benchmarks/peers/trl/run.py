@@ -185,7 +185,7 @@ def questions(
     from unirl.llm.rewards.rules import RULES
     from unirl.llm.tasks.config import TaskConfig
     from unirl.llm.tasks.prompts import PromptSource
-    from unirl.llm.tasks.task import make_tasks
+    from unirl.llm.tasks.make import make_tasks
 
     config = TaskConfig(name=settings["task"])
     tasks = make_tasks(config)
