@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unirl.actors.vector import unroll_spec
+from unirl.config.rules import check_at_least
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
@@ -43,14 +44,7 @@ class SimConfig:
     """On CUDA: record an unroll once and replay it, where the simulator allows that."""
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "unroll_length"):
-            if getattr(self, name) < 1:
-                raise UniRLError(
-                    f"sim.{name} is {getattr(self, name)}",
-                    f"sim.{name} >= 1 must hold",
-                    "set it to 1 or more",
-                )
-
+        check_at_least(1, "sim", self, "num_envs", "unroll_length")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise UniRLError(
                 f"sim.device {self.device!r} is unknown",
@@ -109,7 +103,7 @@ class DeviceActor:
         self._lengths = torch.zeros(spec.num_envs, dtype=torch.int32, device=device)
         self._carry = torch.zeros(spec.num_envs, device=device)
         self._counted = {name: total.clone() for name, total in env.counters().items()}
-        self._rows: dict[int, _Rows] = {}
+        self._rows: dict[int, _SlotRows] = {}
         self._obs: Groups = {}
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda" and spec.follows_stream:
@@ -120,7 +114,7 @@ class DeviceActor:
         self.restart(seed)
 
     def restart(self, seed: int) -> None:
-        """Begin anew, as an actor made with this seed does."""
+        """Begin again, as an actor made with this seed does."""
         if self._stream is not None:  # what is reset here, an unroll may still be working with
             torch.cuda.current_stream(self._env.spec.device).wait_stream(self._stream)
         self._generator.manual_seed(derive_seed(seed, "actions"))
@@ -139,12 +133,12 @@ class DeviceActor:
         """Fill the slot with one unroll of the newest weights."""
         rows = self._rows.get(slot.index)
         if rows is None:
-            rows = self._rows[slot.index] = _Rows(slot.data, self._length)
+            rows = self._rows[slot.index] = _SlotRows(slot.data, self._length)
         if self._stream is None:
             self._pull(slot)
             self._unroll(rows)
             return
-        # The weights were published, and this place was read, on the learner's stream.
+        # The weights were published, and this buffer was read, on the learner's stream.
         learner_stream = torch.cuda.current_stream(self._env.spec.device)
         self._stream.wait_stream(learner_stream)
         with torch.cuda.stream(self._stream):
@@ -164,7 +158,7 @@ class DeviceActor:
         self._version = self._weights.pull(self._policy, self._version)
         slot.first_version = slot.last_version = self._version
 
-    def _unroll_on_stream(self, index: int, rows: _Rows) -> None:
+    def _unroll_on_stream(self, index: int, rows: _SlotRows) -> None:
         if not self._use_graph:
             self._unroll(rows)
         elif (graph := self._graphs.get(index)) is not None:
@@ -181,7 +175,7 @@ class DeviceActor:
             self._graphs[index] = graph
             graph.replay()  # recording computes nothing
 
-    def _unroll(self, rows: _Rows) -> None:
+    def _unroll(self, rows: _SlotRows) -> None:
         with torch.no_grad():
             rows.carry.copy_(self._carry)
             rows.write_obs(0, self._obs)
@@ -193,7 +187,7 @@ class DeviceActor:
                 torch.sub(total, before, out=rows.counter[name])
                 before.copy_(total)
 
-    def _step(self, rows: _Rows, t: int, cuts: Tensor | None) -> None:
+    def _step(self, rows: _SlotRows, t: int, cuts: Tensor | None) -> None:
         action, logp, _ = self._policy.act(rows.acting_obs[t], {}, generator=self._generator)
         rows.action[t].copy_(action)
         rows.logp[t].copy_(logp)
@@ -211,17 +205,17 @@ class DeviceActor:
         self._account(rows, t)
 
     def _keep_final(
-        self, rows: _Rows, truncated: Tensor, final_obs: Groups, cuts: Tensor | None
+        self, rows: _SlotRows, truncated: Tensor, final_obs: Groups, cuts: Tensor | None
     ) -> None:
-        """Put the final observations of environments that were cut off into their next place."""
-        for k, place in enumerate(rows.final_obs):
+        """Write the final observations of environments that were cut off into their next row."""
+        for k, row in enumerate(rows.final_obs):
             here = truncated if cuts is None else truncated & (cuts == k)
             for name, value in final_obs.items():
-                torch.where(here.unsqueeze(1), value, place[name], out=place[name])
+                torch.where(here.unsqueeze(1), value, row[name], out=row[name])
         if cuts is not None:
             cuts.add_(truncated)
 
-    def _account(self, rows: _Rows, t: int) -> None:
+    def _account(self, rows: _SlotRows, t: int) -> None:
         """Running totals of each episode; rows that are no transition count for nothing."""
         self._returns.add_(rows.reward[t])
         self._lengths.add_(1)
@@ -233,7 +227,7 @@ class DeviceActor:
             total.masked_fill_(over, 0)
 
 
-class _Rows:
+class _SlotRows:
     """A slot's memory cut into rows once, so that a step writes without looking anything up."""
 
     def __init__(self, data: Mapping[str, Any], length: int) -> None:
@@ -256,15 +250,14 @@ class _Rows:
         self.counter = {name: leaf[0] for name, leaf in data.get("counter", {}).items()}
 
     def write_obs(self, t: int, obs: Groups) -> None:
-        """Copy every group into row t."""
         for name, target in self._obs[t].items():
             target.copy_(obs[name])
 
 
 class SimMaker:
     """Makes the simulators of a plan. Of a kind that a process can have only one of, the one that
-    was asked what it is becomes the one that is used; a copy of the maker in another process begins
-    anew.
+    was asked what it is becomes the one that is used; a copy of the maker in another process makes
+    its own.
     """
 
     def __init__(self, config: EnvConfig, device: torch.device) -> None:

@@ -4,8 +4,9 @@ draws them, and what to do where nothing can be drawn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -14,35 +15,45 @@ from numpy.typing import NDArray
 from unirl.envs.device import POLICY, DeviceEnv, Groups
 from unirl.errors import UniRLError
 
+Picture: TypeAlias = NDArray[np.uint8]
+"""[height, width, 3]."""
 _CARTS = {"torch/CartPole-v1": (2.4, 1.0), "torch/Cartpole": (3.0, -1.0)}
 """Metres from the middle to the rail's end, and the sign of an angle that tilts the pole towards
 positive positions."""
 _USUAL_FPS = 30.0
 
 
-class Drawing(Protocol):
-    """Draws environment 0 of a simulator."""
+@contextmanager
+def drawing_of(env: DeviceEnv) -> Iterator[Callable[[Groups], Picture]]:
+    """What draws environment 0 of this simulator, given the observations of its present state.
 
-    def picture(self, obs: Groups) -> NDArray[np.uint8]:
-        """[height, width, 3] of the present state. obs: the observations made of it."""
-
-    def close(self) -> None:
-        """Let go of what draws; idempotent."""
-
-
-def drawing_of(env: DeviceEnv) -> Drawing:
-    """How this simulator is drawn. Raises UniRLError where nothing can draw it."""
+    Raises UniRLError where nothing can draw it.
+    """
     env_id = env.spec.id
     frame = getattr(env, "frame", None)
-    if frame is not None:
-        return _OwnRenderer(env_id, frame)
-    if env_id in _CARTS:
-        return _Cart(env_id, *_CARTS[env_id])
-    raise undrawable(
-        env_id,
-        "this simulator has no renderer",
-        f"warp/ tasks draw themselves, and so do {' and '.join(_CARTS)}",
-    )
+    if frame is not None:  # the simulator's own renderer, which it closes itself
+        yield lambda obs: drawn(env_id, lambda: frame(0))
+        return
+    if env_id not in _CARTS:
+        raise undrawable(
+            env_id,
+            "this simulator has no renderer",
+            f"warp/ tasks draw themselves, and so do {' and '.join(_CARTS)}",
+        )
+    rail, sign = _CARTS[env_id]
+    # Gymnasium's CartPole, whose state is what these tasks observe.
+    cart: Any = gymnasium.make("CartPole-v1", render_mode="rgb_array").unwrapped
+    cart.x_threshold = rail
+
+    def draw(obs: Groups) -> Picture:
+        position, velocity, angle, turning = obs[POLICY][0].tolist()
+        cart.state = (position, velocity, sign * angle, sign * turning)
+        return drawn(env_id, cart.render)
+
+    try:
+        yield draw
+    finally:
+        cart.close()
 
 
 def frames_per_second(env: DeviceEnv) -> float:
@@ -50,7 +61,7 @@ def frames_per_second(env: DeviceEnv) -> float:
     return 1 / env.spec.step_dt if env.spec.step_dt > 0 else _USUAL_FPS
 
 
-def drawn(env_id: str, draw: Callable[[], Any]) -> NDArray[np.uint8]:
+def drawn(env_id: str, draw: Callable[[], Any]) -> Picture:
     """What `draw` returns; UniRLError, with what usually helps, when it is no picture."""
     try:
         picture = draw()
@@ -66,43 +77,8 @@ def drawn(env_id: str, draw: Callable[[], Any]) -> NDArray[np.uint8]:
 
 
 def undrawable(env_id: str, found: str, remedy: str = "") -> UniRLError:
-    """The error for an environment that gives no picture."""
     return UniRLError(
         f'env "{env_id}" cannot be drawn',
         f"a picture [height, width, 3] is needed, but {found}",
         remedy or 'the environment must support render_mode="rgb_array"',
     )
-
-
-class _OwnRenderer:
-    """Draws with the simulator's `frame(world)`."""
-
-    def __init__(self, env_id: str, frame: Callable[[int], Any]) -> None:
-        self._env_id, self._frame = env_id, frame
-
-    def picture(self, obs: Groups) -> NDArray[np.uint8]:
-        """See Drawing."""
-        return drawn(self._env_id, lambda: self._frame(0))
-
-    def close(self) -> None:
-        """The simulator closes its renderer itself; see Drawing."""
-
-
-class _Cart:
-    """Draws with Gymnasium's CartPole, whose state is what these tasks observe."""
-
-    def __init__(self, env_id: str, rail: float, sign: float) -> None:
-        self._env_id, self._sign = env_id, sign
-        env: Any = gymnasium.make("CartPole-v1", render_mode="rgb_array")
-        self._env = env.unwrapped
-        self._env.x_threshold = rail
-
-    def picture(self, obs: Groups) -> NDArray[np.uint8]:
-        """See Drawing."""
-        position, velocity, angle, turning = obs[POLICY][0].tolist()
-        self._env.state = (position, velocity, self._sign * angle, self._sign * turning)
-        return drawn(self._env_id, self._env.render)
-
-    def close(self) -> None:
-        """See Drawing."""
-        self._env.close()

@@ -18,8 +18,9 @@ import torch
 from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
-from unirl.actors.drawing import drawn, undrawable
-from unirl.actors.evaluate_device import DeviceEvaluator, check_episodes
+from unirl.actors.acting_policy import ActingPolicy
+from unirl.actors.drawing import Picture, drawn, undrawable
+from unirl.actors.evaluate_device import MAX_STEPS, DeviceEvaluator, check_episodes
 from unirl.actors.memory import check_memory
 from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
@@ -27,47 +28,49 @@ from unirl.core.tree import tree_map
 from unirl.core.weights import Weights
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
-from unirl.envs.guard import check_finite
 from unirl.envs.last_action import LastAction
 from unirl.envs.make import agents_of, make_vec
+from unirl.envs.obs_check import check_finite
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_writer, obs_reader
 from unirl.envs.vector import VectorEnv
 from unirl.errors import EnvCrashed, UniRLError, format_error
-from unirl.policy import Policy, PolicyConfig, zero_state
+from unirl.policy import PolicyConfig
 from unirl.policy.precision import for_cpu
-
-MAX_STEPS = 1_000_000
-"""Steps of one episode after which an evaluation gives up: some environments have no time limit."""
 
 # ALE shows 60 frames per second, of which the policy sees one in frame_skip.
 _ATARI_FPS = 60.0
 _ATARI_SCREEN = {"grayscale": False, "img_height": 210, "img_width": 160}
 
 
+def make_evaluator(
+    env: EnvConfig, policy: PolicyConfig, seed: int, *, num_envs: int = 8
+) -> PolicyEvaluator | DeviceEvaluator:
+    """What plays a policy in this environment, all of it on the CPU, in float32 where that only
+    emulates bfloat16. num_envs: how many environments are stepped at once.
+    """
+    policy = for_cpu(policy)
+    if not env.is_sim:
+        return PolicyEvaluator(env, policy, seed, num_envs=num_envs)
+    # Behind `make_vec` a simulator would hide one step of each later episode.
+    make_env = partial(make_device_env, env, device=torch.device("cpu"))
+    return DeviceEvaluator(make_env, policy, seed, num_envs=num_envs)
+
+
 class PolicyEvaluator:
-    """Plays a policy in environments of its own, made anew for each call.
+    """Plays a policy in environments of its own, made again for each call.
 
     Weights are copied, and the statistics of normalised observations stay as they came with them.
     The same seed, weights and number of episodes give the same episodes, whatever ran before.
-    Everything is played on the CPU, in float32 where it only emulates bfloat16; simulators by a
-    DeviceEvaluator.
-    num_envs: how many environments are stepped at once.
     """
 
-    def __init__(
-        self, env: EnvConfig, policy: PolicyConfig, seed: int, *, num_envs: int = 8
-    ) -> None:
-        self._config = replace(env, episodic_life=False, push_probability=0.0)
-        self._policy_config = policy = for_cpu(policy)
-        self._seed, self._num_envs = seed, num_envs
+    def __init__(self, env: EnvConfig, policy: PolicyConfig, seed: int, *, num_envs: int) -> None:
+        self._config = replace(env, episodic_life=False, random_burst_probability=0.0)
+        self._policy_config, self._seed, self._num_envs = policy, seed, num_envs
+        self._env_seed = derive_seed(seed, "eval", "environments") % 2**32
         self._env: VectorEnv | None = None
-        self._simulated: DeviceEvaluator | None = None
-        if env.is_sim:
-            # Behind `make_vec` it would hide one step of each later episode.
-            make_env = partial(make_device_env, env, device=torch.device("cpu"))
-            self._simulated = DeviceEvaluator(make_env, policy, seed, num_envs=num_envs)
-        self._fps = 30.0
+        self.frames_per_second = 30.0
+        """The speed at which the frames look right; known once `frames` gave the first one."""
         self.played = EvalResult([], [])
         """Return and length of the episodes that `frames` finished."""
 
@@ -76,11 +79,9 @@ class PolicyEvaluator:
     ) -> EvalResult:
         """Returns and lengths of `num_episodes` episodes, in no order that means anything.
 
-        Raises UniRLError when weights do not fit, or an environment returns NaN or goes on forever.
+        Raises UniRLError when weights do not fit, or an environment returns NaN or never ends.
         """
         check_episodes(num_episodes)
-        if self._simulated is not None:
-            return self._simulated.evaluate(weights, num_episodes, deterministic=deterministic)
         self.close()
         agents = len(agents_of(self._config)) or 1  # each a row: whole environments only
         num_rows = max(agents, min(self._num_envs, num_episodes) // agents * agents)
@@ -92,28 +93,19 @@ class PolicyEvaluator:
         finally:
             self.close()
 
-    @property
-    def frames_per_second(self) -> float:
-        """The speed at which the frames look right; known once `frames` gave the first one."""
-        return self._fps
-
     def frames(
         self, weights: Weights, *, deterministic: bool = False, num_episodes: int = 1
-    ) -> Iterator[NDArray[np.uint8]]:
+    ) -> Iterator[Picture]:
         """Pictures [height, width, 3] of whole episodes, one per step.
 
         Raises UniRLError when the environment cannot draw itself here.
         """
         self.played = EvalResult([], [])
         episodes = self._atari_frames if self._config.is_atari else self._gym_frames
-        if self._simulated is not None:
-            episodes = partial(self._simulated_frames, self._simulated)
         yield from episodes(weights, deterministic, num_episodes)
 
     def close(self) -> None:
         """Close environments that an interrupted call left open; idempotent."""
-        if self._simulated is not None:
-            self._simulated.close()
         if self._env is not None:
             self._env.close()
             self._env = None
@@ -123,7 +115,7 @@ class PolicyEvaluator:
     ) -> EvalResult:
         check_memory(env, self._policy_config, self._config.id)
         num_envs = env.num_envs
-        player = self._player(env.observation_space, env.action_space, weights, deterministic)
+        player = self._player((env.observation_space, env.action_space), weights, deterministic)
         # How many episodes each environment plays is settled before the first step: to take those
         # that end first would favour short ones.
         left = np.full(num_envs, num_episodes // num_envs)
@@ -141,7 +133,7 @@ class PolicyEvaluator:
     def _play(
         self,
         env: VectorEnv,
-        player: _Player,
+        player: ActingPolicy,
         left: NDArray[np.int64],
         seed: int,
         result: EvalResult,
@@ -154,10 +146,11 @@ class PolicyEvaluator:
         returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
         since_end = 0
         while left.any():
-            action = player.act(obs)
+            action = _act(player, obs)
             with _explained(self._config.id):
                 step = env.step(action)
-            _check(step.obs, step.reward, self._config.id)
+            seen = tree_map(lambda leaf: _tensor(leaf)[None], step.obs)
+            check_finite(seen, _tensor(step.reward)[None], self._config.id)
             obs = step.acting_obs
             returns += step.reward
             lengths += step.mask
@@ -170,7 +163,7 @@ class PolicyEvaluator:
             filler = ~step.mask
             if filler.any():
                 returns[filler], lengths[filler] = 0.0, 0
-                player.reset_rows(filler)
+                player.forget(torch.from_numpy(filler))
             # Also where an agent never comes to play: its rows are fillers for ever.
             if since_end > MAX_STEPS:
                 raise UniRLError(
@@ -181,16 +174,16 @@ class PolicyEvaluator:
 
     def _gym_frames(
         self, weights: Weights, deterministic: bool, num_episodes: int
-    ) -> Iterator[NDArray[np.uint8]]:
+    ) -> Iterator[Picture]:
         env = self._drawing_env()
         try:
-            self._fps = float(env.metadata.get("render_fps") or 30.0)
+            self.frames_per_second = float(env.metadata.get("render_fps") or 30.0)
             last: LastAction | None = None
             space = env.observation_space
             if self._config.last_action:
                 last = LastAction(space, env.action_space, self._config.id)
                 space = last.observation_space
-            player = self._player(space, env.action_space, weights, deterministic)
+            player = self._player((space, env.action_space), weights, deterministic)
             read = obs_reader(env.observation_space, self._config.id)
             write = action_writer(env.action_space, 1, self._config.id)
             for episode in range(num_episodes):
@@ -205,7 +198,7 @@ class PolicyEvaluator:
                     obs = read(concatenate(env.observation_space, [raw], empty), 1)
                     if last is not None and executed is not None:
                         obs = last.beside(obs, executed)
-                    action = player.act(obs)
+                    action = _act(player, obs)
                     with _explained(self._config.id):
                         raw, reward, terminated, truncated, _ = env.step(write(action)[0])
                     executed = None if last is None else last.executed(action)
@@ -220,7 +213,7 @@ class PolicyEvaluator:
 
     def _atari_frames(
         self, weights: Weights, deterministic: bool, num_episodes: int
-    ) -> Iterator[NDArray[np.uint8]]:
+    ) -> Iterator[Picture]:
         """Two games in step from one seed: as the policy sees it, and in full size and colour."""
         config = replace(self._config, engine="ale", num_threads=1)
         screen_kwargs = {**config.kwargs, **_ATARI_SCREEN}
@@ -228,16 +221,17 @@ class PolicyEvaluator:
         shown_as = replace(config, frame_stack=1, kwargs=screen_kwargs, last_action=False)
         screen = make_vec(shown_as, 1)
         try:
-            self._fps = _ATARI_FPS / config.frame_skip
+            self.frames_per_second = _ATARI_FPS / config.frame_skip
             check_memory(game, self._policy_config, config.id)
-            player = self._player(game.observation_space, game.action_space, weights, deterministic)
+            spaces = game.observation_space, game.action_space
+            player = self._player(spaces, weights, deterministic)
             obs = game.reset(self._env_seed)
             picture = screen.reset(self._env_seed)
             player.begin(1)
             episode_return, length = 0.0, 0
             while len(self.played.returns) < num_episodes:
                 yield picture[0, -1]
-                action = player.act(obs)
+                action = _act(player, obs)
                 step, shown = game.step(action), screen.step(action)
                 obs, picture = step.acting_obs, shown.acting_obs
                 episode_return += float(step.reward[0])
@@ -252,19 +246,6 @@ class PolicyEvaluator:
         finally:
             game.close()
             screen.close()
-
-    def _simulated_frames(
-        self,
-        simulated: DeviceEvaluator,
-        weights: Weights,
-        deterministic: bool,
-        num_episodes: int,
-    ) -> Iterator[NDArray[np.uint8]]:
-        frames = simulated.frames(weights, deterministic=deterministic, num_episodes=num_episodes)
-        for frame in frames:
-            self._fps = simulated.frames_per_second
-            yield frame
-        self.played = simulated.played
 
     def _drawing_env(self) -> gymnasium.Env[Any, Any]:
         config = self._config
@@ -286,21 +267,15 @@ class PolicyEvaluator:
             raise undrawable(config.id, f"it cannot be made: {error}", remedy) from error
 
     def _player(
-        self, observation_space: Any, action_space: Any, weights: Weights, deterministic: bool
-    ) -> _Player:
-        policy = Policy(observation_space, action_space, self._policy_config, seed=0).eval()
-        policy.load_weights(weights)
-        generator = torch.Generator().manual_seed(derive_seed(self._seed, "eval", "actions"))
-        return _Player(policy, generator, deterministic)
-
-    @property
-    def _env_seed(self) -> int:
-        return derive_seed(self._seed, "eval", "environments") % 2**32
+        self, spaces: tuple[Any, Any], weights: Weights, deterministic: bool
+    ) -> ActingPolicy:
+        config, seed = self._policy_config, self._seed
+        return ActingPolicy(spaces, config, weights, seed=seed, deterministic=deterministic)
 
 
 @contextmanager
 def _explained(env_id: str) -> Iterator[None]:
-    """Around the environment's own code: what it raises is its author's to mend."""
+    """Around the environment's own code: what it raises is its author's to fix."""
     try:
         yield
     except (UniRLError, EnvCrashed):
@@ -309,41 +284,16 @@ def _explained(env_id: str) -> Iterator[None]:
         raise UniRLError(
             f'env "{env_id}" failed in an evaluation: {format_error(error)}',
             "it plays whole episodes, and nobody starts it again",
-            "mend the environment",
+            "fix the environment",
         ) from error
 
 
-class _Player:
-    """A policy with its recurrent state, acting on arrays."""
-
-    def __init__(self, policy: Policy, generator: torch.Generator, deterministic: bool) -> None:
-        self._policy, self._generator, self._deterministic = policy, generator, deterministic
-        self._state = policy.initial_state(1)
-
-    def begin(self, num_envs: int) -> None:
-        """New episodes everywhere."""
-        self._state = self._policy.initial_state(num_envs)
-
-    def reset_rows(self, rows: NDArray[np.bool_]) -> None:
-        """New episodes where `rows` is true."""
-        self._state = zero_state(self._state, torch.from_numpy(rows))
-
-    def act(self, obs: Any) -> NDArray[Any]:
-        """Actions for a tree of arrays [B, ...]."""
-        action, _, self._state = self._policy.act(
-            tree_map(_tensor, obs),
-            self._state,
-            generator=self._generator,
-            deterministic=self._deterministic,
-        )
-        array: NDArray[Any] = action.numpy()
-        return array
+def _act(player: ActingPolicy, obs: Any) -> NDArray[Any]:
+    """Actions for a tree of arrays [B, ...]."""
+    actions: NDArray[Any] = player.act(tree_map(_tensor, obs)).numpy()
+    return actions
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
     # torch warns about memory it may not write to.
     return torch.from_numpy(array if array.flags.writeable else array.copy())
-
-
-def _check(obs: Any, reward: NDArray[np.float32], env_id: str) -> None:
-    check_finite(tree_map(lambda leaf: _tensor(leaf)[None], obs), _tensor(reward)[None], env_id)

@@ -6,23 +6,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from unirl.actors.drawing import drawing_of, frames_per_second
+from unirl.actors.acting_policy import ActingPolicy
+from unirl.actors.drawing import Picture, drawing_of, frames_per_second
 from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights
 from unirl.envs.device import POLICY, DeviceEnv, Groups, SimStep
 from unirl.errors import UniRLError
-from unirl.policy import Policy, PolicyConfig, zero_state
+from unirl.policy import PolicyConfig
 
 MAX_STEPS = 1_000_000
-"""Steps of one episode after which an evaluation gives up, whatever the simulator's limit is."""
+"""Steps of one episode after which an evaluation gives up: some environments have no time limit."""
 
 _PATIENCE = 4
 """How many times as long as without lost states an evaluation may take."""
@@ -31,7 +32,7 @@ _STEPS_PER_LOOK = 16
 
 
 class DeviceEvaluator:
-    """Plays a policy in a simulator of its own, made anew for each call.
+    """Plays a policy in a simulator of its own, made again for each call.
 
     Weights are copied. The same seed, weights and number of episodes give the same episodes. An
     episode whose state was lost (not finite) counts for nothing and is played again.
@@ -50,7 +51,8 @@ class DeviceEvaluator:
         self._make_env, self._policy_config = make_env, policy
         self._seed, self._num_envs = seed, num_envs
         self._env: DeviceEnv | None = None
-        self._fps = 30.0
+        self.frames_per_second = 30.0
+        """The speed at which the frames look right; known once `frames` gave the first one."""
         self.played = EvalResult([], [])
         """Return and length of the episodes that `frames` finished."""
 
@@ -62,45 +64,37 @@ class DeviceEvaluator:
         Raises UniRLError when weights do not fit, or episodes do not end.
         """
         check_episodes(num_episodes)
-        env = self._make(min(num_episodes, self._num_envs))
-        try:
-            return self._evaluate(env, weights, num_episodes, deterministic)
-        finally:
-            self.close()
-
-    @property
-    def frames_per_second(self) -> float:
-        """The speed at which the frames look right; known once `frames` gave the first one."""
-        return self._fps
+        with self._opened(min(num_episodes, self._num_envs)) as env:
+            player, tally = self._player(env, weights, deterministic), _Tally(env, num_episodes)
+            for num_steps in itertools.count(1):
+                tally.add(player.step())
+                if num_steps % _STEPS_PER_LOOK == 0:
+                    if tally.is_full():
+                        break
+                    self._check_patience(env, tally, num_episodes)
+            return tally.result()
 
     def frames(
         self, weights: Weights, *, deterministic: bool = False, num_episodes: int = 1
-    ) -> Iterator[NDArray[np.uint8]]:
+    ) -> Iterator[Picture]:
         """Pictures [height, width, 3] of whole episodes: each state that was acted on. Where an
         episode ended, a simulator that resets within the step is in the next one already.
 
         Raises UniRLError when the simulator cannot be drawn here.
         """
         self.played = EvalResult([], [])
-        env = self._make(1)
-        try:
-            self._fps = frames_per_second(env)
-            drawing = drawing_of(env)
-            try:
-                player, tally = self._player(env, weights, deterministic), _Tally(env, num_episodes)
-                while len(self.played.returns) < num_episodes:
-                    picture = drawing.picture(player.obs)
-                    step = player.step()
-                    # A row that is no transition shows what is over, or what is lost.
-                    if bool(step.valid[0]):
-                        yield picture
-                    tally.add(step)
-                    self._check_patience(env, tally, num_episodes)
-                    self.played = tally.result()
-            finally:
-                drawing.close()
-        finally:
-            self.close()
+        with self._opened(1) as env, drawing_of(env) as draw:
+            self.frames_per_second = frames_per_second(env)
+            player, tally = self._player(env, weights, deterministic), _Tally(env, num_episodes)
+            while len(self.played.returns) < num_episodes:
+                picture = draw(player.obs)
+                step = player.step()
+                # A row that is no transition shows what is over, or what is lost.
+                if bool(step.valid[0]):
+                    yield picture
+                tally.add(step)
+                self._check_patience(env, tally, num_episodes)
+                self.played = tally.result()
 
     def close(self) -> None:
         """Close a simulator that an interrupted call left open; idempotent."""
@@ -108,22 +102,14 @@ class DeviceEvaluator:
             self._env.close()
             self._env = None
 
-    def _make(self, num_envs: int) -> DeviceEnv:
+    @contextmanager
+    def _opened(self, num_envs: int) -> Iterator[DeviceEnv]:
         self.close()
         self._env = self._make_env(num_envs)
-        return self._env
-
-    def _evaluate(
-        self, env: DeviceEnv, weights: Weights, num_episodes: int, deterministic: bool
-    ) -> EvalResult:
-        player, tally = self._player(env, weights, deterministic), _Tally(env, num_episodes)
-        for num_steps in itertools.count(1):
-            tally.add(player.step())
-            if num_steps % _STEPS_PER_LOOK == 0:
-                if tally.is_full():
-                    break
-                self._check_patience(env, tally, num_episodes)
-        return tally.result()
+        try:
+            yield self._env
+        finally:
+            self.close()
 
     def _check_patience(self, env: DeviceEnv, tally: _Tally, num_episodes: int) -> None:
         # One step more than the limit, where fillers follow ends.
@@ -138,18 +124,22 @@ class DeviceEvaluator:
                 "set env.max_episode_steps, or see why states are lost (env/nan_states)",
             )
 
-    def _player(self, env: DeviceEnv, weights: Weights, deterministic: bool) -> _Player:
+    def _player(self, env: DeviceEnv, weights: Weights, deterministic: bool) -> _DevicePlayer:
         spec = env.spec
-        policy = Policy(spec.observation_space, spec.action_space, self._policy_config, seed=0)
-        policy.eval().to(spec.device).load_weights(weights)
-        generator = torch.Generator(spec.device)
-        generator.manual_seed(derive_seed(self._seed, "eval", "actions"))
+        policy = ActingPolicy(
+            (spec.observation_space, spec.action_space),
+            self._policy_config,
+            weights,
+            seed=self._seed,
+            deterministic=deterministic,
+            device=spec.device,
+        )
+        policy.begin(spec.num_envs)
         obs = env.reset(derive_seed(self._seed, "eval", "environments") % 2**32)
-        return _Player(env, policy, obs, generator, deterministic)
+        return _DevicePlayer(env, policy, obs)
 
 
 def check_episodes(num_episodes: int) -> None:
-    """Raise UniRLError unless that many episodes can be played."""
     if num_episodes < 1:
         raise UniRLError(
             f"an evaluation of {num_episodes} episodes was asked for",
@@ -158,31 +148,19 @@ def check_episodes(num_episodes: int) -> None:
         )
 
 
-class _Player:
-    """A policy in a simulator: what it sees, and what it remembers."""
+@dataclass
+class _DevicePlayer:
+    """A policy in a simulator, and what it sees."""
 
-    def __init__(
-        self,
-        env: DeviceEnv,
-        policy: Policy,
-        obs: Groups,
-        generator: torch.Generator,
-        deterministic: bool,
-    ) -> None:
-        self._env, self._policy, self.obs = env, policy, obs
-        self._generator, self._deterministic = generator, deterministic
-        state = policy.initial_state(env.spec.num_envs)
-        self._state = {name: value.to(env.spec.device) for name, value in state.items()}
+    env: DeviceEnv
+    policy: ActingPolicy
+    obs: Groups
 
     def step(self) -> SimStep:
-        """Act once everywhere."""
         tree: Any = self.obs if len(self.obs) > 1 else self.obs[POLICY]
-        action, _, state = self._policy.act(
-            tree, self._state, generator=self._generator, deterministic=self._deterministic
-        )
-        step = self._env.step(action)
+        step = self.env.step(self.policy.act(tree))
         self.obs = step.obs
-        self._state = zero_state(state, _over(step)) if state else state
+        self.policy.forget(_over(step))
         return step
 
 
@@ -215,9 +193,9 @@ class _Tally:
         self._return.add_(torch.where(step.valid, step.reward, 0.0))
         self._length.add_(step.valid)
         kept = (step.terminated | step.truncated) & (self._played < self._wanted)
-        place = self._played.clamp(max=self.most - 1).unsqueeze(0)
-        for told, total in ((self._returns, self._return), (self._lengths, self._length)):
-            told.scatter_(0, place, torch.where(kept, total, told.gather(0, place)))
+        index = self._played.clamp(max=self.most - 1).unsqueeze(0)
+        for found, total in ((self._returns, self._return), (self._lengths, self._length)):
+            found.scatter_(0, index, torch.where(kept, total, found.gather(0, index)))
         self._played.add_(kept)
         over = _over(step)
         self._return.masked_fill_(over, 0.0)
@@ -229,8 +207,7 @@ class _Tally:
 
     def result(self) -> EvalResult:
         """The episodes played so far; waits for the device."""
-        places = torch.arange(self.most, device=self._played.device).unsqueeze(1)
-        played = places < self._played
+        played = torch.arange(self.most, device=self._played.device).unsqueeze(1) < self._played
         return EvalResult(self._returns[played].tolist(), self._lengths[played].tolist())
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
-from unirl.envs.guard import check_finite
+from unirl.envs.obs_check import check_finite
 from unirl.envs.spaces import write_obs
 from unirl.envs.vector import EnvStep, VectorEnv
 

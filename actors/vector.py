@@ -13,6 +13,7 @@ from gymnasium import Space
 
 from unirl.actors.memory import check_memory
 from unirl.actors.stepping import SteppedEnvs, UnrollRows
+from unirl.config.rules import check_at_least
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
@@ -22,7 +23,6 @@ from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.spaces import action_field, obs_fields
 from unirl.envs.vector import VectorEnv
-from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig, zero_state
 from unirl.policy.precision import warn_if_emulated
 
@@ -41,13 +41,7 @@ class ActorConfig:
     """Steps per environment in one slot. More: longer credit assignment, fewer updates."""
 
     def __post_init__(self) -> None:
-        for name in ("num_actors", "num_envs", "unroll_length"):
-            if getattr(self, name) < 1:
-                raise UniRLError(
-                    f"actor.{name} is {getattr(self, name)}",
-                    f"actor.{name} >= 1 must hold",
-                    "set it to 1 or more",
-                )
+        check_at_least(1, "actor", self, "num_actors", "num_envs", "unroll_length")
 
 
 class UnrollShape(Protocol):
@@ -128,13 +122,13 @@ class VectorActor:
         self.restart(seed)
 
     def restart(self, seed: int) -> None:
-        """Begin anew: reset environments, recurrent state, random numbers and running totals."""
+        """Begin again: reset environments, recurrent state, random numbers and running totals."""
         self._generator.manual_seed(derive_seed(seed, "actions"))
         self._envs.restart(seed)
         self._state = self._policy.initial_state(self._envs.env.num_envs)
 
     def produce(self, slot: Slot) -> None:
-        """See Actor. The last row's observation is kept: it is the first of the next unroll."""
+        """Fill the slot. The last row's observation is kept: it is the first of the next unroll."""
         self._version = self._weights.pull(self._policy, self._version)
         slot.first_version = slot.last_version = self._version
         rows = self._rows.get(slot.index)
@@ -159,7 +153,6 @@ class VectorActor:
             self._state = zero_state(self._state, torch.from_numpy(self._envs.fillers))
 
     def close(self) -> None:
-        """Close the environments."""
         self._envs.close()
 
 

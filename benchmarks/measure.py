@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # that other packages would be mistaken for.
 sys.path.insert(0, str(ROOT))
 from unirl.bench import usage  # noqa: E402
+from unirl.host import usable_cores  # noqa: E402
 
 sys.path.remove(str(ROOT))
 
@@ -217,7 +218,7 @@ def machine() -> str:
     ]
     memory = usage.lines("/proc/meminfo")
     memory_kb = next((int(line.split()[1]) for line in memory if line.startswith("MemTotal")), 0)
-    cores = usage.usable_cores()
+    cores = usable_cores()
     model = models[0] if models else platform.machine()
     python = platform.python_version()
     return f"{model}, {cores} cores, {memory_kb / 2**20:.0f} GiB, Linux, Python {python}"

@@ -54,7 +54,7 @@ class Pairing:
 PONG = (
     "impala @pong --policy.torso nature --policy.feature-size 512 --actor.unroll-length 20"
     " --learner.epochs 1 --learner.minibatches 1 --learner.policy-clip none"
-    " --queue.max-staleness 3 --no-policy.normalize-images --env.push-probability 0"
+    " --queue.max-staleness 3 --no-policy.normalize-images --env.random-burst-probability 0"
     " --no-env.last-action --env.frame-size 84 --policy.image-stride 4"
 )
 # Two layers of 64, as everywhere; one actor process feeds the learner whole vectors, and one pass

@@ -57,7 +57,7 @@ def systems(env: str, config: Path, extra: list[str]) -> dict[str, Callable[[Win
     if env == "pong":
         # The network of the others; the config's own is cheaper. What helps to learn is left out.
         once += ["--policy.torso", "nature", "--policy.feature-size", "512"]
-        once += ["--no-policy.normalize-images", "--env.push-probability", "0"]
+        once += ["--no-policy.normalize-images", "--env.random-burst-probability", "0"]
         once += ["--no-env.last-action", "--env.frame-size", "84", "--policy.image-stride", "4"]
         once += ["--actor.unroll-length", "20", "--queue.max-staleness", "3"]
     ours = partial(train_unirl, env, ["impala", f"@{config}", *once, *extra])

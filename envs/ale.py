@@ -28,14 +28,26 @@ def register() -> None:
     gymnasium.register_envs(ale_py)
 
 
+def preprocessing(config: EnvConfig) -> dict[str, Any]:
+    """What the ale engine and EnvPool call by the same names."""
+    return {
+        "stack_num": config.frame_stack,
+        "img_height": config.frame_size,
+        "img_width": config.frame_size,
+        "repeat_action_probability": config.repeat_action_probability,
+        "noop_max": config.noop_max,
+        "full_action_space": config.full_action_space,
+    }
+
+
 class AleEngine:
     """`ale_py.vector_env.AtariVectorEnv`: observations uint8 [B, stack, height, width], a new
     array at every step.
 
     An episode's first observations are padded with black frames, and FIRE is pressed once where a
-    game has it. A lost life, with episodic_life, is reported as terminated while the game goes on:
+    game has it. A lost life, with episodic_life, is reported as terminated; the game continues, and
     the filler row after it is a real step whose reward is lost. (The engine's own episodic_life
-    starts the whole game anew: later lives are never seen; so it is not what this setting uses.)
+    starts the whole game again: later lives are never seen; so it is not what this setting uses.)
     """
 
     def __init__(self, config: EnvConfig, spec: EnvSpec, num_envs: int) -> None:
@@ -51,35 +63,21 @@ class AleEngine:
         settings: dict[str, Any] = {
             "num_threads": config.threads_for(num_envs),
             "frameskip": config.frame_skip,
-            "stack_num": config.frame_stack,
-            "img_height": config.frame_size,
-            "img_width": config.frame_size,
-            "repeat_action_probability": config.repeat_action_probability,
-            "noop_max": config.noop_max,
+            **preprocessing(config),
             "life_loss_info": config.episodic_life,
-            "full_action_space": config.full_action_space,
             "reward_clipping": False,  # slots hold raw rewards; the learner clips
         }
-        if (
-            config.max_episode_steps is not None
-        ):  # the engine counts frames, from the first one after the no-ops
+        # The engine counts frames, from the first one after the no-ops.
+        if config.max_episode_steps is not None:
             settings["max_num_frames_per_episode"] = config.max_episode_steps * config.frame_skip
         self._env = AtariVectorEnv(spec.kwargs["game"], num_envs, **{**settings, **config.kwargs})
+        self.observation_space: Space[Any] = self._env.single_observation_space
+        self.action_space: Space[Any] = self._env.single_action_space
 
     @property
     def autoreset_mode(self) -> AutoresetMode:
         """Next-step unless env.kwargs says otherwise."""
         return self._env.autoreset_mode
-
-    @property
-    def observation_space(self) -> Space[Any]:
-        """Box uint8 [stack, height, width]."""
-        return self._env.single_observation_space
-
-    @property
-    def action_space(self) -> Space[Any]:
-        """The game's minimal action set, or all 18."""
-        return self._env.single_action_space
 
     def reset(self, seed: int) -> Any:
         """First observations; each environment has its own seed."""

@@ -14,9 +14,9 @@ from gymnasium.envs.registration import EnvSpec
 from unirl.envs import ale
 from unirl.envs.config import MULTI_AGENT, EnvConfig
 from unirl.envs.sim import families
-from unirl.envs.toy import register_toys
 from unirl.errors import UniRLError
 
+RECALL_CUE = "unirl/RecallCue-v0"
 # Module names as they stand in entry points and import errors -> the extra of this package that
 # installs them.
 EXTRAS = {
@@ -39,7 +39,7 @@ def find_spec(config: EnvConfig) -> EnvSpec:
     """The registered specification of config.id; UniRLError with suggestions, or with the extra to
     install."""
     import_registering_module(config)
-    register_toys()
+    _register_games()
     if config.is_multi_agent:
         raise UniRLError(
             f'env "{config.id}" has several agents',
@@ -65,8 +65,8 @@ def find_spec(config: EnvConfig) -> EnvSpec:
 
 def known_env_ids() -> list[str]:
     """All ids of environments with one agent that `make_vec` finds in this process, sorted:
-    Gymnasium's, the toys, Atari's where installed, and simulators whether installed or not."""
-    register_toys()
+    Gymnasium's, UniRL's games, Atari's where installed, and simulators whether installed or not."""
+    _register_games()
     with contextlib.suppress(ImportError):  # Atari is an extra; without it the list is shorter
         ale.register()
     return sorted([*gymnasium.registry, *families.known_ids()])
@@ -89,28 +89,22 @@ def missing_package(config: EnvConfig, error: ImportError) -> UniRLError:
     it."""
     if config.is_multi_agent:
         return _missing_for_agents(config, error)
+    what = f'env "{config.id}" needs a package that is not installed'
     for family, remedy in SIM_REMEDIES.items():
         if config.id.startswith(family):
-            what = f'env "{config.id}" needs a package that is not installed'
             return UniRLError(what, str(error), remedy)
     if not isinstance(error, ModuleNotFoundError):  # installed, and still not importable
         return UniRLError(
             f'env "{config.id}" cannot be imported', str(error), "use a newer version of the id"
         )
-    module = error.name
     spec = gymnasium.registry.get(config.id)
     # What was imported says most; what the id stands for says least: another engine may run it.
-    places = (module or "", str(error), str(spec.entry_point) if spec else "")
-    found = (EXTRAS[name] for place in places for name in EXTRAS if name in place.lower())
-    extra = next(found, None)
-    what = f'env "{config.id}" needs a package that is not installed'
-    if extra is not None:
-        return UniRLError(
-            what, f'it comes with the extra "{extra}" ({error})', f"pip install 'unirl[{extra}]'"
-        )
-    return UniRLError(
-        what, str(error), f"pip install {module}" if module else "install what the message names"
-    )
+    clues = (error.name or "", str(error), str(spec.entry_point) if spec else "")
+    extras = [EXTRAS[name] for clue in clues for name in EXTRAS if name in clue.lower()]
+    if extras:
+        rule = f'it comes with the extra "{extras[0]}" ({error})'
+        return UniRLError(what, rule, f"pip install 'unirl[{extras[0]}]'")
+    return UniRLError(what, str(error), _install(error.name))
 
 
 def import_registering_module(config: EnvConfig) -> None:
@@ -139,6 +133,11 @@ def import_registering_module(config: EnvConfig) -> None:
         ) from error
 
 
+def _register_games() -> None:
+    if RECALL_CUE not in gymnasium.registry:
+        gymnasium.register(RECALL_CUE, "unirl.envs.games.recall_cue:RecallCue")
+
+
 def _missing_for_agents(config: EnvConfig, error: ImportError) -> UniRLError:
     """PettingZoo has extras of its own, one for each of its families of games."""
     if not isinstance(error, ModuleNotFoundError):  # a family that became a package of its own
@@ -152,12 +151,16 @@ def _missing_for_agents(config: EnvConfig, error: ImportError) -> UniRLError:
         remedy = f"pip install 'unirl[{EXTRAS[module]}]'"
         rule = f'it comes with the extra "{EXTRAS[module]}" ({error})'
     elif ":" in config.id or config.import_module:  # what it lacks may be anything
-        remedy = f"pip install {module}" if module else "install what the message names"
+        remedy = _install(module)
         rule = str(error)
     else:
         remedy = f"pip install 'pettingzoo[{config.id.split('/')[1]}]'"
         rule = f"PettingZoo's games need packages of their own ({error})"
     return UniRLError(f'env "{config.id}" needs a package that is not installed', rule, remedy)
+
+
+def _install(module: str | None) -> str:
+    return f"pip install {module}" if module else "install what the message names"
 
 
 def _fold(env_id: str) -> str:

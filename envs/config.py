@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from unirl.errors import UniRLError
+from unirl.host import usable_cores
 
 EngineName = Literal["auto", "vector", "sync", "async", "envpool", "ale"]
 MULTI_AGENT = "pettingzoo/"
@@ -54,12 +54,12 @@ class EnvConfig:
     """Seconds that one step or reset may take in another process (engine async, environment
     workers) before that process is replaced. More: slower to notice what hangs. An actor process
     that does not finish an unroll within runner.hang_seconds is replaced whatever this says."""
-    push_probability: float = 0.0
-    """Chance per step that a training environment is pushed: for a few steps it executes one random
-    action, whatever the policy says. More: more states are known, lower training returns. Episodes
-    are played without pushes in evaluations."""
-    push_steps: tuple[int, int] = (3, 12)
-    """Fewest and most steps of a push. More: it leads farther away."""
+    random_burst_probability: float = 0.0
+    """Chance per step that a training environment begins a burst: for a few steps it executes one
+    random action, whatever the policy chooses. More: more states are known, lower training returns.
+    Evaluations have no bursts."""
+    random_burst_steps: tuple[int, int] = (3, 12)
+    """Fewest and most steps of a burst. More: it leads farther away."""
     last_action: bool = False
     """Observations get an entry "last_action", and "obs" if they were no Dict. Where actions may be
     repeated or have inertia, one observation does not show what comes next.
@@ -83,7 +83,7 @@ class EnvConfig:
     """Atari only: an episode begins with up to this many frames of no-op. More: more varied
     starts."""
     episodic_life: bool = False
-    """Atari only: True ends an episode (terminated) at each lost life; the game itself goes on in
+    """Atari only: True ends an episode (terminated) at each lost life; the game itself continues in
     the next episode."""
     full_action_space: bool = False
     """Atari only: True offers all 18 actions instead of the game's minimal set."""
@@ -105,25 +105,28 @@ class EnvConfig:
                 "environments with several agents are stepped one after the other: auto or sync",
                 "set env.engine to auto; environment workers step them in several processes",
             )
-        if self.is_sim and self.engine != "auto":
-            raise UniRLError(
-                f'env.engine {self.engine} cannot run env "{self.id}"',
-                "simulators on a device step all their environments themselves: only auto fits",
-                "set env.engine to auto",
-            )
+        if self.is_sim:
+            self._check_sim()
         if self.import_module.startswith("."):
             raise UniRLError(
                 f'env.import_module "{self.import_module}" is relative',
                 "env.import_module must be a full name such as my_package.envs",
                 "write it without leading dots, and set PYTHONPATH to its folder",
             )
-        if not 0.0 <= self.repeat_action_probability <= 1.0:
+        for name, remedy in (
+            ("repeat_action_probability", "0.25 is what v5 ids use"),
+            ("random_burst_probability", "with 0.01 a burst begins every hundred steps"),
+        ):
+            value = getattr(self, name)
+            if not 0.0 <= value <= 1.0:
+                rule = f"0 <= env.{name} <= 1 must hold"
+                raise UniRLError(f"env.{name} {value} is not a probability", rule, remedy)
+        if not 1 <= self.random_burst_steps[0] <= self.random_burst_steps[1]:
             raise UniRLError(
-                f"env.repeat_action_probability is {self.repeat_action_probability}",
-                "0 <= env.repeat_action_probability <= 1 must hold",
-                "0.25 is what v5 ids use",
+                f"env.random_burst_steps {self.random_burst_steps} is no range",
+                "it must be (fewest, most) with 1 <= fewest <= most",
+                "(3, 12) is the default",
             )
-        self._check_wrappers()
         minimum = dict.fromkeys(("frame_skip", "frame_stack", "frame_size"), 1)
         minimum |= dict.fromkeys(("num_threads", "noop_max"), 0)
         if self.max_episode_steps is not None:
@@ -142,39 +145,33 @@ class EnvConfig:
                 "300 is the default",
             )
 
-    def _check_wrappers(self) -> None:
-        if not 0.0 <= self.push_probability <= 1.0:
+    def _check_sim(self) -> None:
+        """Simulators on a device step all their environments themselves."""
+        for name, value, only, why in (
+            ("engine", self.engine, "auto", "so only auto fits"),
+            ("random_burst_probability", self.random_burst_probability, 0.0, "without bursts"),
+            ("last_action", self.last_action, False, "and write their observations"),
+        ):
+            if value != only:
+                raise UniRLError(
+                    f'env.{name} {value} does not fit env "{self.id}"',
+                    f"simulators on a device step all their environments themselves, {why}",
+                    f"set env.{name} to {str(only).lower()}",
+                )
+
+    def check_num_envs(self, num_envs: int) -> None:
+        """UniRLError for fewer than one environment."""
+        if num_envs < 1:
             raise UniRLError(
-                f"env.push_probability {self.push_probability} is not a probability",
-                "0 <= env.push_probability <= 1 must hold",
-                "0.01 pushes an environment every hundred steps",
-            )
-        if not 1 <= self.push_steps[0] <= self.push_steps[1]:
-            raise UniRLError(
-                f"env.push_steps {self.push_steps} is no range",
-                "it must be (fewest, most) with 1 <= fewest <= most",
-                "(3, 12) is the default",
-            )
-        if self.push_probability and self.is_sim:
-            raise UniRLError(
-                f'env.push_probability {self.push_probability} with env "{self.id}"',
-                "simulators on a device step all their environments themselves and know no pushes",
-                "set env.push_probability to 0",
-            )
-        if self.last_action and self.is_sim:
-            raise UniRLError(
-                f'env.last_action with env "{self.id}"',
-                "simulators on a device say themselves what their observations are",
-                "set env.last_action to false",
+                f'{num_envs} environments of "{self.id}" were asked for',
+                "num_envs must be at least 1",
+                "set num_envs",
             )
 
     def threads_for(self, num_envs: int) -> int:
         """Threads for an engine with `num_envs` environments: num_threads, or one per usable
         core."""
-        usable = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        )
-        return self.num_threads or min(num_envs, usable or 1)
+        return self.num_threads or min(num_envs, usable_cores())
 
     @property
     def is_atari(self) -> bool:

@@ -45,7 +45,7 @@ class SimSpec:
     next_step: it returns the true final one, and the row after it is a filler (valid False).
     """
     gives_final_obs: bool = True
-    """Whether a same_step simulator tells the observation an episode ended with."""
+    """Whether a same_step simulator gives the observation an episode ended with."""
     follows_stream: bool = False
     """Whether all its work on CUDA goes to torch's current stream: only then may it run on a stream
     other than the default one.
@@ -84,7 +84,7 @@ class SimStep(NamedTuple):
     """bool [N]: cut off by a limit, and not terminated. False where valid is False."""
     final_obs: Groups | None
     """same_step: the observations before the reset, in every row, hence true final ones where an
-    episode ended. None in a next_step simulator, and in one that does not tell.
+    episode ended. None in a next_step simulator, and in one that does not give them.
     """
     valid: Tensor
     """bool [N]. False: the row is no transition, because it only led to the first observation of

@@ -14,6 +14,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from unirl.envs.ale import preprocessing
 from unirl.envs.config import EnvConfig
 from unirl.envs.vector import EngineStep, env_seeds
 from unirl.errors import UniRLError
@@ -60,13 +61,8 @@ class EnvPoolEngine:
         if config.is_atari:
             self._settings |= {
                 "frame_skip": config.frame_skip,
-                "stack_num": config.frame_stack,
-                "img_height": config.frame_size,
-                "img_width": config.frame_size,
-                "repeat_action_probability": config.repeat_action_probability,
-                "noop_max": config.noop_max,
+                **preprocessing(config),
                 "episodic_life": config.episodic_life,
-                "full_action_space": config.full_action_space,
                 "reward_clip": False,
             }
         self._settings |= config.kwargs
@@ -78,19 +74,9 @@ class EnvPoolEngine:
                 "remove them; the run's seed derives the environments' seeds",
             )
         spec = envpool.make_spec(self._id, **self._settings)
-        self._observation_space: Space[Any] = spec.gymnasium_observation_space
-        self._action_space: Space[Any] = spec.gymnasium_action_space
+        self.observation_space: Space[Any] = spec.gymnasium_observation_space
+        self.action_space: Space[Any] = spec.gymnasium_action_space
         self._pool: Any = None
-
-    @property
-    def observation_space(self) -> Space[Any]:
-        """Of one environment."""
-        return self._observation_space
-
-    @property
-    def action_space(self) -> Space[Any]:
-        """Of one environment."""
-        return self._action_space
 
     def reset(self, seed: int) -> Any:
         """First observations from a new pool; each environment has its own seed."""

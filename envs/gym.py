@@ -22,8 +22,8 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 from numpy.typing import NDArray
 
 from unirl.envs.config import EnvConfig
-from unirl.envs.guard import ShapeGuard
 from unirl.envs.lives import EpisodicLife
+from unirl.envs.obs_check import ShapeCheck
 from unirl.envs.vector import EngineStep, env_seeds
 from unirl.errors import EnvCrashed, UniRLError
 
@@ -47,39 +47,14 @@ class GymEngine:
         self._id, self._num_envs, self._mode = config.id, num_envs, mode
         self._step_timeout = config.step_timeout
         self._closed = self._stuck = False
-        kwargs = dict(config.kwargs)
-        if config.max_episode_steps is not None:
-            kwargs["max_episode_steps"] = config.max_episode_steps
-        if mode == "vector":
-            self._env: GymVectorEnv[Any, Any, Any] = gymnasium.make_vec(
-                spec, num_envs, vectorization_mode="vector_entry_point", **kwargs
-            )
-            return
-        if mode == "async" and multiprocessing.current_process().daemon:
-            raise UniRLError(
-                f'env "{config.id}" cannot start its worker processes',
-                "engine async needs a parent process that may have children; this one is daemonic",
-                'use engine="sync", or start the actor with daemon=False',
-            )
-        wrappers: list[Wrapper] = [*(_atari_wrappers(config) if config.is_atari else [])]
-        wrappers.append(partial(ShapeGuard, env_id=config.id))
-        if mode == "async":
-            wrappers.append(partial(_tie_to_parent, parent=os.getpid()))
-        self._env = gymnasium.make_vec(
-            spec,
-            num_envs,
-            vectorization_mode=mode,
-            vector_kwargs={"context": "fork"} if mode == "async" and _IS_LINUX else None,
-            wrappers=wrappers,  # type: ignore[arg-type]  # any function of an env will do
-            # The guard above checks every step; Gymnasium's checker would only warn, and only once.
-            disable_env_checker=True,
-            **({**kwargs, **_ale_kwargs(config)} if config.is_atari else kwargs),
-        )
+        self.env = _make(config, spec, num_envs, mode)
+        self.observation_space: Space[Any] = self.env.single_observation_space
+        self.action_space: Space[Any] = self.env.single_action_space
 
     @property
     def autoreset_mode(self) -> AutoresetMode:
         """What the engine's metadata says; UniRLError where it says nothing."""
-        mode = self._env.metadata.get("autoreset_mode")
+        mode = self.env.metadata.get("autoreset_mode")
         if mode is None:
             raise UniRLError(
                 f'env "{self._id}" does not say when it resets',
@@ -88,51 +63,41 @@ class GymEngine:
             )
         return AutoresetMode(mode)
 
-    @property
-    def observation_space(self) -> Space[Any]:
-        """Of one environment."""
-        return self._env.single_observation_space
-
-    @property
-    def action_space(self) -> Space[Any]:
-        """Of one environment."""
-        return self._env.single_action_space
-
     def reset(self, seed: int) -> Any:
         """First observations; a vector class gets one seed, all others one per environment."""
         seeds = env_seeds(seed, self._num_envs)
         if self._mode == "vector":
-            return self._env.reset(seed=seeds[0])[0]
-        if isinstance(self._env, AsyncVectorEnv):
-            send = partial(self._env.reset_async, seed=list(seeds))
-            return self._exchange(self._env, send, self._env.reset_wait)[0]
-        return self._env.reset(seed=list(seeds))[0]  # type: ignore[arg-type]
+            return self.env.reset(seed=seeds[0])[0]
+        if isinstance(self.env, AsyncVectorEnv):
+            send = partial(self.env.reset_async, seed=list(seeds))
+            return self._ask_workers(self.env, send, self.env.reset_wait)[0]
+        return self.env.reset(seed=list(seeds))[0]  # type: ignore[arg-type]
 
     def step(self, action: NDArray[Any]) -> EngineStep:
         """One step of every environment."""
-        if isinstance(self._env, AsyncVectorEnv):
-            send = partial(self._env.step_async, action)
-            result: EngineStep = self._exchange(self._env, send, self._env.step_wait)
+        if isinstance(self.env, AsyncVectorEnv):
+            send = partial(self.env.step_async, action)
+            result: EngineStep = self._ask_workers(self.env, send, self.env.step_wait)
             return result
-        return self._env.step(action)
+        return self.env.step(action)
 
     def close(self) -> None:
         """End the environments; worker processes too, even where one of them is stuck or dead."""
         if self._closed:
             return
         self._closed = True
-        if not isinstance(self._env, AsyncVectorEnv):
-            self._env.close()
+        if not isinstance(self.env, AsyncVectorEnv):
+            self.env.close()
             return
         if self._stuck:
-            _kill_workers(self._env)
+            _kill_workers(self.env)
             return
         try:
-            self._env.close()
+            self.env.close()
         except (EOFError, OSError):  # a worker died on its own; the others must not outlive it
-            _kill_workers(self._env)
+            _kill_workers(self.env)
 
-    def _exchange(
+    def _ask_workers(
         self, env: AsyncVectorEnv, send: Callable[[], None], wait: Callable[[float], Any]
     ) -> Any:
         """`send`, then `wait` under the deadline; a worker's error is raised as it was there, one
@@ -167,6 +132,36 @@ class GymEngine:
             if isinstance(error.what, UniRLError):
                 raise error.what from None
             raise
+
+
+def _make(
+    config: EnvConfig, spec: EnvSpec, num_envs: int, mode: Literal["vector", "sync", "async"]
+) -> GymVectorEnv[Any, Any, Any]:
+    kwargs = dict(config.kwargs)
+    if config.max_episode_steps is not None:
+        kwargs["max_episode_steps"] = config.max_episode_steps
+    if mode == "vector":
+        return gymnasium.make_vec(spec, num_envs, vectorization_mode="vector_entry_point", **kwargs)
+    if mode == "async" and multiprocessing.current_process().daemon:
+        raise UniRLError(
+            f'env "{config.id}" cannot start its worker processes',
+            "engine async needs a parent process that may have children; this one is daemonic",
+            'use engine="sync", or start the actor with daemon=False',
+        )
+    wrappers = _atari_wrappers(config) if config.is_atari else []
+    wrappers.append(partial(ShapeCheck, env_id=config.id))
+    if mode == "async":
+        wrappers.append(partial(_tie_to_parent, parent=os.getpid()))
+    return gymnasium.make_vec(
+        spec,
+        num_envs,
+        vectorization_mode=mode,
+        vector_kwargs={"context": "fork"} if mode == "async" and _IS_LINUX else None,
+        wrappers=wrappers,  # type: ignore[arg-type]  # any function of an env will do
+        # ShapeCheck looks at every step; Gymnasium's checker would only warn, and only once.
+        disable_env_checker=True,
+        **(kwargs | _ale_kwargs(config) if config.is_atari else kwargs),
+    )
 
 
 def _exit_codes(env: AsyncVectorEnv) -> str:

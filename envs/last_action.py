@@ -66,11 +66,10 @@ class LastActionEnv:
         self._env = env
 
     def reset(self, seed: int) -> Any:
-        """First observations, after no action; see VectorEnv."""
+        """First observations, after no action."""
         return self._last.beside(self._env.reset(seed), self._last.none(self.num_envs))
 
     def step(self, action: NDArray[Any]) -> EnvStep:
-        """One step; see VectorEnv."""
         step = self._env.step(action)
         executed = self._last.executed(action)
         if not self.hides_first_obs:
@@ -88,7 +87,6 @@ class LastActionEnv:
         return step
 
     def close(self) -> None:
-        """See VectorEnv."""
         self._env.close()
 
 

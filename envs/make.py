@@ -6,24 +6,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import torch
 from gymnasium import Space
-from gymnasium.envs.registration import EnvSpec
 
-from unirl.envs import catalog, pettingzoo
+from unirl.envs import catalog
 from unirl.envs.ale import AleEngine
 from unirl.envs.config import EnvConfig
 from unirl.envs.envpool import EnvPoolEngine, known_ids
 from unirl.envs.gym import GymEngine
 from unirl.envs.last_action import LastAction, LastActionEnv
-from unirl.envs.push import PushedEnv
+from unirl.envs.multi_agent import parallel, pettingzoo
+from unirl.envs.random_bursts import RandomBurstEnv
 from unirl.envs.sim.engine import SimEngine
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_field, obs_fields
-from unirl.envs.vector import Engine, VectorEnv, adapt
+from unirl.envs.vector import EngineEnv, VectorEngine, VectorEnv
 from unirl.errors import UniRLError
 
 
@@ -31,22 +31,18 @@ def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
     """`num_envs` environments behind one step API, not yet reset.
 
     Raises UniRLError for an unknown id, a package that is not installed, an engine or argument that
-    does not fit the environment, and spaces that have no place in a slot.
+    does not fit the environment, and spaces that slots cannot hold.
     """
-    if num_envs < 1:
-        raise UniRLError(
-            f'{num_envs} environments of "{config.id}" were asked for',
-            "num_envs must be at least 1",
-            "set num_envs",
-        )
+    config.check_num_envs(num_envs)
     if config.is_multi_agent:
         with _explained(config):
-            return _wrap(pettingzoo.ParallelEnvs(config, _find_factory(config), num_envs), config)
+            factory = pettingzoo.find_factory(config)
+            return _wrap(parallel.ParallelEnvs(config, factory, num_envs), config)
     engine = _make_engine(config, num_envs)
     try:
         obs_fields(engine.observation_space, num_envs, config.id)
         action_field(engine.action_space, num_envs, config.id)
-        return _wrap(adapt(engine, num_envs, config.id), config)
+        return _wrap(EngineEnv(engine, num_envs, config.id), config)
     except UniRLError:
         engine.close()
         raise
@@ -56,14 +52,15 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
     """Observation and action space of one environment, or of one agent; builds an environment with
     the configured engine and closes it."""
     if config.is_multi_agent:
-        cast = _cast_of(config)
-        obs_fields(cast.observation_space, 1, config.id)
-        action_field(cast.action_space, 1, config.id)
+        agents = _agents(config)
+        obs_fields(agents.observation_space, 1, config.id)
+        action_field(agents.action_space, 1, config.id)
+        observation = agents.observation_space
         if config.last_action:
-            last = LastAction(cast.observation_space, cast.action_space, config.id)
-            return last.observation_space, cast.action_space
-        return cast.observation_space, cast.action_space
-    env = make_vec(_without_processes(config), 1)
+            observation = LastAction(observation, agents.action_space, config.id).observation_space
+        return observation, agents.action_space
+    # One environment needs no process of its own.
+    env = make_vec(replace(config, engine="sync") if config.engine == "async" else config, 1)
     try:
         return env.observation_space, env.action_space
     finally:
@@ -77,7 +74,7 @@ def agents_of(config: EnvConfig) -> tuple[str, ...]:
     """
     if not config.is_multi_agent:
         return ()
-    return tuple(str(agent) for agent in _cast_of(config).agents)
+    return tuple(str(agent) for agent in _agents(config).names)
 
 
 def known_env_ids() -> list[str]:
@@ -86,25 +83,20 @@ def known_env_ids() -> list[str]:
 
 
 def _wrap(env: VectorEnv, config: EnvConfig) -> VectorEnv:
-    # The last action is the executed one, a push's too.
+    # Inside of bursts: the last action is the executed one.
     if config.last_action:
         env = LastActionEnv(env, config.id)
-    if config.push_probability:
-        env = PushedEnv(env, config.push_probability, config.push_steps, config.id)
+    if config.random_burst_probability:
+        env = RandomBurstEnv(env, config)
     return env
 
 
-def _cast_of(config: EnvConfig) -> pettingzoo.Cast:
+def _agents(config: EnvConfig) -> parallel.Agents:
     with _explained(config):
-        return pettingzoo.cast_of(config, _find_factory(config))
+        return parallel.agents_of(config, pettingzoo.find_factory(config))
 
 
-def _find_factory(config: EnvConfig) -> pettingzoo.Factory:
-    catalog.import_registering_module(config)
-    return pettingzoo.find_factory(config)
-
-
-def _make_engine(config: EnvConfig, num_envs: int) -> Engine:
+def _make_engine(config: EnvConfig, num_envs: int) -> VectorEngine:
     with _explained(config):
         if config.is_sim:
             return SimEngine(make_device_env(config, num_envs, torch.device("cpu")))
@@ -115,7 +107,10 @@ def _make_engine(config: EnvConfig, num_envs: int) -> Engine:
                 raise catalog.unknown_id(config.id, known)
             return EnvPoolEngine(config, num_envs)
         spec = catalog.find_spec(config)
-        name = config.engine if config.engine != "auto" else _choose(config, spec)
+        name = config.engine
+        if name == "auto":
+            name = "sync" if spec.vector_entry_point is None else "vector"
+            name = "ale" if config.is_atari else name
         if name == "ale":
             if not config.is_atari:
                 raise UniRLError(
@@ -163,13 +158,3 @@ def _explained(config: EnvConfig) -> Iterator[None]:
             str(error),
             "correct env.kwargs",
         ) from error
-
-
-def _choose(config: EnvConfig, spec: EnvSpec) -> Literal["ale", "vector", "sync"]:
-    if config.is_atari:
-        return "ale"
-    return "sync" if spec.vector_entry_point is None else "vector"
-
-
-def _without_processes(config: EnvConfig) -> EnvConfig:
-    return replace(config, engine="sync") if config.engine == "async" else config

@@ -81,9 +81,7 @@ def obs_reader(space: Space[Any], env_id: str = "") -> ObsReader:
     a copy.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        keys: tuple[Any, ...] = (
-            tuple(space.spaces) if isinstance(space, spaces.Dict) else tuple(range(len(space)))
-        )
+        keys: Any = space.spaces if isinstance(space, spaces.Dict) else range(len(space))
         readers = [obs_reader(child, env_id) for _, child in _children(space, env_id)]
         plan = [(str(key), key, reader) for key, reader in zip(keys, readers, strict=True)]
 
@@ -91,7 +89,12 @@ def obs_reader(space: Space[Any], env_id: str = "") -> ObsReader:
             try:
                 return {name: reader(obs[key], num_envs) for name, key, reader in plan}
             except (KeyError, IndexError, TypeError) as error:
-                raise _wrong_structure(env_id, space, obs) from error
+                received = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
+                raise UniRLError(
+                    f'env "{env_id}" returned an observation of the wrong structure',
+                    f"the observation space promises {space}, received {received}",
+                    "correct the environment's observation_space or its observations",
+                ) from error
 
         return read_branch
 
@@ -131,10 +134,8 @@ def action_writer(space: Space[Any], num_envs: int, env_id: str = "") -> ActionW
         return action
 
     if isinstance(space, spaces.Box):
-        low, high = (
-            space.low,
-            space.high,
-        )  # of the space's dtype: a float32 0.1 is above a float64 bound of 0.1
+        # Of the space's dtype: a float32 0.1 is above a float64 bound of 0.1.
+        low, high = space.low, space.high
         return lambda action: np.minimum(np.maximum(checked(action), low), high, dtype=low.dtype)
     if start is not None:
         return lambda action: checked(action) + start
@@ -160,15 +161,6 @@ def wrong_shape(
     return UniRLError(
         f'env "{env_id}" returned an observation of the wrong shape{where}',
         f"the observation space promises {tuple(expected)}, received {tuple(received)}",
-        "correct the environment's observation_space or its observations",
-    )
-
-
-def _wrong_structure(env_id: str, space: Space[Any], obs: Any) -> UniRLError:
-    received = sorted(obs) if isinstance(obs, Mapping) else type(obs).__name__
-    return UniRLError(
-        f'env "{env_id}" returned an observation of the wrong structure',
-        f"the observation space promises {space}, received {received}",
         "correct the environment's observation_space or its observations",
     )
 

@@ -60,8 +60,8 @@ class VectorEnv(Protocol):
     action_space: Space[Any]
     """Of one environment."""
     hides_first_obs: bool
-    """True where the first observations of later episodes are acted on but come into no row: no
-    place for a policy with memory."""
+    """True where the first observations of later episodes are acted on but come into no row: not
+    for a policy with memory."""
 
     def reset(self, seed: int) -> Any:
         """Start new episodes everywhere; a tree of arrays [B, ...]. The same seed gives the same
@@ -75,21 +75,16 @@ class VectorEnv(Protocol):
         """Release processes, threads and memory; a second call does nothing."""
 
 
-class Engine(Protocol):
+class VectorEngine(Protocol):
     """What an engine's file provides: Gymnasium's vector interface with one seed and the spaces of
     one environment."""
+
+    observation_space: Space[Any]
+    action_space: Space[Any]
 
     @property
     def autoreset_mode(self) -> AutoresetMode:
         """When the engine starts the next episode."""
-
-    @property
-    def observation_space(self) -> Space[Any]:
-        """Of one environment."""
-
-    @property
-    def action_space(self) -> Space[Any]:
-        """Of one environment."""
 
     def reset(self, seed: int) -> Any:
         """First observations."""
@@ -101,94 +96,43 @@ class Engine(Protocol):
         """Release everything."""
 
 
-def adapt(engine: Engine, num_envs: int, env_id: str) -> VectorEnv:
-    """The adapter for an engine's autoreset mode; UniRLError for an engine that does not reset by
-    itself."""
-    if engine.autoreset_mode == AutoresetMode.NEXT_STEP:
-        return NextStepEnv(engine, num_envs, env_id)
-    if engine.autoreset_mode == AutoresetMode.SAME_STEP:
-        return SameStepEnv(engine, num_envs, env_id)
-    raise UniRLError(
-        f'env "{env_id}" does not start the next episode by itself',
-        f"its autoreset mode must be NextStep or SameStep, found {engine.autoreset_mode.value}",
-        'use engine="sync" or change the mode in env.kwargs',
-    )
-
-
 def env_seeds(seed: int, num_envs: int) -> list[int]:
     """Distinct 31-bit seeds, one per environment, all derived from `seed`; seed i does not depend
     on num_envs."""
-    state = (
-        np.random.SeedSequence(seed).generate_state(2 * num_envs + 8) >> 1
-    )  # engines read seeds as int32
+    # Engines read seeds as int32.
+    state = np.random.SeedSequence(seed).generate_state(2 * num_envs + 8) >> 1
     return list(dict.fromkeys(state.tolist()))[:num_envs]
 
 
-class NextStepEnv:
-    """An engine whose convention is already ours: it adds the mask, and makes sure that fillers are
-    empty.
+class EngineEnv:
+    """A VectorEngine as a VectorEnv: it adds the mask, and makes sure that fillers are empty.
 
-    An engine that reports an end inside a filler (a game that is over after its first no-op) gets
-    another filler.
+    Next-step engines follow the convention already. One that reports an end inside a filler (a game
+    that is over after its first no-op) gets another filler.
+
+    Same-step engines reset within the step that ends an episode. At an end the row carries
+    info["final_obs"], while the engine already stands at the first observation of the next episode:
+    the policy acts on that (`acting_obs`). The engine cannot wait, so the filler row hides a real
+    transition, the first one of each episode: its reward counts nowhere and it is never trained on.
+    For episodes of n steps this loses one transition in n. If the hidden transition ends the
+    episode too, the next row is a filler again. Not for a policy with memory: recurrent state
+    begins after the filler, hence without the episode's first observation (`hides_first_obs`).
+
+    Raises UniRLError for an engine that does not reset by itself.
     """
 
-    hides_first_obs = False
-
-    def __init__(self, engine: Engine, num_envs: int, env_id: str) -> None:
+    def __init__(self, engine: VectorEngine, num_envs: int, env_id: str) -> None:
+        mode = engine.autoreset_mode
+        if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
+            raise UniRLError(
+                f'env "{env_id}" does not start the next episode by itself',
+                f"its autoreset mode must be NextStep or SameStep, found {mode.value}",
+                'use engine="sync" or change the mode in env.kwargs',
+            )
+        self.hides_first_obs = mode == AutoresetMode.SAME_STEP
         self.num_envs = num_envs
         self.observation_space, self.action_space = engine.observation_space, engine.action_space
-        self._engine = engine
-        self._read = obs_reader(self.observation_space, env_id)
-        self._write = action_writer(self.action_space, num_envs, env_id)
-        self._done: Bools = np.zeros(num_envs, dtype=np.bool_)
-
-    def reset(self, seed: int) -> Any:
-        """First observations of new episodes; see VectorEnv."""
-        self._done = np.zeros(self.num_envs, dtype=np.bool_)
-        return self._read(self._engine.reset(seed), self.num_envs)
-
-    def step(self, action: NDArray[Any]) -> EnvStep:
-        """One step; see VectorEnv."""
-        raw_obs, raw_reward, raw_terminated, raw_truncated, _ = self._engine.step(
-            self._write(action)
-        )
-        obs = self._read(raw_obs, self.num_envs)
-        mask = ~self._done
-        self._done = np.logical_or(raw_terminated, raw_truncated)
-        return EnvStep(
-            obs=obs,
-            acting_obs=obs,
-            reward=np.where(mask, raw_reward, 0).astype(np.float32, copy=False),
-            terminated=np.logical_and(raw_terminated, mask),
-            truncated=np.logical_and(raw_truncated, mask),
-            mask=mask,
-        )
-
-    def close(self) -> None:
-        """See VectorEnv."""
-        self._engine.close()
-
-
-class SameStepEnv:
-    """An engine that resets within the step that ends an episode, shown as next-step autoreset.
-
-    At an end the row carries info["final_obs"], while the engine already stands at the first
-    observation of the next episode: the policy acts on that (`acting_obs`). The engine cannot wait,
-    so the filler row hides a real transition, the first one of each episode: its reward counts
-    nowhere and it is never trained on. For episodes of n steps this loses one transition in n; an
-    engine that resets at the next step loses none. If the hidden transition ends the episode too,
-    the next row is a filler again.
-
-    Not for a policy with memory: recurrent state begins after the filler, hence without the
-    episode's first observation, and no row holds it for the learner (`hides_first_obs`).
-    """
-
-    hides_first_obs = True
-
-    def __init__(self, engine: Engine, num_envs: int, env_id: str) -> None:
-        self.num_envs = num_envs
-        self.observation_space, self.action_space = engine.observation_space, engine.action_space
-        self._engine = engine
+        self.engine = engine
         self._env_id = env_id
         self._read = obs_reader(self.observation_space, env_id)
         self._write = action_writer(self.action_space, num_envs, env_id)
@@ -196,23 +140,24 @@ class SameStepEnv:
         self._num_fillers = np.zeros(num_envs, np.int64)
 
     def reset(self, seed: int) -> Any:
-        """First observations of new episodes; see VectorEnv."""
         self._done = np.zeros(self.num_envs, dtype=np.bool_)
         self._num_fillers[:] = 0
-        return self._read(self._engine.reset(seed), self.num_envs)
+        return self._read(self.engine.reset(seed), self.num_envs)
 
     def step(self, action: NDArray[Any]) -> EnvStep:
-        """One step; see VectorEnv."""
-        raw_obs, raw_reward, raw_terminated, raw_truncated, info = self._engine.step(
+        raw_obs, raw_reward, raw_terminated, raw_truncated, info = self.engine.step(
             self._write(action)
         )
-        acting_obs = self._read(raw_obs, self.num_envs)
+        obs = acting_obs = self._read(raw_obs, self.num_envs)
         mask = ~self._done
-        self._count_fillers(mask)
         self._done = np.logical_or(raw_terminated, raw_truncated)
-        ended = np.flatnonzero(self._done & mask)
+        if self.hides_first_obs:
+            self._count_fillers(mask)
+            ended = np.flatnonzero(self._done & mask)
+            if len(ended):
+                obs = self._with_final(acting_obs, ended, info)
         return EnvStep(
-            obs=self._with_final(acting_obs, ended, info) if len(ended) else acting_obs,
+            obs=obs,
             acting_obs=acting_obs,
             reward=np.where(mask, raw_reward, 0).astype(np.float32, copy=False),
             terminated=np.logical_and(raw_terminated, mask),
@@ -221,8 +166,7 @@ class SameStepEnv:
         )
 
     def close(self) -> None:
-        """See VectorEnv."""
-        self._engine.close()
+        self.engine.close()
 
     def _count_fillers(self, mask: Bools) -> None:
         # Where every episode is one step long, every step is hidden: nothing would ever be learned.
@@ -243,9 +187,8 @@ class SameStepEnv:
                 'use engine="sync", or an autoreset mode of NextStep',
             )
         final = info["final_obs"]
-        if (
-            isinstance(final, np.ndarray) and final.dtype == object
-        ):  # one observation per environment, or None
+        # One observation per environment, or None.
+        if isinstance(final, np.ndarray) and final.dtype == object:
             space = self.observation_space
             out: Any = create_empty_array(space, n=len(ended))
             rows = concatenate(space, list(final[ended]), out)

@@ -1,18 +1,19 @@
-"""What all learners over unrolls can be told, and what these settings must satisfy."""
+"""Settings of all learners over unrolls, and the rules that they must satisfy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
+from unirl.config.rules import check_at_least, check_positive
 from unirl.core.device import check_device
 from unirl.errors import UniRLError
-from unirl.learners.update import OptimizerConfig
+from unirl.learners.optimizer import OptimizerConfig
 
 
 @dataclass(frozen=True)
 class UnrollLearnerConfig:
-    """What all learners over unrolls can be told: the loss, and how often each batch is used."""
+    """The loss, and how often each batch is used."""
 
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     gamma: float = 0.99
@@ -42,12 +43,11 @@ class UnrollLearnerConfig:
     epochs: int = 1
     """Passes over each batch. More: fewer samples, more compute."""
     minibatches: int = 1
-    """Parts a batch is split into: along its environments, with PPO's objective and no memory into
-    steps drawn from everywhere. More: more and noisier updates per batch.
+    """How many minibatches a batch is split into: along its environments, with PPO's objective and
+    no memory into steps drawn from everywhere. More: more and noisier updates per batch.
     """
     shuffle: Literal["pass", "batch"] = "pass"
-    """When minibatches are drawn anew: for each pass over a batch, or once per batch, which is
-    cheaper.
+    """When minibatches are drawn: for each pass over a batch, or once per batch, which is cheaper.
     """
     stop_kl: float | None = None
     """No further pass over a batch once a pass found the policy this far (in nats,
@@ -72,16 +72,11 @@ class UnrollLearnerConfig:
                 "both must lie in [0, 1]",
                 "0.99 and 1 are usual",
             )
-        for name in ("rho_clip", "c_clip", "value_coef", "entropy_coef"):
-            if not getattr(self, name) >= 0:
-                raise UniRLError(
-                    f"learner.{name} is {getattr(self, name)}",
-                    f"learner.{name} >= 0 must hold",
-                    "set it to 0 or more",
-                )
-        check_positive("reward_clip", self.reward_clip, "1 is usual for Atari")
-        check_positive("reward_scale", self.reward_scale, "1 leaves rewards as they are")
-        check_positive("stop_kl", self.stop_kl, "0.02 is usual; leave it out for no limit")
+        check_at_least(0, "learner", self, "rho_clip", "c_clip", "value_coef", "entropy_coef")
+        check_at_least(1, "learner", self, "epochs", "minibatches")
+        check_positive("learner.reward_clip", self.reward_clip, "1 is usual for Atari")
+        check_positive("learner.reward_scale", self.reward_scale, "1 leaves rewards as they are")
+        check_positive("learner.stop_kl", self.stop_kl, "0.02 is usual; leave it out for no limit")
         if self.stop_kl is not None and self.epochs == 1:
             raise UniRLError(
                 f"learner.stop_kl is {self.stop_kl} and has no effect",
@@ -89,13 +84,6 @@ class UnrollLearnerConfig:
                 "leave it out, or set learner.epochs to 2 or more",
             )
         check_device("learner.device", self.device)
-        for name in ("epochs", "minibatches"):
-            if getattr(self, name) < 1:
-                raise UniRLError(
-                    f"learner.{name} is {getattr(self, name)}",
-                    f"learner.{name} >= 1 must hold",
-                    "set it to 1 or more",
-                )
         if self.optimizer.lr_schedule == "adaptive" and self.epochs * self.minibatches == 1:
             raise UniRLError(
                 "learner.optimizer.lr_schedule is adaptive and a batch gives one step",
@@ -103,12 +91,6 @@ class UnrollLearnerConfig:
                 "learner.epochs * learner.minibatches >= 2 must hold, it is 1",
                 "set learner.epochs to 2 or more, or lr_schedule to linear",
             )
-
-
-def check_positive(name: str, setting: float | None, remedy: str) -> None:
-    """Raise UniRLError unless the learner's optional setting is None or > 0."""
-    if setting is not None and not setting > 0:
-        raise UniRLError(f"learner.{name} is {setting}", "it must be > 0", remedy)
 
 
 def check_minibatches(

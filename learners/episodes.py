@@ -20,32 +20,24 @@ class EpisodeWindow:
         self._size = size
 
     def read(self, data: Mapping[str, Any], metrics: Metrics) -> tuple[int, int]:
-        """Take over the episodes that end in an unroll [T, B], raw returns, in order of time.
+        """Add the episodes that end in an unroll [T, B], raw returns, in order of time.
 
         Returns how many rows count (mask) and how many environments had to be reset because their
         state was not finite. On a device this is the one wait of an update: all that the host has
         to know comes in one copy of fixed size.
         """
         ended = (data["terminated"] | data["truncated"]).flatten()
-        places = torch.arange(1, ended.numel() + 1, device=ended.device)
-        # The newest first; 0 where the batch has fewer ends than there are places.
-        newest = torch.where(ended, places, 0).topk(min(self._size, ended.numel())).values
+        indices = torch.arange(1, ended.numel() + 1, device=ended.device)
+        # The newest first; 0 where the batch has fewer ends than the window.
+        newest = torch.where(ended, indices, 0).topk(min(self._size, ended.numel())).values
         rows = (newest - 1).clamp(min=0)
-        faults = data.get("counter", {}).get("nan_states")
-        told = torch.cat(
-            (
-                data["mask"].sum(dtype=torch.float64).reshape(1),
-                ended.sum(dtype=torch.float64).reshape(1),
-                ended.new_zeros(1, dtype=torch.float64)
-                if faults is None
-                else faults.sum(dtype=torch.float64).reshape(1),
-                data["episode_return"].flatten()[rows].double(),
-                data["episode_length"].flatten()[rows].double(),
-            )
-        )
+        faults = data.get("counter", {}).get("nan_states", ended.new_zeros(1))
+        counts = [one.sum(dtype=torch.float64) for one in (data["mask"], ended, faults)]
+        episodes = [data[f"episode_{name}"].flatten()[rows] for name in ("return", "length")]
         # device -> host, once per batch
-        num_rows, num_ended, num_faults, *episodes = told.tolist()
-        returns, lengths = episodes[: len(rows)], episodes[len(rows) :]
+        found = torch.cat((torch.stack(counts), *(one.double() for one in episodes))).tolist()
+        num_rows, num_ended, num_faults = found[:3]
+        returns, lengths = found[3 : 3 + len(rows)], found[3 + len(rows) :]
         num_new = min(int(num_ended), len(rows))
         if num_new:
             self.returns.extend(returns[:num_new][::-1])
@@ -56,10 +48,8 @@ class EpisodeWindow:
         return int(num_rows), int(num_faults)
 
     def state_dict(self) -> dict[str, list[float]]:
-        """JSON."""
         return {"returns": list(self.returns), "lengths": list(self.lengths)}
 
     def load_state_dict(self, state: Mapping[str, Iterable[float]]) -> None:
-        """Put a saved window back."""
         self.returns.extend(state["returns"])
         self.lengths.extend(int(length) for length in state["lengths"])

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unirl.config.rules import check_positive
 from unirl.core.metrics import Metrics
-from unirl.learners.config import UnrollLearnerConfig, check_positive
-from unirl.learners.objective import Losses, Rows
+from unirl.learners.config import UnrollLearnerConfig
+from unirl.learners.objective import Losses, UnrollRows
 from unirl.learners.truncation import bootstrapped, spread
 from unirl.policy import Policy
 from unirl.vtrace import (
@@ -32,7 +33,7 @@ class ImpalaLearnerConfig(UnrollLearnerConfig):
 
     normalize_advantage: bool = False
     """Divide advantages by the root of a running mean of their squares: the step size then fits any
-    scale of rewards. The scale changes slowly, so a batch that has little to tell moves little.
+    scale of rewards. The scale changes slowly, so a batch without much signal moves little.
     With policy_clip, each batch's are centred and scaled by themselves, as in PPO.
     """
     policy_clip: float | None = None
@@ -43,26 +44,25 @@ class ImpalaLearnerConfig(UnrollLearnerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("policy_clip", self.policy_clip, "0.2 is usual; leave it out for no clip")
+        check_positive(
+            "learner.policy_clip", self.policy_clip, "0.2 is usual; leave it out for no clip"
+        )
 
 
 class ImpalaObjective:
-    """See Objective: targets follow the policy from step to step, nothing is held fixed."""
+    """Targets follow the policy from step to step: nothing is held fixed."""
+
+    splits_steps = False
+    """Targets follow from unroll to unroll."""
 
     def __init__(
         self, policy: Policy, config: ImpalaLearnerConfig, *, reduce: Reduce | None = None
     ) -> None:
-        """reduce: where other processes learn from parts of the same batch."""
         self._policy, self._config = policy, config
         self._scale = RunningScale(torch.device(config.device), reduce)
 
-    @property
-    def parts_steps(self) -> bool:
-        """See Objective: targets follow from unroll to unroll."""
-        return False
-
-    def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
-        """See Objective: all but values after time limits depends on the policy of the moment."""
+    def prepare(self, rows: UnrollRows, metrics: Metrics) -> UnrollRows:
+        """Add values after time limits; all else depends on the policy of the moment."""
         if "truncated" not in rows:
             return rows
         config, truncated = self._config, rows["truncated"]
@@ -75,8 +75,8 @@ class ImpalaObjective:
         rest = {k: v for k, v in rows.items() if k not in ("truncated", "final_obs")}
         return {**rest, "reward": reward}
 
-    def losses(self, rows: Rows, metrics: Metrics) -> Losses:
-        """See Objective. The divergence is from the policies that acted."""
+    def losses(self, rows: UnrollRows, metrics: Metrics) -> Losses:
+        """The divergence is from the policies that acted."""
         config, mask = self._config, rows["mask"]
         unroll = self._policy.unroll(rows["obs"], rows["state"], rows["reset"])
         distribution = unroll.distribution[:-1]
@@ -102,15 +102,12 @@ class ImpalaObjective:
         )
 
     def settings(self) -> Mapping[str, Any]:
-        """See Objective."""
         return {"learner.normalize_advantage": self._config.normalize_advantage}
 
     def state_dict(self) -> dict[str, Any]:
-        """See Objective."""
         return self._scale.state_dict() if self._config.normalize_advantage else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Objective."""
         if self._config.normalize_advantage:
             self._scale.load_state_dict(state)
 
@@ -128,7 +125,7 @@ class RunningScale:
         self._mean_square = torch.zeros((), dtype=torch.float64, device=device)
 
     def update(self, x: Tensor, mask: Tensor) -> None:
-        """Take in x where mask is true; both of one shape, x 0 where mask is false."""
+        """Count x where mask is true; both of one shape, x 0 where mask is false."""
         self._num_updates += 1
         weight = max(1 / self._num_updates, self.SMALLEST_WEIGHT)
         # In float64: a square of float32 overflows from 2e19 on, and a sum loses small ones.
@@ -142,13 +139,11 @@ class RunningScale:
         return x / self._mean_square.sqrt().clamp(min=1e-8).to(x.dtype)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Tensors."""
         return {
             "mean_square": self._mean_square.clone(),
             "num_updates": torch.tensor(self._num_updates),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Put a saved state back."""
         self._mean_square.copy_(state["mean_square"])
         self._num_updates = int(state["num_updates"])

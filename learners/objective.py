@@ -1,4 +1,4 @@
-"""What an algorithm wants of a batch: the part of a learner that IMPALA and PPO do not share."""
+"""What an algorithm makes of a batch: what the learners of IMPALA and PPO do not share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from unirl.core.metrics import Metrics
 from unirl.core.tree import tree_map
 from unirl.vtrace import Loss
 
-Rows: TypeAlias = Mapping[str, Any]
+UnrollRows: TypeAlias = Mapping[str, Any]
 """A batch or some of its environments: obs [T+1, B, ...], reset [T+1, B] (rows whose recurrent
-state begins anew), state [B, ...] before row 0, everything else [T, B, ...]. From `UnrollLearner`:
+state is reset), state [B, ...] before row 0, everything else [T, B, ...]. From `UnrollLearner`:
 action, logp, mask, reward (scaled and clipped), discount (gamma, 0 where terminated)."""
 
 
@@ -27,19 +27,21 @@ class Losses(NamedTuple):
     """Estimated KL from the policy that the batch is held against; without gradient."""
 
 
-class Objective(Protocol):
-    """What an algorithm wants of a batch."""
+class UnrollObjective(Protocol):
+    """What an algorithm makes of a batch. reduce, an argument of those that are made: sums over the
+    processes that share the batch, or None.
+    """
 
     @property
-    def parts_steps(self) -> bool:
+    def splits_steps(self) -> bool:
         """Whether `prepare` puts the steps of all environments side by side, [1, T * B], so that
         minibatches hold steps from anywhere. Else they hold whole unrolls.
         """
 
-    def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
-        """Once per batch, before the first step on it: the rows that `losses` gets, divided."""
+    def prepare(self, rows: UnrollRows, metrics: Metrics) -> UnrollRows:
+        """Once per batch, before the first step on it: the rows that minibatches are made of."""
 
-    def losses(self, rows: Rows, metrics: Metrics) -> Losses:
+    def losses(self, rows: UnrollRows, metrics: Metrics) -> Losses:
         """Once per minibatch of what `prepare` returned."""
 
     def settings(self) -> Mapping[str, Any]:
@@ -52,7 +54,7 @@ class Objective(Protocol):
         """Put a saved state back."""
 
 
-def select(rows: Rows, envs: Tensor) -> Rows:
+def select(rows: UnrollRows, envs: Tensor) -> UnrollRows:
     """These environments of the rows, as fresh memory."""
     return {
         name: tree_map(lambda leaf, axis=int(name != "state"): leaf.index_select(axis, envs), tree)

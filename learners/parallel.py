@@ -1,7 +1,7 @@
-"""The processes that train one policy together, each on samples of its own: what they must sum,
-agree on, and say when one of them is lost. Started by torchrun; source: none.
+"""The processes that train one policy together, each on samples of its own, started by torchrun:
+sums over all of them, comparisons, and errors that say which one is lost.
 
-Nothing here touches torch.distributed in a process that is alone.
+A process alone never touches torch.distributed.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ import torch
 from torch import Tensor
 
 from unirl.errors import ActorFailed, UniRLError
+from unirl.host import local_rank
 from unirl.vtrace.advantages import Reduce
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-_WORD_BYTES = 32
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TEXT_BYTES = 32
 _MEETING_SECONDS = 300.0
 """How long the first may wait for the last to start, at least: imports and compilers take time."""
 _GRACE_SECONDS = 5.0
-"""How long those who are left wait for each other's word before they name who is silent."""
+"""How long the ranks that are left wait for each other before they name the silent ones."""
 
 
 class RankLost(ActorFailed):
@@ -45,8 +46,8 @@ class Ranks:
     """This process among `world_size` ones; rank 0 is the main one: it alone writes, and decides
     when to end.
 
-    Every method that sums or agrees is called by all ranks, in one order. It returns the same bits
-    to each of them, or raises RankLost by the deadline. Alone, all of them return their input.
+    Every method that sums or compares is called by all ranks, in one order. It returns the same
+    bits to each of them, or raises RankLost by the deadline. Alone, all of them return their input.
     """
 
     def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
@@ -57,9 +58,10 @@ class Ranks:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Ranks:
         """As torchrun says; alone where it does not."""
-        if any(name not in environment for name in _VARIABLES):
+        local = local_rank(environment)
+        if local is None or any(name not in environment for name in _VARIABLES):
             return cls()
-        return cls(*(int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+        return cls(int(environment["RANK"]), int(environment["WORLD_SIZE"]), local)
 
     @property
     def is_main(self) -> bool:
@@ -71,7 +73,7 @@ class Ranks:
         """`sum` for those who can do without; None when alone."""
         return None if self.world_size == 1 else self.sum
 
-    def place(self, device: str) -> str:
+    def own_device(self, device: str) -> str:
         """This rank's own device of that kind: cuda is cuda:LOCAL_RANK, cpu is cpu.
 
         Raises UniRLError for a device that belongs to another rank.
@@ -87,11 +89,9 @@ class Ranks:
             )
         return own
 
-    # -- meeting and parting -----------------------------------------------------------------------
-
     @contextmanager
     def joined(self, deadline_seconds: float) -> Iterator[None]:
-        """Meet the others, and part from them; an error is told to them before it goes on.
+        """Meet the others, and leave them; an error is reported to them before it is raised.
 
         deadline_seconds: how long one waits for the others each time; longer the first time.
         """
@@ -102,7 +102,7 @@ class Ranks:
         try:
             yield
         except BaseException as error:
-            self._say("" if isinstance(error, RankLost) else f"{type(error).__name__}: {error}")
+            self._report("" if isinstance(error, RankLost) else f"{type(error).__name__}: {error}")
             raise
         import torch.distributed as dist
 
@@ -129,7 +129,7 @@ class Ranks:
             store, _, _ = next(
                 dist.rendezvous("env://", self.rank, self.world_size, timeout=meeting)
             )
-            # A place of its own for each meeting: what an earlier one left there is not read again.
+            # Keys of its own for each meeting: what an earlier one left there is not read again.
             number = store.add(f"unirl/meetings/{self.rank}", 1)
             self._store = dist.PrefixStore(f"unirl/{number}", store)
             self._store.set(f"here/{self.rank}", "")
@@ -150,11 +150,9 @@ class Ranks:
                 "see whether all processes were started, and reach that address",
             ) from error
 
-    # -- together ----------------------------------------------------------------------------------
-
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Each tensor summed over all ranks, in its own dtype; one message for all of them, in the
-        dtype that holds them all. They lie on one device. Without gradient.
+        dtype that holds them all. They are on one device. Without gradient.
         """
         if self.world_size == 1 or not tensors:
             return list(tensors)
@@ -163,10 +161,10 @@ class Ranks:
         dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         flat = torch.cat([tensor.detach().reshape(-1).to(dtype) for tensor in tensors])
         self._meet(lambda: dist.all_reduce(flat))
-        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        sums = torch.split(flat, [tensor.numel() for tensor in tensors])
         return [
-            part.reshape(tensor.shape).to(tensor.dtype)
-            for part, tensor in zip(parts, tensors, strict=True)
+            total.reshape(tensor.shape).to(tensor.dtype)
+            for total, tensor in zip(sums, tensors, strict=True)
         ]
 
     def count(self, *numbers: int) -> list[int]:
@@ -196,13 +194,13 @@ class Ranks:
         self._meet(lambda: dist.all_gather_object(found, own))
         return found
 
-    def agree(self, word: str | None) -> str | None:
-        """The word of the lowest rank that has one; at most 32 bytes."""
+    def first_text(self, text: str | None) -> str | None:
+        """The text of the lowest rank that has one; at most 32 bytes."""
         if self.world_size == 1:
-            return word
-        said = bytes(self._gather(list((word or "").encode().ljust(_WORD_BYTES, b"\0"))).flatten())
-        words = [said[i : i + _WORD_BYTES] for i in range(0, len(said), _WORD_BYTES)]
-        return next((found.rstrip(b"\0").decode() for found in words if found[0]), None)
+            return text
+        gathered = self._gather(list((text or "").encode().ljust(_TEXT_BYTES, b"\0")))
+        found = (bytes(row).rstrip(b"\0").decode() for row in gathered)
+        return next(filter(None, found), None)
 
     def require_alike(self, **facts: str) -> None:
         """Raise UniRLError unless every fact is the same on all ranks."""
@@ -229,8 +227,6 @@ class Ranks:
         self._meet(lambda: dist.all_gather(found, own))
         return torch.stack(found)
 
-    # -- when one is lost --------------------------------------------------------------------------
-
     def _meet(self, collective: Callable[[], object]) -> None:
         try:
             collective()
@@ -242,48 +238,49 @@ class Ranks:
             raise lost from error
 
     def _lost(self, error: RuntimeError) -> RankLost:
-        """Who is to blame: a rank that said so, else those that say nothing."""
-        self._say("")
+        """Names a rank that reported an error, else those that report nothing."""
+        self._report("")
         others = [rank for rank in range(self.world_size) if rank != self.rank]
-        words = self._words_of(others)
-        told = [rank for rank, word in words.items() if word]
-        if told:
-            return RankLost(
-                f"rank {told[0]} of {self.world_size} failed: {words[told[0]]}",
-                "the ranks of a training go on together or not at all",
-                "mend that, then go on from the newest checkpoint: unirl resume",
-            )
-        silent = [str(rank) for rank in others if rank not in words]
+        reports = self._reports_of(others)
+        for rank, report in reports.items():
+            if report:
+                return RankLost(
+                    f"rank {rank} of {self.world_size} failed: {report}",
+                    "the ranks of a training continue together or not at all",
+                    "fix that, then continue from the newest checkpoint: unirl resume",
+                )
+        silent = [str(rank) for rank in others if rank not in reports]
         return RankLost(
             f"rank {', '.join(silent)} of {self.world_size} is gone or does not answer"
             if silent
             else f"rank {self.rank} of {self.world_size} lost its connection to the others",
             f"all ranks must meet at every update, within {self._deadline_seconds:g} s "
             f"(queue.timeout_seconds): {_gist(error)}",
-            "see what that process wrote last, then go on from the newest checkpoint: unirl resume",
+            "see what it wrote last, then continue from the newest checkpoint: unirl resume",
         )
 
-    def _say(self, word: str) -> None:
-        """For those who ask who is still there, and why one is not."""
+    def _report(self, failure: str) -> None:
+        """Tell the others that this rank is there, and why it is about to end."""
         if self._store is not None:
             with contextlib.suppress(RuntimeError):
-                self._store.set(f"word/{self.rank}", word)
+                self._store.set(f"report/{self.rank}", failure)
 
-    def _words_of(self, others: Sequence[int]) -> dict[int, str]:
-        """What each of the others has said by the end of the grace period; silent ones lack."""
-        words: dict[int, str] = {}
+    def _reports_of(self, others: Sequence[int]) -> dict[int, str]:
+        """What each of the others has reported by the end of the grace period; silent ones lack."""
+        reports: dict[int, str] = {}
         ends = time.monotonic() + _GRACE_SECONDS
-        with contextlib.suppress(RuntimeError):  # the keeper of the store may be the one who died
+        with contextlib.suppress(RuntimeError):  # the rank that keeps the store may be the dead one
             while self._store is not None:
                 for rank in others:
-                    if rank not in words and self._store.check([f"word/{rank}"]):
-                        words[rank] = self._store.get(f"word/{rank}").decode()
-                if len(words) == len(others) or any(words.values()) or time.monotonic() > ends:
+                    if rank not in reports and self._store.check([f"report/{rank}"]):
+                        reports[rank] = self._store.get(f"report/{rank}").decode()
+                is_complete = len(reports) == len(others) or any(reports.values())
+                if is_complete or time.monotonic() > ends:
                     break
                 time.sleep(0.1)
-        return words
+        return reports
 
 
 def _gist(error: Exception) -> str:
-    """The first sentence of what torch says, without the place in its source."""
+    """The first sentence of what torch says, without the line in its source."""
     return re.split(r"\.?\s*\n|\. ", re.sub(r"^\[[^\]]*\] ?", "", str(error).strip()))[0]

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unirl.config.rules import check_positive
 from unirl.core.metrics import Metrics
 from unirl.core.tree import tree_map
-from unirl.learners.config import UnrollLearnerConfig, check_positive
-from unirl.learners.objective import Losses, Rows, select
+from unirl.learners.config import UnrollLearnerConfig
+from unirl.learners.objective import Losses, UnrollRows, select
+from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.truncation import bootstrapped, spread
-from unirl.learners.update import OptimizerConfig
 from unirl.policy import Policy
 from unirl.policy.normalize import RunningNorm
 from unirl.vtrace import (
@@ -52,8 +53,8 @@ class PpoLearnerConfig(UnrollLearnerConfig):
     """Passes over each batch. More: fewer samples, more compute; the clip bounds how far they lead.
     """
     minibatches: int = 4
-    """Parts a batch is split into: steps from everywhere, or whole unrolls of some environments
-    where the policy has memory. More: more and noisier updates per batch.
+    """How many minibatches a batch is split into: of steps from everywhere, or of whole unrolls of
+    some environments where the policy has memory. More: more and noisier updates per batch.
     """
     policy_clip: float = 0.2
     """How far the ratio of new policy to old may leave 1 and still gain. More: larger steps."""
@@ -72,12 +73,18 @@ class PpoLearnerConfig(UnrollLearnerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive("policy_clip", self.policy_clip, "0.1 to 0.3 is usual")
-        check_positive("value_clip", self.value_clip, "0.2 is usual; leave it out for no limit")
+        check_positive("learner.policy_clip", self.policy_clip, "0.1 to 0.3 is usual")
+        check_positive(
+            "learner.value_clip", self.value_clip, "0.2 is usual; leave it out for no limit"
+        )
 
 
 class PpoObjective:
-    """See Objective: proximal policy, targets and advantages are held fixed over a batch."""
+    """Proximal policy, targets and advantages are held fixed over a batch.
+
+    on_policy: every sample is of the policy that the update begins with, so its log-probabilities
+    need not be computed again.
+    """
 
     def __init__(
         self,
@@ -87,28 +94,21 @@ class PpoObjective:
         on_policy: bool = False,
         reduce: Reduce | None = None,
     ) -> None:
-        """on_policy: every sample is of the policy that the update begins with, so its
-        log-probabilities need not be computed again. reduce: where other processes learn from parts
-        of the same batch.
-        """
         self._policy, self._config, self._on_policy = policy, config, on_policy
         self._reduce = reduce
-        self._value_norm: RunningNorm | None = None
+        self.splits_steps = policy.core is None
+        """A policy without memory takes each step on its own."""
+        self.value_norm: RunningNorm | None = None
         if config.normalize_value:
             # The clip is for wild inputs; a target must come through.
-            self._value_norm = RunningNorm((), clip=math.inf).to(torch.device(config.device))
-            self._value_norm.reduce = reduce
+            self.value_norm = RunningNorm((), clip=math.inf).to(torch.device(config.device))
+            self.value_norm.reduce = reduce
 
-    @property
-    def parts_steps(self) -> bool:
-        """See Objective: a policy without memory takes each step by itself."""
-        return self._policy.core is None
-
-    def prepare(self, rows: Rows, metrics: Metrics) -> Rows:
-        """See Objective: targets and advantages by the policy that this update begins with."""
+    def prepare(self, rows: UnrollRows, metrics: Metrics) -> UnrollRows:
+        """Targets and advantages by the policy that this update begins with."""
         config, mask = self._config, rows["mask"]
-        prox_logp, told = self._proximal(rows)
-        value = told if self._value_norm is None else self._value_norm.restore(told)
+        prox_logp, prox_value = self._proximal(rows)
+        value = self._restored(prox_value)
         log_rho = prox_logp - rows["logp"]
         target, advantage = vtrace_gae(
             log_rho,
@@ -127,20 +127,24 @@ class PpoObjective:
         metrics.ratio("losses/behaviour_kl", *kl_estimate(prox_logp, rows["logp"], mask))
         unexplained, variance = (_scatter(x, mask) for x in (target - value[:-1], target))
         metrics.ratio("losses/explained_variance", variance - unexplained, variance)
-        if self._value_norm is not None:
-            self._value_norm.update(target, mask)
-            target = self._value_norm.normalize(target)
+        if self.value_norm is not None:
+            self.value_norm.update(target, mask)
+            target = self.value_norm.normalize(target)
         prepared = {
             **{name: rows[name] for name in ("obs", "state", "reset", "action", "mask")},
             "prox_logp": prox_logp,
-            "prox_value": told[:-1],
+            "prox_value": prox_value[:-1],
             "target": target,
             "advantage": advantage,
         }
-        return _one_by_one(prepared) if self.parts_steps else prepared
+        return _side_by_side(prepared) if self.splits_steps else prepared
 
-    def _reward(self, rows: Rows, value: Tensor) -> Tensor:
-        """With the value of what follows a time limit, where the next row does not tell it."""
+    def _restored(self, value: Tensor) -> Tensor:
+        """Values as the network gives them, in units of the reward."""
+        return value if self.value_norm is None else self.value_norm.restore(value)
+
+    def _reward(self, rows: UnrollRows, value: Tensor) -> Tensor:
+        """With the value of what follows a time limit, where the next row is of another episode."""
         if "truncated" not in rows:
             reward: Tensor = rows["reward"]
             return reward
@@ -149,15 +153,13 @@ class PpoObjective:
         else:
             with torch.no_grad():
                 final_value = self._policy.value(rows["final_obs"])
-            if self._value_norm is not None:
-                final_value = self._value_norm.restore(final_value)
-            ahead = spread(final_value, rows["truncated"])
+            ahead = spread(self._restored(final_value), rows["truncated"])
         return bootstrapped(rows["reward"], rows["truncated"], ahead, self._config.gamma)
 
-    def _proximal(self, rows: Rows) -> tuple[Tensor, Tensor]:
+    def _proximal(self, rows: UnrollRows) -> tuple[Tensor, Tensor]:
         """Log-probabilities [T, B] and values [T+1, B] of the policy as it is.
 
-        In parts of a minibatch's size: this pass needs no more memory than those that follow.
+        A minibatch at a time: this pass needs no more memory than those that follow.
         """
         if self._on_policy:
             with torch.no_grad():
@@ -168,14 +170,14 @@ class PpoObjective:
         with torch.no_grad():
             every = torch.arange(num_envs, device=rows["mask"].device)
             for envs in every.chunk(self._config.minibatches):
-                part = rows if len(envs) == num_envs else select(rows, envs)
-                unroll = self._policy.unroll(part["obs"], part["state"], part["reset"])
-                logps.append(unroll.distribution[:-1].log_prob(part["action"]))
+                some = rows if len(envs) == num_envs else select(rows, envs)
+                unroll = self._policy.unroll(some["obs"], some["state"], some["reset"])
+                logps.append(unroll.distribution[:-1].log_prob(some["action"]))
                 values.append(unroll.value)
         return torch.cat(logps, 1), torch.cat(values, 1)
 
-    def losses(self, rows: Rows, metrics: Metrics) -> Losses:
-        """See Objective. The divergence is from the proximal policy."""
+    def losses(self, rows: UnrollRows, metrics: Metrics) -> Losses:
+        """The divergence is from the proximal policy."""
         config, mask, prox_logp = self._config, rows["mask"], rows["prox_logp"]
         unroll = self._policy.unroll(rows["obs"], rows["state"], rows.get("reset"))
         num_rows = mask.shape[0]  # without the bootstrap row, where there is one
@@ -198,20 +200,17 @@ class PpoObjective:
         )
 
     def settings(self) -> Mapping[str, Any]:
-        """See Objective."""
         return {"learner.normalize_value": self._config.normalize_value}
 
     def state_dict(self) -> dict[str, Any]:
-        """See Objective."""
-        return {} if self._value_norm is None else dict(self._value_norm.state_dict())
+        return {} if self.value_norm is None else dict(self.value_norm.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See Objective."""
-        if self._value_norm is not None:
-            self._value_norm.load_state_dict(state)
+        if self.value_norm is not None:
+            self.value_norm.load_state_dict(state)
 
 
-def _one_by_one(rows: Rows) -> Rows:
+def _side_by_side(rows: UnrollRows) -> UnrollRows:
     """The steps of all environments side by side, [1, T * B]: without memory a minibatch need not
     hold whole unrolls, and steps drawn from everywhere resemble each other less.
     """

@@ -1,7 +1,5 @@
-"""Parameters of which each process holds a part (DTensors, as FSDP makes them): the part, the whole
-of it, and the part of a whole; source: none.
-
-Ordinary parameters pass through. `whole` is called by all processes, in one order.
+"""Parameters that are divided among processes (DTensors, as FSDP makes them): this process' shard,
+the full tensor, and the shard of a full tensor. Ordinary parameters pass through.
 """
 
 from __future__ import annotations
@@ -11,42 +9,44 @@ from typing import Any
 from torch import Tensor
 
 
-def is_part(parameter: Tensor) -> bool:
+def is_sharded(parameter: Tensor) -> bool:
     """Whether other processes hold the rest of it."""
     # By its method: the class of DTensor brings a second of imports along.
     return hasattr(parameter, "to_local")
 
 
-def own_part(parameter: Any) -> Tensor:
+def local_shard(parameter: Any) -> Tensor:
     """What this process holds: the same memory, without gradient."""
     detached = parameter.detach()
-    part: Tensor = detached.to_local() if is_part(parameter) else detached
-    return part
+    shard: Tensor = detached.to_local() if is_sharded(parameter) else detached
+    return shard
 
 
-def whole(parameter: Any, part: Tensor | None = None) -> Tensor:
-    """The parameter in full; or another tensor divided as it is, of which this is a part."""
-    if not is_part(parameter):
-        return parameter.detach() if part is None else part
-    if part is None:
-        full: Tensor = parameter.detach().full_tensor()
-        return full
-    from torch.distributed.tensor import DTensor
+def full_tensor(parameter: Any, shard: Tensor | None = None) -> Tensor:
+    """The parameter in full; or another tensor divided as it is, of which this is a shard. All
+    processes call it, in one order.
+    """
+    if not is_sharded(parameter):
+        return parameter.detach() if shard is None else shard
+    divided = parameter.detach()
+    if shard is not None:
+        from torch.distributed.tensor import DTensor
 
-    divided = DTensor.from_local(
-        part,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-    return divided.full_tensor()
+        divided = DTensor.from_local(
+            shard,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+    full: Tensor = divided.full_tensor()
+    return full
 
 
-def part_of(parameter: Any, full: Tensor) -> Tensor:
-    """This process' part of a tensor that is divided as the parameter is; nobody is asked."""
-    if not is_part(parameter):
+def shard_of(parameter: Any, full: Tensor) -> Tensor:
+    """This process' shard of a tensor that is divided as the parameter is; nobody is asked."""
+    if not is_sharded(parameter):
         return full
     from torch.distributed.tensor import distribute_tensor
 
@@ -56,5 +56,5 @@ def part_of(parameter: Any, full: Tensor) -> Tensor:
         parameter.placements,
         src_data_rank=None,
     )
-    part: Tensor = divided.to_local()
-    return part
+    shard: Tensor = divided.to_local()
+    return shard

@@ -1,5 +1,5 @@
 """What every learner over unrolls does, whatever its objective: read batches, divide them, step the
-optimiser, count, save. Rows are time-major as in docs/overview.md.
+optimiser, count, save. UnrollRows are time-major as in docs/overview.md.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +23,9 @@ from unirl.core.weights import Weights
 from unirl.errors import ActorFailed, UniRLError
 from unirl.learners.config import UnrollLearnerConfig, check_minibatches
 from unirl.learners.episodes import EpisodeWindow
-from unirl.learners.objective import Losses, Objective, Rows, select
+from unirl.learners.objective import Losses, UnrollObjective, UnrollRows, select
+from unirl.learners.optimizer import Optimizer
 from unirl.learners.parallel import Ranks
-from unirl.learners.update import Update
 from unirl.policy import Policy, PolicyConfig
 from unirl.policy.normalize import ReturnNorm, RunningNorm
 from unirl.policy.precision import warn_if_emulated
@@ -36,17 +35,17 @@ log = logging.getLogger(__name__)
 
 
 class UnrollLearner:
-    """See Learner. budget: what schedules end at. num_recent: episodes that the training
-    return is the mean of. policy: on config.device.
+    """A Learner. budget: what schedules end at. num_recent: episodes that the training return is
+    the mean of.
 
-    ranks: processes whose batches are parts of one; the objective sums over them too. Losses, steps
+    ranks: processes whose batches make up one; the objective sums over them too. Losses, steps
     and statistics are then those of the whole batch, and all ranks hold the same weights.
     """
 
     def __init__(
         self,
         policy: Policy,
-        objective: Objective,
+        objective: UnrollObjective,
         spec: SampleSpec,
         config: UnrollLearnerConfig,
         *,
@@ -60,16 +59,16 @@ class UnrollLearner:
         check_minibatches(
             config.minibatches,
             num_envs * batch_size,
-            num_steps if objective.parts_steps else None,
+            num_steps if objective.splits_steps else None,
         )
         self._device = usable_device("learner.device", config.device)
         self.version, self.num_steps = 0, 0
-        self._policy, self._objective = policy.to(self._device), objective
+        self.policy, self.objective = policy.to(self._device), objective
         self._spec, self._config = spec, config
         self._ranks = ranks or Ranks()
         self._schedule = ScheduleProgress(budget, self._ranks.leading)
-        self._update = Update(
-            self._policy, config.optimizer, schedule=self._schedule, reduce=self._ranks.reduce
+        self._optimizer = Optimizer(
+            self.policy, config.optimizer, schedule=self._schedule, reduce=self._ranks.reduce
         )
         self._staging = spec.allocate(batch_size) if batch_size > 1 else None
         self._return_norm = ReturnNorm().to(self._device) if config.normalize_reward else None
@@ -89,7 +88,6 @@ class UnrollLearner:
         return tuple(self._episodes.returns)
 
     def record_training_seconds(self, seconds: float) -> None:
-        """See TimedLearner."""
         self._schedule.record_training_seconds(seconds)
 
     def step(self, batch: Batch) -> Metrics:
@@ -104,19 +102,20 @@ class UnrollLearner:
             data = tree_map(
                 lambda leaf: leaf.to(self._device, non_blocking=True), data
             )  # host -> device, once per batch
-        self._learn(self._objective.prepare(self._rows(data), metrics), metrics)
-        self._policy.update_normalizer(data["obs"], data["mask"])
+        self._learn(self.objective.prepare(self.rows(data), metrics), metrics)
+        self.policy.update_normalizer(data["obs"], data["mask"])
         self.num_steps += num_rows
         self.version += 1
-        metrics.last("losses/learning_rate", self._update.lr(self.num_steps))
+        metrics.last("losses/learning_rate", self._optimizer.lr(self.num_steps))
         return metrics
 
-    def _rows(self, data: Mapping[str, Any]) -> Rows:
+    def rows(self, data: Mapping[str, Any]) -> UnrollRows:
+        """What the objective gets of a batch: rewards scaled and clipped, discounts, resets."""
         rows = {
             **{name: data[name] for name in ("obs", "action", "logp", "mask")},
             "state": data.get("state", {}),
             "reward": self._reward(data),
-            # A state begins anew after a filler row: also that of the bootstrap row.
+            # A state is reset after a filler row: also that of the bootstrap row.
             "reset": torch.cat((torch.zeros_like(data["mask"][:1]), ~data["mask"])),
         }
         over = data["terminated"]
@@ -156,53 +155,49 @@ class UnrollLearner:
             reward = reward.clamp(-self._config.reward_clip, self._config.reward_clip)
         return reward
 
-    def _learn(self, rows: Rows, metrics: Metrics) -> None:
+    def _learn(self, rows: UnrollRows, metrics: Metrics) -> None:
         config, divergence, num_epochs = self._config, None, 0
-        once = self._minibatches(rows) if config.shuffle == "batch" else None
+        once = self.minibatches(rows) if config.shuffle == "batch" else None
         while num_epochs < config.epochs:
             divergence = None
-            for part in once or self._minibatches(rows):
-                found = self._step(part, metrics)
+            for minibatch in once or self.minibatches(rows):
+                found = self._step(minibatch, metrics)
                 divergence = found if divergence is None else divergence + found
             num_epochs += 1
             if config.optimizer.lr_schedule == "adaptive" and divergence is not None:
-                self._update.adapt(divergence.mean())
-            if self._went_far(divergence):
+                self._optimizer.adapt(divergence.mean())
+            limit = config.stop_kl
+            if limit is not None and divergence is not None and float(divergence.mean()) > limit:
                 break
         if config.stop_kl is not None:
             metrics.mean("losses/epochs", num_epochs)
 
-    def _went_far(self, divergence: Loss | None) -> bool:
-        limit = self._config.stop_kl
-        return limit is not None and divergence is not None and float(divergence.mean()) > limit
-
-    def _minibatches(self, rows: Rows) -> Sequence[Rows] | Iterator[Rows]:
-        """Parts of the batch along its environments, in a new random order each time; the batch
-        itself if undivided.
+    def minibatches(self, rows: UnrollRows) -> Sequence[UnrollRows] | Iterator[UnrollRows]:
+        """The batch split along its environments, in a new random order each time; the batch itself
+        if learner.minibatches is 1.
         """
-        num_parts = self._config.minibatches
-        if num_parts == 1:
+        if self._config.minibatches == 1:
             return (rows,)
         order = torch.randperm(
             rows["mask"].shape[1], generator=self._generator, device=self._device
         )
-        parts = (select(rows, envs) for envs in order.chunk(num_parts))
-        # All at once only where they are kept anyway: one part at a time needs less memory.
-        return tuple(parts) if self._config.shuffle == "batch" else parts
+        minibatches = (select(rows, envs) for envs in order.chunk(self._config.minibatches))
+        # All at once only where they are kept anyway: one at a time needs less memory.
+        return tuple(minibatches) if self._config.shuffle == "batch" else minibatches
 
-    def _step(self, rows: Rows, metrics: Metrics) -> Loss:
+    def _step(self, rows: UnrollRows, metrics: Metrics) -> Loss:
         """One step of the optimiser; returns how far the policy was before it."""
-        own = self._objective.losses(rows, metrics)
-        losses = self._over_all(own)
-        # A part's share of the mean: over the rows of all parts, so that gradients need only a sum.
+        own = self.objective.losses(rows, metrics)
+        losses = self._over_ranks(own)
+        # This rank's share of the mean is over the rows of all: gradients then need only a sum.
         policy, value, entropy = (
-            Loss(part.numerator, whole.denominator).mean()
-            for part, whole in zip(own[:3], losses[:3], strict=True)
+            Loss(loss.numerator, total.denominator).mean()
+            for loss, total in zip(own[:3], losses[:3], strict=True)
         )
         torch.autograd.backward(
             policy + self._config.value_coef * value + self._entropy_coef() * entropy
         )
-        norm = self._update.apply(self.num_steps)
+        norm = self._optimizer.apply(self.num_steps)
         metrics.ratio("losses/policy", *losses.policy)
         metrics.ratio("losses/value", *losses.value)
         metrics.ratio("losses/entropy", -losses.entropy.numerator, losses.entropy.denominator)
@@ -210,8 +205,8 @@ class UnrollLearner:
         metrics.mean("losses/grad_norm", norm)
         return losses.divergence
 
-    def _over_all(self, own: Losses) -> Losses:
-        """The losses of this minibatch's parts on all ranks together, without gradient."""
+    def _over_ranks(self, own: Losses) -> Losses:
+        """The losses of this minibatch on all ranks together, without gradient."""
         if self._ranks.world_size == 1:
             return own
         sums = self._ranks.sum([scalar for loss in own for scalar in loss])
@@ -223,38 +218,35 @@ class UnrollLearner:
         return self._config.entropy_coef * self._schedule.left(self.num_steps)
 
     def weights(self) -> Weights:
-        """See Learner: the policy in its compute dtype, with its statistics."""
-        return self._policy.weights()
+        """The policy in its compute dtype, with its statistics."""
+        return self.policy.weights()
 
     def state_dict(self) -> LearnerState:
-        """See Learner."""
         optimizer: dict[str, Any] = {
-            "update": self._update.optimizer_state(),
+            "update": self._optimizer.optimizer_state(),
             "generator": self._generator.get_state(),
         }
         if self._return_norm is not None:
             optimizer["return_norm"] = self._return_norm.state_dict()
-        objective = self._objective.state_dict()
-        if objective:
+        if objective := self.objective.state_dict():
             optimizer["objective"] = objective
         counters = {
             "episodes": self._episodes.state_dict(),
             "settings": self._settings(),
-            "adaptive_lr": float(self._update.adaptive_lr),
+            "adaptive_lr": float(self._optimizer.adaptive_lr),
             "nan_states": self._num_nan_states,
         }
-        return LearnerState(self._update.model_state(), optimizer, counters)
+        return LearnerState(self._optimizer.model_state(), optimizer, counters)
 
     def _settings(self) -> dict[str, Any]:
         """Settings that decide what a saved state consists of."""
         return {
             "learner.optimizer.name": self._config.optimizer.name,
             "learner.normalize_reward": self._config.normalize_reward,
-            **self._objective.settings(),
+            **self.objective.settings(),
         }
 
     def load_state_dict(self, state: LearnerState) -> None:
-        """See Learner."""
         for name, wanted in self._settings().items():
             found = state.counters["settings"].get(name, False)  # a switch it did not know
             if found != wanted:
@@ -265,28 +257,28 @@ class UnrollLearner:
                 )
         optimizer: Any = state.optimizer
         model: Any = state.model
-        self._update.load(model, optimizer["update"])
-        self._update.adaptive_lr.fill_(state.counters["adaptive_lr"])
+        self._optimizer.load(model, optimizer["update"])
+        self._optimizer.adaptive_lr.fill_(state.counters["adaptive_lr"])
         self._num_nan_states = int(state.counters.get("nan_states", 0))
         self._restore_generator(optimizer["generator"])
         if self._return_norm is not None:
             self._return_norm.load_state_dict(optimizer["return_norm"])
-        self._objective.load_state_dict(optimizer.get("objective", {}))
+        self.objective.load_state_dict(optimizer.get("objective", {}))
         self._episodes.load_state_dict(state.counters["episodes"])
 
     def _restore_generator(self, saved: Tensor) -> None:
         if saved.shape == self._generator.get_state().shape:
             self._generator.set_state(saved)
             return
-        # The state of another kind of device: minibatches go on from a seed of this moment.
-        log.warning("minibatches are drawn anew: the checkpoint was made on another kind of device")
+        # The state of another kind of device: minibatches continue from a seed of this moment.
+        log.warning("minibatches are drawn from a new seed: the checkpoint is of another device")
         self._generator.manual_seed(derive_seed(self._generator.initial_seed(), self.num_steps))
 
 
 def make_unroll_learner(
     context: LearnerContext,
     *,
-    objective: Callable[..., Objective],
+    objective: Callable[..., UnrollObjective],
     spaces: tuple[Any, Any],
     policy: PolicyConfig,
     spec: SampleSpec,
@@ -297,17 +289,15 @@ def make_unroll_learner(
     ranks: Ranks | None = None,
 ) -> UnrollLearner:
     """The factory of a plan: bind all but `context` with functools.partial. objective: from the
-    policy and `learner`, and from `reduce` where there are ranks.
+    policy, `learner` and `reduce`.
     """
     ranks = ranks or Ranks()
-    if ranks.world_size > 1:
-        learner = replace(learner, device=ranks.place(learner.device))
-        objective = partial(objective, reduce=ranks.reduce)
+    learner = replace(learner, device=ranks.own_device(learner.device))
     warn_if_emulated(policy, learner.device, "the learner")
     module = Policy(*spaces, policy, seed=context.seed % 2**31)
     return UnrollLearner(
         module,
-        objective(module, learner),
+        objective(module, learner, reduce=ranks.reduce),
         spec,
         learner,
         batch_size=batch_size,

@@ -209,7 +209,7 @@ def make_learner(
     ranks = ranks or Ranks()
     algorithm = algorithm_of(config)
     # auto first: of several processes each has a device of its own.
-    device = torch.device(ranks.place(device_of(config.learner.device, "learner.device")))
+    device = torch.device(ranks.own_device(device_of(config.learner.device, "learner.device")))
     torch.manual_seed(context.seed % 2**63)  # adapters begin at random
     policy = _policy(config, algorithm, device)
     check_packing(policy.model, config.sampling.temperature)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 
 from unirl.core.device import usable_device
+from unirl.host import local_rank
 
 
 def device_of(name: str, setting: str) -> str:
@@ -21,7 +20,6 @@ def device_of(name: str, setting: str) -> str:
     if name != "cuda":
         return str(usable_device(setting, name))
     usable_device(setting, name)
-    rank = os.environ.get("LOCAL_RANK", "")
+    rank = local_rank()
     # A process that sees one device alone has it as number 0.
-    has_own = rank.isdecimal() and int(rank) < torch.cuda.device_count()
-    return f"cuda:{rank}" if has_own else "cuda"
+    return "cuda" if rank is None or rank >= torch.cuda.device_count() else f"cuda:{rank}"

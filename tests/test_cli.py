@@ -22,6 +22,7 @@ from unirl.envs.config import EngineName
 from unirl.errors import UniRLError
 
 ROOT = Path(cli.__file__).resolve().parent.parent
+FAULT = ["--env.id", "toy/Fault-v0", "--env.import-module", "tests.toy_envs"]
 SMALL = ["--env.id", "CartPole-v1", "--actor.num-envs", "8", "--run.total-steps", "2000"]
 ONE_THREAD = ["--runner.learner-threads", "1", "--no-console"]
 
@@ -220,7 +221,14 @@ def test_after_a_failed_start_the_mended_command_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["train", "impala", *SMALL, *ONE_THREAD, "--name", "x"]
-    broken = ["--env.id", "unirl/Fault-v0", "--env.kwargs", '{"raise_at": 3}']
+    broken = [
+        "--env.id",
+        "toy/Fault-v0",
+        "--env.import-module",
+        "tests.toy_envs",
+        "--env.kwargs",
+        '{"raise_at": 3}',
+    ]
     said = refused(capsys, *words, *broken)
     assert "actor 0 died" in said and Path("runs/x/log.txt").is_file()
     assert cli.main(words) == 0
@@ -230,7 +238,14 @@ def test_a_failed_run_that_learned_something_is_not_deleted_without_being_asked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["train", "impala", *SMALL, *ONE_THREAD, "--name", "x", "--run.log-seconds", "0"]
-    broken = ["--env.id", "unirl/Fault-v0", "--env.kwargs", '{"raise_at": 90}']
+    broken = [
+        "--env.id",
+        "toy/Fault-v0",
+        "--env.import-module",
+        "tests.toy_envs",
+        "--env.kwargs",
+        '{"raise_at": 90}',
+    ]
     refused(capsys, *words, *broken, "--runner.max-restarts", "0")
     shutil.rmtree("runs/x/checkpoints", ignore_errors=True)  # as if the first had not been due
     rows = Path("runs/x/metrics.jsonl").read_text()
@@ -273,7 +288,7 @@ def test_ctrl_c_finishes_the_update_and_prints_how_to_go_on(tmp_path: Path, runn
     for num_sessions in (1, 2):
         out = train_until_ctrl_c(words, tmp_path / "runs/x/metrics.jsonl")
         assert "interrupted" in out
-        go_on = next(line for line in out.splitlines() if line.startswith("go on with:"))
+        go_on = next(line for line in out.splitlines() if line.startswith("continue with:"))
         words = [*shlex.split(go_on.partition("unirl ")[2]), "--no-console"]
         checkpoint = load_checkpoint(tmp_path / "runs/x")
         assert checkpoint.step > step, "each session learns on where the last one ended"
@@ -365,7 +380,7 @@ def test_flags_of_the_recipe_change_what_is_evaluated(
         (["--episodes", "0"], "--episodes is 0"),
         (["b"], '"b" is one argument too many'),
         (["--epsiodes", "3"], "--episodes"),
-        (["--env.push-probability", "0.1"], "--env.push-probability has no effect"),
+        (["--env.random-burst-probability", "0.1"], "--env.random-burst-probability has no effect"),
         (["--env.episodic-life"], "--env.episodic-life has no effect"),
         (["--learner.gamma", "0.5"], "--learner.gamma has no effect"),
         (["--run.seed", "7"], "use --seed"),

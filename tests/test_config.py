@@ -12,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unirl import config as configs
+from unirl import registry
+from unirl.cli import main
+from unirl.config.spelling import RENAMED
 from unirl.errors import UniRLError
 
 
@@ -31,7 +34,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Queue:
-    """Places."""
+    """Slots."""
 
     window: int | None = 1
     """How far samples overtake."""
@@ -123,8 +126,8 @@ def test_a_partial_table_keeps_the_defaults_of_the_parent() -> None:
 
 
 def test_the_rules_of_a_class_see_only_the_finished_tables() -> None:
-    impossible, mended = {"queue": {"batch_size": 0}}, {"queue": {"batch_size": 2}}
-    assert make(**configs.merge(impossible, mended)).queue.batch_size == 2
+    impossible, possible = {"queue": {"batch_size": 0}}, {"queue": {"batch_size": 2}}
+    assert make(**configs.merge(impossible, possible)).queue.batch_size == 2
     with pytest.raises(UniRLError, match="batch_size is 0"):
         make(**impossible)
 
@@ -238,6 +241,41 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(key: str, near: str) -> 
     with pytest.raises(UniRLError) as error:
         configs.override(make(), {key: 1})
     assert f"did you mean {near}?" in three_parts(error)
+
+
+@pytest.fixture
+def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"queue.reach_ahead": "queue.window", "sgd.step": "optimizer.lr"}
+    monkeypatch.setattr("unirl.config.spelling.RENAMED", names)
+
+
+@pytest.mark.usefixtures("renamed")
+def test_a_renamed_key_is_refused_with_its_new_name() -> None:
+    with pytest.raises(UniRLError) as error:
+        configs.check_keys(Config, {"queue": {"reach_ahead": 1}}, "in old.toml")
+    assert 'key "queue.reach_ahead" is unknown (in old.toml)' in three_parts(error)
+    assert "it was renamed to queue.window" in three_parts(error)
+    with pytest.raises(UniRLError, match=r"flag --sgd\.step is unknown.*to --optimizer\.lr"):
+        configs.parse_flags(["--sgd.step", "1"], Config)
+
+
+@pytest.mark.usefixtures("renamed")
+def test_the_command_line_says_what_a_key_was_renamed_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "old.toml"
+    file.write_text("[queue]\nreach_ahead = 1\n")
+    for words in (["--queue.reach-ahead", "1"], [f"@{file}"]):
+        assert main(["train", "impala", "--env.id", "CartPole-v1", *words, "--dry-run"]) == 2
+        assert "was renamed to" in capsys.readouterr().err
+
+
+def test_every_renamed_key_has_a_new_name_that_exists() -> None:
+    known = set()
+    for name in registry.RECIPES:
+        known |= {item.key for item in configs.fields_help(registry.recipe(name).Config)}
+    assert not set(RENAMED) & known
+    assert set(RENAMED.values()) <= known
 
 
 def test_a_missing_key_is_named() -> None:

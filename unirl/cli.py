@@ -1,4 +1,4 @@
-"""The `unirl` command and its subcommands; source: none.
+"""The `unirl` command and its subcommands.
 
 Nothing heavy is imported until a command needs it: `unirl --help` and `unirl list` answer at once.
 """
@@ -46,7 +46,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "RECIPE [@CONFIG ...] [--key value ...]", "Train a recipe.", train, TrainOptions
         ),
         "resume": Command(
-            "RUN [--key value ...]", "Go on from the newest checkpoint.", resume, ResumeOptions
+            "RUN [--key value ...]", "Continue from the newest checkpoint.", resume, ResumeOptions
         ),
         "eval": Command(
             "RUN [--key value ...]",
@@ -88,7 +88,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0, 1 for a bug, 2 for what the user can mend."""
+    """Run the command line; returns the exit code: 0, 1 for a bug, 2 for what the user can fix."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Before torch is loaded: OpenMP threads that spin while they wait take a core from the
     # simulator, and beside one busy process elsewhere they make everything ten times slower.
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _drop_output()  # whoever read it (head, less) has enough
+        _drop_output()  # what read it (head, less) has enough
         return 0
     except Exception as error:
         if debug:
@@ -192,7 +192,8 @@ def _help_table(cls: type) -> list[str]:
 
 
 def _print_error(parts: Sequence[str]) -> None:
-    red, plain = ("\x1b[31m", "\x1b[0m") if _is_colourful() else ("", "")
+    is_coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    red, plain = ("\x1b[31m", "\x1b[0m") if is_coloured else ("", "")
     first, *others = parts
     print(f"{red}error: {first}{plain}", file=sys.stderr)
     for part in others:
@@ -205,10 +206,6 @@ def _drop_output() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _is_colourful() -> bool:
-    return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _write_trace(error: BaseException) -> Path:

@@ -1,4 +1,4 @@
-"""Names of recipes and where they live: strings, so naming one imports nothing; source: none."""
+"""Names of recipes and where they live: strings, so naming one imports nothing."""
 
 from __future__ import annotations
 

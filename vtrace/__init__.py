@@ -25,7 +25,7 @@ from unirl.vtrace.token_advantages import (
 from unirl.vtrace.token_corrections import Correction, Level, SequenceMask, correction_weights
 from unirl.vtrace.token_kl import KlEstimate, KlGradient, token_kl
 from unirl.vtrace.token_metrics import TokenMetrics, token_metrics
-from unirl.vtrace.token_objectives import Objective, TokenObjective, token_objective
+from unirl.vtrace.token_objectives import ObjectiveName, TokenObjective, token_objective
 from unirl.vtrace.token_rows import TokenRows, per_completion, token_rows
 from unirl.vtrace.tokens import Aggregation, aggregate, aggregate_denominator
 
@@ -38,7 +38,7 @@ __all__ = [
     "KlGradient",
     "Level",
     "Loss",
-    "Objective",
+    "ObjectiveName",
     "Reduce",
     "Scale",
     "SequenceMask",

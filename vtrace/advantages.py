@@ -6,14 +6,13 @@ clipped objective: arXiv 2110.00641 (decoupled objectives). Notation as in targe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from unirl.vtrace.targets import VTrace, vtrace_targets
+from unirl.vtrace.targets import VTrace, bounded_ratio, vtrace_targets
 
 Reduce: TypeAlias = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Sums each tensor over all processes that hold a part of one batch."""
@@ -54,7 +53,7 @@ def vtrace_gae(
         ahead = value[1:].clone()
         ahead[:-1].lerp_(target[1:], lambda_)
         advantage = torch.addcmul(reward, discount, ahead).sub_(value[:-1])
-        advantage.mul_(_weight(log_rho, rho_clip))
+        advantage.mul_(bounded_ratio(log_rho).clamp_(max=rho_clip))
         if mask is not None:
             advantage.masked_fill_(mask == 0, 0.0)
         return VTrace(target, advantage)
@@ -77,23 +76,17 @@ def whiten(
     """
     with torch.no_grad():
         rows = mask != 0
-        rho = torch.where(rows, _weight(log_rho, rho_clip), 0.0)
-        total, weight = _over_all(reduce, advantage.sum(), rho.sum())
+        rho = torch.where(rows, bounded_ratio(log_rho).clamp_(max=rho_clip), 0.0)
+        total, weight = over_all(reduce, advantage.sum(), rho.sum())
         centred = advantage - rho * (total / weight.clamp(min=1e-8))
-        squares, num_rows = _over_all(reduce, centred.square().sum(), rows.sum())
+        squares, num_rows = over_all(reduce, centred.square().sum(), rows.sum())
         size = (squares / num_rows.clamp(min=1)).sqrt()
         return centred / size.clamp(min=1e-8)
 
 
-def _over_all(reduce: Reduce | None, *sums: Tensor) -> Sequence[Tensor]:
-    """Scalars over all parts of the batch, in their own dtypes; float32 would miscount rows."""
+def over_all(reduce: Reduce | None, *sums: Tensor) -> Sequence[Tensor]:
+    """Scalars over all processes of the batch, in their dtypes; float32 would miscount rows."""
     if reduce is None:
         return sums
     totals = reduce([value.double() for value in sums])
     return [total.to(value.dtype) for total, value in zip(totals, sums, strict=True)]
-
-
-def _weight(log_rho: Tensor, rho_clip: float) -> Tensor:
-    """The clipped ratio; clamped before exp as in `vtrace_targets`, where a clip is too late."""
-    largest = 0.5 * math.log(torch.finfo(log_rho.dtype).max)
-    return log_rho.clamp(max=largest).exp_().clamp_(max=rho_clip)

@@ -1,18 +1,17 @@
 """Group-relative advantages: completions of one prompt are each other's baseline.
 
 GRPO: arXiv 2402.03300, eq. 3. RLOO: arXiv 2402.14740, eq. 8. Dr. GRPO (no scale): arXiv 2503.20783.
-Which completions belong together is told by ids, never found out by comparing prompts.
+Which completions belong together is given by ids, never found out by comparing prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from unirl.vtrace.advantages import Reduce
+from unirl.vtrace.advantages import Reduce, over_all
 
 Baseline: TypeAlias = Literal["none", "mean", "leave_one_out"]
 """What is taken off a reward: nothing, the group's mean, or the mean of the others."""
@@ -37,19 +36,15 @@ def group_advantages(
     """(reward - baseline) / (scale + epsilon) within each group: [S], of the reward's dtype.
 
     reward: [S]; group: [S] integers, equal where completions belong together; valid: [S], 0 where
-    there is no reward: such a completion takes no part in any statistic and gets 0. A group whose
+    there is no reward: such a completion enters no statistic and gets 0. A group whose
     rewards are all equal gets exactly 0 (unless there is no baseline), so that it can be left out.
 
     Computed in float64: with rewards such as 0.1, float32 would find a deviation in equal ones.
     reduce: where these groups are a part of the batch (for batch_std); None: they are all of it.
     Groups are whole here. Raises ValueError when shapes disagree or group holds no integers.
     """
-    _check(reward, group, valid)
     with torch.no_grad():
-        present = valid != 0
-        rewards = torch.where(present, reward, 0.0).double()
-        index = torch.unique(group, return_inverse=True)[1]
-        count = _per_group(present.double(), index)[index]
+        present, rewards, index, count = _grouped(reward, group, valid)
         mean = _per_group(rewards, index)[index] / count.clamp(min=1)
         differs = _differs(rewards, present, index)
         centred = torch.where(present & differs, rewards - mean, 0.0)
@@ -73,18 +68,23 @@ def group_baseline(reward: Tensor, group: Tensor, valid: Tensor, *, leave_one_ou
     It stands for the value of the prompt where there is no critic. Shapes as `group_advantages`.
     Alone in its group a completion has the baseline 0.
     """
-    _check(reward, group, valid)
     with torch.no_grad():
-        present = valid != 0
-        rewards = torch.where(present, reward, 0.0).double()
-        index = torch.unique(group, return_inverse=True)[1]
-        count = _per_group(present.double(), index)[index]
+        present, rewards, index, count = _grouped(reward, group, valid)
         total = _per_group(rewards, index)[index]
         if leave_one_out:
             mean = (total - rewards) / (count - present.double()).clamp(min=1)
         else:
             mean = total / count.clamp(min=1)
         return torch.where(count > 1, mean, 0.0).to(reward.dtype)
+
+
+def _grouped(reward: Tensor, group: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Who has a reward, rewards (0 without one), indices of groups, and members with a reward."""
+    _check(reward, group, valid)
+    present = valid != 0
+    rewards = torch.where(present, reward, 0.0).double()
+    index = torch.unique(group, return_inverse=True)[1]
+    return present, rewards, index, _per_group(present.double(), index)[index]
 
 
 def _divisor(
@@ -107,8 +107,8 @@ def _divisor(
     squares = _per_group(centred.square(), index)[index]
     if scale == "leave_one_out_std":
         # The others' mean is -centred / (n - 1) away from the group's.
-        own = centred.square()
-        variance = (squares - own - own / (count - 1).clamp(min=1)) / (count - 2).clamp(min=1)
+        square = centred.square()
+        variance = (squares - square - square / (count - 1).clamp(min=1)) / (count - 2).clamp(min=1)
         # What cancellation leaves of 0 is not a deviation.
         varied = (count > 2) & (variance > 1e-12 * squares)
         return torch.where(varied, variance.clamp(min=0).sqrt() + epsilon, one)
@@ -119,22 +119,18 @@ def _divisor(
 
 def _batch_std(rewards: Tensor, present: Tensor, reduce: Reduce | None) -> Tensor:
     """Unbiased deviation of all rewards, 0 of equal ones; two passes, for one would cancel."""
-    count, total = _over_all(reduce, present.double().sum(), rewards.sum())
+    count, total = over_all(reduce, present.double().sum(), rewards.sum())
     mean = total / count.clamp(min=1)
     centred = torch.where(present, rewards - mean, 0.0)
-    (squares,) = _over_all(reduce, centred.square().sum())
+    (squares,) = over_all(reduce, centred.square().sum())
     std = (squares / (count - 1).clamp(min=1)).sqrt()
     # A mean of equal rewards is off by rounding, which is no deviation. Not by the largest and the
-    # smallest reward: processes exchange sums alone.
+    # smallest reward: processes share sums alone.
     return torch.where(std > 1e-12 * mean.abs(), std, 0.0)
 
 
-def _over_all(reduce: Reduce | None, *sums: Tensor) -> Sequence[Tensor]:
-    return sums if reduce is None else reduce(list(sums))
-
-
 def _per_group(values: Tensor, index: Tensor) -> Tensor:
-    """Sums of the values of each group; at most S groups, unused places stay 0."""
+    """Sums of the values of each group; at most S groups, unused entries stay 0."""
     return torch.zeros_like(values).index_add_(0, index, values)
 
 

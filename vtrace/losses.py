@@ -1,7 +1,7 @@
 """Losses that carry numerator and denominator, so that micro-batches add up to the whole batch.
 
 The actor-critic losses of IMPALA, arXiv 1802.01561, section 4.2, and the clipped ones of PPO, arXiv
-1707.06347. All are to be minimised.
+1707.06347. All are to be minimised, and raise ValueError when shapes disagree.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Loss(NamedTuple):
 def policy_gradient_loss(new_logp: Tensor, advantage: Tensor, mask: Tensor) -> Loss:
     """-new_logp * advantage over the rows of mask; all of one shape.
 
-    No gradient flows into the advantage. Raises ValueError when shapes disagree.
+    No gradient flows into the advantage.
     """
     _check(mask, new_logp=new_logp, advantage=advantage)
     rows = mask != 0
@@ -69,7 +69,7 @@ def clipped_policy_loss(
 def value_loss(value: Tensor, target: Tensor, mask: Tensor) -> Loss:
     """0.5 (value - target)^2 over the rows of mask; all of one shape.
 
-    No gradient flows into the target. Raises ValueError when shapes disagree.
+    No gradient flows into the target.
     """
     _check(mask, value=value, target=target)
     rows = mask != 0
@@ -83,7 +83,7 @@ def clipped_value_loss(
     old_value +- clip; all of one shape (detail 9 of "The 37 Implementation Details of PPO").
 
     A value that has moved by more than clip towards its target has no gradient. None flows into
-    old_value and target. Raises ValueError when shapes disagree.
+    old_value and target.
     """
     _check(mask, value=value, old_value=old_value, target=target)
     rows = mask != 0
@@ -94,10 +94,7 @@ def clipped_value_loss(
 
 
 def entropy_loss(entropy: Tensor, mask: Tensor) -> Loss:
-    """-entropy over the rows of mask, both of one shape: minimising it keeps the policy random.
-
-    Raises ValueError when shapes disagree.
-    """
+    """-entropy over the rows of mask, both of one shape: minimising it keeps the policy random."""
     _check(mask, entropy=entropy)
     rows = mask != 0
     return _total(-torch.where(rows, entropy, 0.0), rows)
@@ -108,7 +105,6 @@ def kl_estimate(new_logp: Tensor, old_logp: Tensor, mask: Tensor) -> Loss:
 
     From actions of the old policy it estimates KL(old || new), is never negative and has little
     variance (Schulman 2020, "Approximating KL divergence"). For measuring only: without gradient.
-    Raises ValueError when shapes disagree.
     """
     _check(mask, new_logp=new_logp, old_logp=old_logp)
     rows = mask != 0

@@ -48,7 +48,7 @@ def vtrace_targets(
     """Off-policy corrected value targets and advantages (IMPALA, eq. 1; arXiv 1802.01561).
 
     log_rho (new_logp - logp), discount, reward, mask: [T, B]; value: [T+1, B]; all float32 or all
-    float64, mask of any dtype. discount is gamma where the episode goes on, 0 where it terminated.
+    float64, mask of any dtype. discount is gamma, and 0 where the episode terminated.
     The policy gradient's advantage is rho_t (r_t + g_t v_{t+1} - V_t), where v_T is value[T].
 
     A row with mask 0 gets its own value as target and advantage 0, and no trace passes it: the row
@@ -67,23 +67,21 @@ def vtrace_targets(
     _check_range("c_clip", c_clip, math.inf)
     _check_range("lambda_", lambda_, 1.0)
     with torch.no_grad():
-        largest_log_ratio = 0.5 * math.log(torch.finfo(value.dtype).max)
-        # Clamp first: a clip after exp would be too late for the overflow, and inf * 0 is NaN.
-        ratio = log_rho.clamp(max=largest_log_ratio).exp_()
+        ratio = bounded_ratio(log_rho)
         rho = ratio.clamp(max=rho_clip)
         trace = ratio.clamp_(max=c_clip).mul_(discount)
         if lambda_ != 1.0:
             trace.mul_(lambda_)
         delta = _td_error(discount, reward, value).mul_(rho)
-        reach = rho.mul_(discount)  # how much of x_{t+1} enters the advantage of row t
+        carry = rho.mul_(discount)  # how much of x_{t+1} enters the advantage of row t
         if mask is not None:
             filler = mask == 0
             # Filled, not multiplied: a NaN in a masked row must not come through.
-            for term in (trace, delta, reach):
+            for term in (trace, delta, carry):
                 term.masked_fill_(filler, 0.0)
         correction = _accumulate(delta, trace)
         advantage = delta
-        advantage[:-1].addcmul_(reach[:-1], correction[1:])
+        advantage[:-1].addcmul_(carry[:-1], correction[1:])
         return VTrace(correction.add_(value[:-1]), advantage)
 
 
@@ -98,7 +96,7 @@ def gae(
     """Generalised advantages and their value targets, on-policy (arXiv 1506.02438, eq. 16).
 
     discount, reward, mask: [T, B]; value: [T+1, B]; all float32 or all float64, mask of any dtype.
-    discount is gamma where the episode goes on and 0 where it terminated. target is advantage + V.
+    discount is gamma, and 0 where the episode terminated. target is advantage + V.
 
     A row with mask 0 gets its own value as target and advantage 0, and no trace passes it. What it
     holds in discount and reward is ignored. No gradient flows out. Raises ValueError as
@@ -115,6 +113,12 @@ def gae(
                 term.masked_fill_(filler, 0.0)
         advantage = _accumulate(delta, trace)
         return GAE(advantage + value[:-1], advantage)
+
+
+def bounded_ratio(log_rho: Tensor) -> Tensor:
+    """exp(log_rho) as fresh memory, at most the square root of the largest float."""
+    # Clamp first: a clip after exp would be too late for the overflow, and inf * 0 is NaN.
+    return log_rho.clamp(max=0.5 * math.log(torch.finfo(log_rho.dtype).max)).exp_()
 
 
 def _td_error(discount: Tensor, reward: Tensor, value: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from unirl.vtrace.advantages import Reduce
+from unirl.vtrace.advantages import Reduce, over_all
 from unirl.vtrace.targets import GAE, VTrace, gae, vtrace_targets
 from unirl.vtrace.token_rows import TokenRows, check_tokens, token_rows
 
@@ -133,11 +133,9 @@ def whiten_tokens(
     with torch.no_grad():
         rows = mask != 0
         values = torch.where(rows, advantage, 0.0).double()
-        sums = [values.sum(), rows.sum().double()]
-        total, count = sums if reduce is None else reduce(sums)
+        total, count = over_all(reduce, values.sum(), rows.sum().double())
         centred = torch.where(rows, values - total / count.clamp(min=1), 0.0)
-        square = centred.square().sum()
-        squares = square if reduce is None else reduce([square])[0]
+        (squares,) = over_all(reduce, centred.square().sum())
         variance = squares / (count - int(unbiased)).clamp(min=1)
         if by == "variance":
             size = (variance + epsilon).sqrt()

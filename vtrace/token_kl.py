@@ -20,7 +20,7 @@ KlEstimate: TypeAlias = Literal["k1", "k2", "k3"]
 KlGradient: TypeAlias = Literal["direct", "k2", "score", "ratio"]
 """direct: that of the estimate as written. k2: the value as said, the gradient of k2. score: also
 through the probability of having drawn the token, right on-policy. ratio: that, times the policy's
-ratio to who drew the token, right off-policy too as long as the ratio is below its bound."""
+ratio to the engine that drew it, right off-policy too as long as the ratio is below its bound."""
 
 MAX_RATIO = 5.0
 """Bound of the ratio of gradient ratio: without one, few old tokens would outweigh all others."""
@@ -42,9 +42,9 @@ def token_kl(
 ) -> Tensor:
     """The estimate of each token, [N]; 0 where mask is 0.
 
-    new_logp, reference, mask, sequence, logp (of whoever drew, for gradient ratio): [N]. clamp: an
-    estimate beyond +-clamp counts as that, and has no gradient. No gradient flows into reference
-    and logp. Raises ValueError when shapes disagree or logp is missing.
+    new_logp, reference, mask, sequence, logp (of the engine that drew, for gradient ratio): [N].
+    clamp: an estimate beyond +-clamp counts as that, and has no gradient. No gradient flows into
+    reference and logp. Raises ValueError when shapes disagree or logp is missing.
     """
     check_tokens(mask, sequence, 0, new_logp=new_logp, reference=reference)
     rows = mask != 0

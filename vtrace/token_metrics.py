@@ -1,4 +1,4 @@
-"""What an update did to the probabilities of its tokens, in parts that add up; source: none."""
+"""What an update did to the probabilities of its tokens, as sums over micro-batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FROM, _TO = -8.0, 2.0
 
 
 class TokenMetrics(NamedTuple):
-    """Parts of one batch: add those of micro-batches with +; over processes, sum `sums` and
+    """Sums over a micro-batch: add those of a batch with +; over processes, sum `sums` and
     `histogram` and take the maximum of `maxima`.
     """
 
@@ -78,7 +78,7 @@ class TokenMetrics(NamedTuple):
         }
 
     def _quantile(self, level: float) -> float:
-        """Upper edge of the bin in which it lies: at most a tenth too large."""
+        """Upper edge of its bin: at most a tenth too large."""
         reached = self.histogram.cumsum(0) >= level * self.histogram.sum()
         index = int(reached.int().argmax())
         return float(10.0 ** (_FROM + (_TO - _FROM) * (index + 1) / _NUM_BINS))
@@ -94,7 +94,7 @@ def token_metrics(
     mask: Tensor,
     sequence: Tensor,
 ) -> TokenMetrics:
-    """Parts of the metrics of packed tokens, all [N]. No gradient flows.
+    """Metrics of packed tokens, all [N]. No gradient flows.
 
     new_logp against old_logp is what the update did (log_ratio, approx_kl: k3 of old to new);
     old_logp against logp (the engine's) is the mismatch, an absolute difference, and its KL. weight
@@ -123,6 +123,6 @@ def token_metrics(
         sums = torch.stack([column.sum() for column in columns])
         extremes = (weights, -weights, mismatch)
         maxima = torch.stack([x.max() if x.numel() else x.new_tensor(-math.inf) for x in extremes])
-        place = (mismatch.clamp(min=1e-30).log10() - _FROM) / (_TO - _FROM) * _NUM_BINS
-        bins = place.long().clamp(0, _NUM_BINS - 1)
+        position = (mismatch.clamp(min=1e-30).log10() - _FROM) / (_TO - _FROM) * _NUM_BINS
+        bins = position.long().clamp(0, _NUM_BINS - 1)
         return TokenMetrics(sums, maxima, torch.bincount(bins, minlength=_NUM_BINS).double())

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from unirl.vtrace.token_rows import check_tokens, per_completion
 
-Objective: TypeAlias = Literal["ppo", "cispo", "gspo", "sapo", "dppo", "reinforce"]
+ObjectiveName: TypeAlias = Literal["ppo", "cispo", "gspo", "sapo", "dppo", "reinforce"]
 
 
 class TokenObjective(NamedTuple):
@@ -45,7 +45,7 @@ def token_objective(
     sequence: Tensor,
     num_sequences: int,
     *,
-    objective: Objective = "ppo",
+    objective: ObjectiveName = "ppo",
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     dual_clip: float = 0.0,

@@ -1,4 +1,4 @@
-"""Packed tokens as rows of time: what the recursions of targets.py run on; source: none.
+"""Packed tokens as rows of time: what the recursions of targets.py run on.
 
 Packed: all tokens of S completions one after the other, [N], with the index of the completion of
 each. Rows: [T, S]. Only tokens that the policy drew (mask 1) get a row, in their order: tokens of a
@@ -17,7 +17,7 @@ class TokenRows(NamedTuple):
     """Where each drawn token stands among the rows. K tokens are drawn."""
 
     token: Tensor
-    """[K]: its place among the packed tokens."""
+    """[K]: its index among the packed tokens."""
     time: Tensor
     """[K]: its row."""
     completion: Tensor
@@ -60,8 +60,8 @@ def token_rows(mask: Tensor, sequence: Tensor, num_sequences: int) -> TokenRows:
     order = torch.argsort(completion, stable=True)
     starts = num_drawn.cumsum(0) - num_drawn
     time = torch.empty_like(completion)
-    place = torch.arange(token.numel(), device=token.device)
-    time[order] = place - starts[completion[order]]
+    position = torch.arange(token.numel(), device=token.device)
+    time[order] = position - starts[completion[order]]
     num_rows = max(1, int(num_drawn.max())) if num_sequences else 1
     rows = torch.arange(num_rows, device=mask.device)
     return TokenRows(token, time, completion, num_drawn, rows[:, None] < num_drawn)

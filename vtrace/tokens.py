@@ -1,4 +1,4 @@
-"""Losses of packed tokens: their sum over a part of a batch, and what the whole divides it by.
+"""Losses of packed tokens: their sum over a micro-batch, and what the whole batch divides it by.
 
 Token mean: DAPO, arXiv 2503.14476. Mean of means: GRPO, arXiv 2402.03300. Constant: Dr. GRPO, arXiv
 2503.20783. A denominator counts tokens or completions of the whole batch; it is added up over
@@ -33,7 +33,7 @@ def aggregate(
     aggregation: Aggregation = "token-mean",
     norm_tokens: float = 1.0,
 ) -> Loss:
-    """Per-token losses [N] as numerator and denominator of this part of the batch.
+    """Per-token losses [N] as numerator and denominator of this micro-batch.
 
     mask, sequence: [N], sequence counting 0..num_sequences-1. norm_tokens: the constant of
     seq-mean-token-sum-norm. A completion without tokens counts nowhere. What tokens with mask 0
@@ -59,7 +59,7 @@ def aggregate_denominator(
     *,
     aggregation: Aggregation = "token-mean",
 ) -> Tensor:
-    """What `aggregate` divides by, of this part of the batch: a float64 scalar to be added up."""
+    """What `aggregate` divides by, of this micro-batch: a float64 scalar to be added up."""
     check_tokens(mask, sequence, num_sequences)
     rows = (mask != 0).double()
     if aggregation == "token-mean":

@@ -19,7 +19,7 @@ Observations = dict[str, NDArray[Any]]
 
 
 class SimEngine:
-    """A DeviceEnv behind the Engine protocol (envs/vector.py), with next-step autoreset.
+    """A DeviceEnv as a VectorEngine, with next-step autoreset.
 
     One observation group is an array, several are a dictionary of arrays. A row whose state was not
     finite is reported as truncated at the last observation that was, with reward 0: to learn from
@@ -39,26 +39,24 @@ class SimEngine:
         if self._same_step and not spec.gives_final_obs:
             env.close()
             raise UniRLError(
-                f'env "{spec.id}" does not tell the observations its episodes end with',
+                f'env "{spec.id}" does not give the observations its episodes end with',
                 "a simulator that resets within the step must give final observations here",
                 "switch them on in env.kwargs, or use a simulator that gives them",
             )
         self._env = env
         self.observation_space: Space[Any] = spec.observation_space
         self.action_space: Space[Any] = spec.action_space
-        self._calms = self._same_step and isinstance(spec.action_space, spaces.Box)
+        self._zeroes_actions = self._same_step and isinstance(spec.action_space, spaces.Box)
         self._last: Observations = {}
         self._done: Bools = np.zeros(spec.num_envs, dtype=np.bool_)
 
     def reset(self, seed: int) -> Any:
-        """First observations; see Engine."""
         self._last = _copy(self._env.reset(seed))
         self._done = np.zeros_like(self._done)
         return self._tree(self._last)
 
     def step(self, action: NDArray[Any]) -> EngineStep:
-        """One step; see Engine."""
-        if self._calms and self._done.any():
+        if self._zeroes_actions and self._done.any():
             action = action.copy()
             action[self._done] = 0.0
         step = self._env.step(torch.from_numpy(action).to(self._env.spec.device))
@@ -80,7 +78,6 @@ class SimEngine:
         return self._tree(obs), reward, terminated, truncated, {}
 
     def close(self) -> None:
-        """See Engine."""
         self._env.close()
 
     def _tree(self, obs: Observations) -> Any:

@@ -5,13 +5,11 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from unirl.envs.device import Groups, SimStep
 
 LARGEST = 1e15
 """A state whose absolute entries add up to more than this is as lost as one that is not a number;
@@ -44,7 +42,7 @@ class Episodes:
     """All randomness of the simulator."""
     bits: Tensor
     """int64 [ceil(D / 4), N]: the random bits of one draw."""
-    lanes: Tensor
+    draws: Tensor
     """int16 [D, N]: the same bits, as D numbers for each row."""
 
 
@@ -67,7 +65,7 @@ def new_episodes(num_envs: int, length: int, noise_size: int, device: torch.devi
         nan_states=torch.zeros((), dtype=torch.int64, device=device),
         generator=torch.Generator(device),
         bits=bits,
-        lanes=bits.view(torch.int16).view(-1, num_envs)[:noise_size],
+        draws=bits.view(torch.int16).view(-1, num_envs)[:noise_size],
     )
 
 
@@ -92,7 +90,7 @@ def draw_noise(episodes: Episodes, scale: Tensor, out: Tensor) -> Tensor:
     one draw per number, and far finer than any reset needs.
     """
     episodes.bits.random_(-(2**63), None, generator=episodes.generator)
-    out.copy_(episodes.lanes)
+    out.copy_(episodes.draws)
     return out.mul_(scale)
 
 
@@ -116,21 +114,3 @@ def end_step(episodes: Episodes, failed: Tensor | None, size: Tensor) -> None:
     episodes.truncated.logical_and_(alive)
     torch.le(alive, episodes.truncated, out=episodes.done)
     episodes.steps.masked_fill_(episodes.done, 0)
-
-
-def step_result(episodes: Episodes, obs: Groups, reward: Tensor, final_obs: Groups) -> SimStep:
-    """What a step gave, of a task that keeps its bookkeeping here and has nothing more to tell."""
-    return SimStep(
-        obs=obs,
-        reward=reward,
-        terminated=episodes.terminated,
-        truncated=episodes.truncated,
-        final_obs=final_obs,
-        valid=episodes.valid,
-        extras={},
-    )
-
-
-def counters(episodes: Episodes) -> Mapping[str, Tensor]:
-    """What a DeviceEnv counts; see envs/device.py."""
-    return {"nan_states": episodes.nan_states}

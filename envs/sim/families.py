@@ -6,11 +6,11 @@ import importlib
 from types import ModuleType
 
 MODULES = {
-    "torch/": "torch_tasks",
-    "warp/": "warp_tasks",
-    "isaacgym/": "isaacgym",
-    "isaaclab/": "isaaclab",
-    "gymnasium/": "gymnasium_tensors",
+    "torch/": "torch.tasks",
+    "warp/": "warp.tasks",
+    "isaacgym/": "adapters.isaacgym",
+    "isaaclab/": "adapters.isaaclab",
+    "gymnasium/": "adapters.gymnasium",
 }
 """Where each of SIM_FAMILIES (envs/config.py) lives: a module of this package with
 `known_ids() -> list[str]`, which works without the simulator's package, and

@@ -18,12 +18,7 @@ def make_device_env(config: EnvConfig, num_envs: int, device: torch.device) -> D
     Raises UniRLError for an unknown task, num_envs < 1, a device that is not there, a package that
     is not installed, and settings that the task does not take.
     """
-    if num_envs < 1:
-        raise UniRLError(
-            f'{num_envs} environments of "{config.id}" were asked for',
-            "num_envs must be at least 1",
-            "set num_envs",
-        )
+    config.check_num_envs(num_envs)
     family = _family_of(config)
     _check_device(config, device)
     catalog.import_registering_module(config)

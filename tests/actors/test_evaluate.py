@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -11,14 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from unirl.actors.evaluate import PolicyEvaluator
+from tests.toy_envs import toy_env
+from unirl.actors.evaluate import make_evaluator
 from unirl.core.evaluator import Player
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
 from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
 
-COUNTING = EnvConfig("unirl/Counting-v0", kwargs={"terminate_after": 3, "truncate_after": 2})
+COUNTING = toy_env("Counting", kwargs={"terminate_after": 3, "truncate_after": 2})
 
 
 def weights_for(env: EnvConfig, policy: PolicyConfig) -> dict[str, torch.Tensor]:
@@ -27,14 +29,14 @@ def weights_for(env: EnvConfig, policy: PolicyConfig) -> dict[str, torch.Tensor]
 
 def evaluator_of(env: EnvConfig, policy: PolicyConfig | None = None, **settings: Any) -> Any:
     policy = policy or PolicyConfig(hidden=(8,))
-    return PolicyEvaluator(env, policy, 1, **settings), weights_for(env, policy)
+    return make_evaluator(env, policy, 1, **settings), weights_for(env, policy)
 
 
 @pytest.mark.parametrize("engine", ["vector", "sync"])
 @pytest.mark.parametrize("num_episodes", [1, 4, 7])
 def test_returns_and_lengths_count_every_step_and_no_filler(engine: Any, num_episodes: int) -> None:
     # Rewards are 1, 2, 3: a terminated episode of three steps is worth 6, a truncated one of two 3.
-    env = EnvConfig(COUNTING.id, engine=engine, kwargs=COUNTING.kwargs)
+    env = replace(COUNTING, engine=engine)
     evaluator, weights = evaluator_of(env, num_envs=2)
     result = evaluator.evaluate(weights, num_episodes)
     expected = {1: [(6, 3)], 4: [(3, 2)] * 2 + [(6, 3)] * 2, 7: [(3, 2)] * 3 + [(6, 3)] * 4}
@@ -43,16 +45,14 @@ def test_returns_and_lengths_count_every_step_and_no_filler(engine: Any, num_epi
 
 def test_short_episodes_are_not_favoured() -> None:
     # One environment begins with the short episode, which ends long before the other one's.
-    env = EnvConfig(
-        COUNTING.id, kwargs={"terminate_after": 50, "truncate_after": 2, "stagger": True}
-    )
+    env = replace(COUNTING, kwargs={"terminate_after": 50, "truncate_after": 2, "stagger": True})
     evaluator, weights = evaluator_of(env, num_envs=2)
     assert sorted(evaluator.evaluate(weights, 4).lengths) == [2, 2, 50, 50]
 
 
 def test_the_same_seed_plays_the_same_episodes_again() -> None:
     evaluator, weights = evaluator_of(EnvConfig("CartPole-v1"))
-    other = PolicyEvaluator(EnvConfig("CartPole-v1"), PolicyConfig(hidden=(8,)), 2)
+    other = make_evaluator(EnvConfig("CartPole-v1"), PolicyConfig(hidden=(8,)), 2)
     first = evaluator.evaluate(weights, 10)
     assert evaluator.evaluate(weights, 10) == first
     assert other.evaluate(weights, 10) != first
@@ -91,13 +91,13 @@ def test_recurrent_state_is_reset_between_episodes(chain: EnvConfig) -> None:
     # A greedy policy repeats itself only if it remembers nothing of the episode before.
     policy = PolicyConfig(hidden=(8,), core="gru", core_size=8)
     weights = {name: 5 * value for name, value in weights_for(chain, policy).items()}
-    returns = PolicyEvaluator(chain, policy, 1, num_envs=1).evaluate(weights, 5, deterministic=True)
+    returns = make_evaluator(chain, policy, 1, num_envs=1).evaluate(weights, 5, deterministic=True)
     assert 0 < returns.returns[0] < 10, "memory must change what is done within an episode"
     assert len(set(returns.returns)) == 1
 
 
 def test_episodes_are_whole_where_an_engine_resets_within_the_step() -> None:
-    env = EnvConfig(COUNTING.id, kwargs={"autoreset_mode": "SameStep"})
+    env = replace(COUNTING, kwargs={"autoreset_mode": "SameStep"})
     evaluator, weights = evaluator_of(env, num_envs=2)
     result = evaluator.evaluate(weights, 5)
     # From every reset the first episode is the terminated one: 1 + 2 + 3.
@@ -105,16 +105,16 @@ def test_episodes_are_whole_where_an_engine_resets_within_the_step() -> None:
 
 
 def test_memory_is_refused_where_first_observations_are_hidden() -> None:
-    env = EnvConfig(COUNTING.id, kwargs={"autoreset_mode": "SameStep"})
+    env = replace(COUNTING, kwargs={"autoreset_mode": "SameStep"})
     evaluator, weights = evaluator_of(env, PolicyConfig(hidden=(8,), core="gru", core_size=8))
-    with pytest.raises(UniRLError, match=r"policy\.core 'gru' .*unirl/Counting-v0") as error:
+    with pytest.raises(UniRLError, match=r"policy\.core 'gru' .*toy/Counting-v0") as error:
         evaluator.evaluate(weights, 1)
     assert len(error.value.parts) == 3
 
 
 def test_a_crash_of_an_environment_ends_the_evaluation_with_its_sentence() -> None:
     kwargs = {"sleep_at": 2, "sleep_seconds": 60.0}
-    env = EnvConfig("unirl/Fault-v0", "async", kwargs=kwargs, step_timeout=0.5)
+    env = toy_env("Fault", "async", kwargs=kwargs, step_timeout=0.5)
     evaluator, weights = evaluator_of(env, num_envs=1)
     with pytest.raises(UniRLError, match=r"Fault-v0\" is stuck") as error:
         evaluator.evaluate(weights, 1)
@@ -122,8 +122,8 @@ def test_a_crash_of_an_environment_ends_the_evaluation_with_its_sentence() -> No
 
 
 def test_what_an_environment_raises_is_told_with_its_place() -> None:
-    evaluator, weights = evaluator_of(EnvConfig("unirl/Fault-v0", kwargs={"raise_at": 3}))
-    said = r'env "unirl/Fault-v0" failed .* RuntimeError in .*toy.*\.py:\d+: fault at step 3'
+    evaluator, weights = evaluator_of(toy_env("Fault", kwargs={"raise_at": 3}))
+    said = r'env "toy/Fault-v0" failed .* RuntimeError in .*toy.*\.py:\d+: fault at step 3'
     with pytest.raises(UniRLError, match=said) as error:
         evaluator.evaluate(weights, 1)
     assert len(error.value.parts) == 3
@@ -133,7 +133,7 @@ def test_weights_and_statistics_stay_as_they_were() -> None:
     env, policy = EnvConfig("CartPole-v1"), PolicyConfig(hidden=(8,), normalize_obs=True)
     weights = weights_for(env, policy)
     before = {name: value.clone() for name, value in weights.items()}
-    PolicyEvaluator(env, policy, 1).evaluate(weights, 3)
+    make_evaluator(env, policy, 1).evaluate(weights, 3)
     assert all(torch.equal(before[name], weights[name]) for name in before)
 
 
@@ -159,7 +159,7 @@ def test_an_evaluation_without_episodes_is_refused(num_episodes: int) -> None:
 
 
 def test_a_nan_of_the_environment_is_named() -> None:
-    evaluator, weights = evaluator_of(EnvConfig("unirl/Fault-v0", kwargs={"nan_at": 4}))
+    evaluator, weights = evaluator_of(toy_env("Fault", kwargs={"nan_at": 4}))
     with pytest.raises(UniRLError, match=r"Fault-v0.*nan"):
         evaluator.evaluate(weights, 3)
 
@@ -172,7 +172,7 @@ def test_weights_of_another_policy_are_refused() -> None:
 
 def test_an_environment_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unirl.actors.evaluate.MAX_STEPS", 100)
-    env = EnvConfig(COUNTING.id, kwargs={"terminate_after": 0})
+    env = replace(COUNTING, kwargs={"terminate_after": 0})
     evaluator, weights = evaluator_of(env)
     with pytest.raises(UniRLError, match=r"env\.max_episode_steps"):
         evaluator.evaluate(weights, 1)
@@ -230,7 +230,7 @@ def test_an_environment_without_pictures_is_refused_in_three_parts() -> None:
 
 def test_kwargs_of_an_engine_are_reported_in_the_words_of_gymnasium() -> None:
     config = EnvConfig(id="CartPole-v1", engine="vector", kwargs={"num_threads_of_engine": 2})
-    evaluator = PolicyEvaluator(config, PolicyConfig(), seed=0)
+    evaluator = make_evaluator(config, PolicyConfig(), seed=0)
     with pytest.raises(UniRLError) as error:
         next(evaluator.frames({}))
     assert len(error.value.parts) == 3 and "num_threads_of_engine" in error.value.rule

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.envs.sim.schedule import ScheduleProgress
 
-from unirl.actors.evaluate import PolicyEvaluator
+from tests.envs.sim.countdown import Countdown
+from unirl.actors.evaluate import make_evaluator
 from unirl.actors.evaluate_device import DeviceEvaluator
 from unirl.core.evaluator import Player
 from unirl.envs.config import EnvConfig
@@ -52,7 +52,7 @@ def test_returns_and_lengths_count_every_step_and_no_filler(
     autoreset: Any, num_episodes: int
 ) -> None:
     # Rewards are 1, 2, 3: an episode of three steps is worth 6.
-    make_env = partial(ScheduleProgress, terminate_after=3, autoreset=autoreset)
+    make_env = partial(Countdown, terminate_after=3, autoreset=autoreset)
     evaluator = DeviceEvaluator(make_env, SMALL, 1, num_envs=2)
     result = evaluator.evaluate(weights_for(make_env(1)), num_episodes)
     assert (result.returns, result.lengths) == ([6.0] * num_episodes, [3] * num_episodes)
@@ -67,15 +67,15 @@ def greedy(env: DeviceEnv, action: float) -> dict[str, torch.Tensor]:
 
 
 def test_an_episode_whose_state_was_lost_counts_for_nothing() -> None:
-    # Sampled actions break a state now and then: rows begin anew, from the first reward on.
-    make_env = partial(ScheduleProgress, truncate_after=3)
+    # Sampled actions break a state now and then: rows begin again, from the first reward on.
+    make_env = partial(Countdown, truncate_after=3)
     evaluator = DeviceEvaluator(make_env, SMALL, 1, num_envs=4)
     result = evaluator.evaluate(weights_for(make_env(1)), 8)
     assert (result.returns, result.lengths) == ([6.0] * 8, [3] * 8)
 
 
 def test_a_state_that_is_always_lost_ends_the_evaluation_with_a_reason() -> None:
-    make_env = partial(ScheduleProgress, truncate_after=5)
+    make_env = partial(Countdown, truncate_after=5)
     evaluator = DeviceEvaluator(make_env, SMALL, 1)
     with pytest.raises(UniRLError, match="were not finite") as error:
         evaluator.evaluate(greedy(make_env(1), 0.9), 3, deterministic=True)
@@ -100,12 +100,12 @@ def test_the_same_seed_plays_the_same_episodes_again() -> None:
     assert DeviceEvaluator(make_env, SMALL, 2).evaluate(weights, 20) != first
 
 
-def test_memory_begins_anew_with_each_episode() -> None:
+def test_memory_restarts_with_each_episode() -> None:
     policy = PolicyConfig(hidden=(8,), core="gru", core_size=8)
     env = EnvConfig("torch/Pendulum", max_episode_steps=4)
     made = make_device_env(env, 1, CPU)
     weights = {name: 3 * value for name, value in weights_for(made, policy).items()}
-    alone, in_turn = (PolicyEvaluator(env, policy, 1, num_envs=n) for n in (3, 1))
+    alone, in_turn = (make_evaluator(env, policy, 1, num_envs=n) for n in (3, 1))
     returns = alone.evaluate(weights, 3, deterministic=True).returns
     assert len(set(returns)) == 3
     assert alone.evaluate(weights, 3, deterministic=True).returns == returns
@@ -141,7 +141,7 @@ def test_carts_are_drawn_in_every_state_that_was_acted_on(
     assert evaluator.frames_per_second == pytest.approx(60 if task == "torch/Cartpole" else 50)
     assert all(frame.shape == (400, 600, 3) and frame.dtype == np.uint8 for frame in frames)
     assert not np.array_equal(frames[0], frames[5])
-    through_host = PolicyEvaluator(EnvConfig(task, max_episode_steps=6), SMALL, 1)
+    through_host = make_evaluator(EnvConfig(task, max_episode_steps=6), SMALL, 1)
     assert np.array_equal(next(through_host.frames(weights)), frames[0])
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import unirl
+from tests.toy_envs import toy_env
 from unirl.actors.env_worker import serve_environments
 from unirl.actors.groups import GroupsActor
 from unirl.actors.inference import (
@@ -248,9 +249,9 @@ def test_a_group_without_a_slot_waits_and_loses_nothing() -> None:
 
 
 def test_an_engine_that_hides_first_observations_is_refused() -> None:
-    env = EnvConfig("unirl/Counting-v0", "vector", kwargs={"autoreset_mode": "SameStep"})
+    env = toy_env("Counting", "vector", kwargs={"autoreset_mode": "SameStep"})
     handshake = Handshake(SMALL.layout(), SharedTransport())
-    spec = setting(EnvConfig("unirl/Counting-v0", "sync"), MLP, SMALL).spec
+    spec = setting(toy_env("Counting", "sync"), MLP, SMALL).spec
     queue = SharedTransport().queue(spec, QueueConfig())
     with pytest.raises(UniRLError, match="first observations"):
         serve_environments(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.toy_envs import toy_env
 from unirl.actors.vector import ActorConfig, VectorActor, make_vector_actor, unroll_spec
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Slot
@@ -43,7 +44,7 @@ def make(
 
 def counting() -> EnvConfig:
     """Episodes of 3 steps that terminate and of 2 that are truncated, in turn; reward = step."""
-    return EnvConfig(id="unirl/Counting-v0", engine="sync")
+    return toy_env("Counting", "sync")
 
 
 def test_episodes_lie_in_the_slot_as_computed_by_hand() -> None:
@@ -138,8 +139,8 @@ def test_an_infinite_state_ends_with_its_episode() -> None:
 
 
 def test_memory_is_refused_where_first_observations_are_hidden() -> None:
-    env = EnvConfig(id="unirl/Counting-v0", kwargs={"autoreset_mode": "SameStep"})
-    with pytest.raises(UniRLError, match=r"policy\.core 'lstm' .*unirl/Counting-v0") as error:
+    env = toy_env("Counting", kwargs={"autoreset_mode": "SameStep"})
+    with pytest.raises(UniRLError, match=r"policy\.core 'lstm' .*toy/Counting-v0") as error:
         make(env, policy=POLICIES["lstm"])
     assert len(error.value.parts) == 3
     actor, slot, _ = make(env, policy=POLICIES["mlp"])
@@ -148,7 +149,7 @@ def test_memory_is_refused_where_first_observations_are_hidden() -> None:
 
 
 def test_in_a_same_step_engine_the_policy_acts_on_first_observations_not_on_final_ones() -> None:
-    env = EnvConfig(id="unirl/Counting-v0", kwargs={"autoreset_mode": "SameStep"})
+    env = toy_env("Counting", kwargs={"autoreset_mode": "SameStep"})
     actor, slot, policy = make(env, length=3, num_envs=1)
     # [episode, step]: 3 steps and 2 in turn. [0, 3], [1, 2] and [2, 3] are final, and the first of
     # them ends an unroll.
@@ -192,9 +193,9 @@ def test_unbounded_actions_are_stored_and_bounded_ones_are_taken() -> None:
 
 @pytest.mark.parametrize("fault", ["nan_at", "shape_at"])
 def test_broken_observations_stop_the_actor_with_the_environments_name(fault: str) -> None:
-    env = EnvConfig(id="unirl/Fault-v0", engine="sync", kwargs={fault: 4})
+    env = toy_env("Fault", "sync", kwargs={fault: 4})
     actor, slot, _ = make(env, length=8)
-    with pytest.raises(UniRLError, match="unirl/Fault-v0") as error:
+    with pytest.raises(UniRLError, match="toy/Fault-v0") as error:
         actor.produce(slot)
     assert len(error.value.parts) == 3
 

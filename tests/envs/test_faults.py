@@ -17,16 +17,17 @@ import numpy as np
 import pytest
 import torch
 
+from tests.toy_envs import toy_env
 from unirl.envs.config import EnvConfig
-from unirl.envs.guard import check_finite
 from unirl.envs.make import known_env_ids, make_vec, spaces
+from unirl.envs.obs_check import check_finite
 from unirl.errors import EnvCrashed, UniRLError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def fault(engine: Any = "sync", **kwargs: Any) -> EnvConfig:
-    return EnvConfig("unirl/Fault-v0", engine, kwargs=kwargs)
+    return toy_env("Fault", engine, kwargs=kwargs)
 
 
 def steps(env: Any, count: int) -> None:
@@ -43,7 +44,7 @@ def steps(env: Any, count: int) -> None:
         (EnvConfig("Acrobot-v1", "vector"), "has no vector class"),
         (EnvConfig("CartPole-v1", kwargs={"gravitas": 1}), "does not take .*gravitas"),
         (EnvConfig("Acrobot-v1", kwargs={"gravitas": 1}), "does not take .*gravitas"),
-        (EnvConfig("unirl/Counting-v0", max_episode_steps=5), "env.max_episode_steps, which is 5"),
+        (toy_env("Counting", max_episode_steps=5), "env.max_episode_steps, which is 5"),
         (EnvConfig("CartPole-v1", import_module="no_such_envs"), '"no_such_envs" that should'),
         (EnvConfig("CartPole-v1", import_module="no_such.envs"), '"no_such.envs" that should'),
         (EnvConfig("CartPole-v1", import_module="gymnasium.no_such"), "that should register"),
@@ -58,7 +59,7 @@ def test_bad_input_is_explained_in_three_parts(config: EnvConfig, message: str) 
 
 @pytest.mark.parametrize("engine", ["sync", "async"])
 def test_an_id_with_a_vector_class_alone_has_no_single_environments(engine: Any) -> None:
-    gymnasium.register("unirl-test/Vector-v0", vector_entry_point="unirl.envs.toy:CountingVector")
+    gymnasium.register("unirl-test/Vector-v0", vector_entry_point="tests.toy_envs:CountingVector")
     try:
         assert make_vec(EnvConfig("unirl-test/Vector-v0"), 2).num_envs == 2
         with pytest.raises(UniRLError, match=r'vector_entry_point alone.* use engine="vector"'):
@@ -141,22 +142,22 @@ def test_a_missing_package_names_the_extra_to_install() -> None:
 def test_a_module_is_imported_first_to_register_its_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "house_envs_for_test.py").write_text(
+    (tmp_path / "my_envs_for_test.py").write_text(
         "import gymnasium\n"
-        "gymnasium.register('house/Mine-v0', entry_point='unirl.envs.toy:RecallCue')\n"
+        "gymnasium.register('mine/Mine-v0', entry_point='unirl.envs.games.recall_cue:RecallCue')\n"
     )
     (tmp_path / "broken_envs_for_test.py").write_text("import not_there_at_all\n")
     (tmp_path / "wrong_envs_for_test.py").write_text("from gymnasium import not_there\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    obs, action = spaces(EnvConfig("house/Mine-v0", import_module="house_envs_for_test"))
+    obs, action = spaces(EnvConfig("mine/Mine-v0", import_module="my_envs_for_test"))
     assert obs.shape == (4,)
     assert action.n == 3  # type: ignore[attr-defined]
     # A module that is there but lacks something: it is named, and not the module.
     with pytest.raises(UniRLError, match="not_there_at_all") as caught:
-        make_vec(EnvConfig("house/Mine-v0", import_module="broken_envs_for_test"), 1)
+        make_vec(EnvConfig("mine/Mine-v0", import_module="broken_envs_for_test"), 1)
     assert len(caught.value.parts) == 3
     with pytest.raises(UniRLError, match=r'"wrong_envs_for_test" .* cannot be imported') as caught:
-        make_vec(EnvConfig("house/Mine-v0", import_module="wrong_envs_for_test"), 1)
+        make_vec(EnvConfig("mine/Mine-v0", import_module="wrong_envs_for_test"), 1)
     assert len(caught.value.parts) == 3
 
 
@@ -169,7 +170,7 @@ def test_envpool_imports_the_module_too() -> None:
 def test_the_list_of_ids_holds_what_can_be_made() -> None:
     ids = known_env_ids()
     assert ids == sorted(set(ids))
-    assert {"CartPole-v1", "unirl/RecallCue-v0", "unirl/Counting-v0"} <= set(ids)
+    assert {"CartPole-v1", "unirl/RecallCue-v0"} <= set(ids)
 
 
 @pytest.mark.parametrize("engine", ["sync", "async"])
@@ -189,7 +190,7 @@ def test_an_observation_of_the_wrong_shape_is_named(engine: Any) -> None:
     steps(env, 1)
     with pytest.raises(UniRLError, match=r"\(2,\), received \(3,\)") as caught:
         steps(env, 1)
-    assert "unirl/Fault-v0" in caught.value.what
+    assert "toy/Fault-v0" in caught.value.what
     assert len(caught.value.parts) == 3
     env.close()
 
@@ -217,7 +218,7 @@ def test_a_nan_of_an_environment_reaches_the_check() -> None:
     rows = [env.reset(0)]
     rows += [env.step(np.zeros(2, dtype=np.int64)).obs for _ in range(3)]
     with pytest.raises(UniRLError, match="nan in obs of environment 0"):
-        check_finite(torch.from_numpy(np.stack(rows)), torch.zeros(3, 2), "unirl/Fault-v0")
+        check_finite(torch.from_numpy(np.stack(rows)), torch.zeros(3, 2), "toy/Fault-v0")
 
 
 def alive(pid: int) -> bool:
@@ -238,12 +239,12 @@ def gone_within(pids: list[int], seconds: float) -> bool:
 
 
 def workers(env: Any) -> list[int]:
-    return [process.pid for process in env._engine._env.processes]
+    return [process.pid for process in env.engine.env.processes]
 
 
 def test_a_stuck_environment_is_named_at_the_deadline_and_its_process_ends() -> None:
     config = EnvConfig(
-        "unirl/Fault-v0",
+        "toy/Fault-v0",
         "async",
         step_timeout=0.5,
         kwargs={"sleep_at": 2, "sleep_seconds": 60.0},
@@ -280,7 +281,7 @@ def test_workers_die_with_a_parent_that_is_killed_and_survive_ctrl_c() -> None:
         from unirl.envs.make import make_vec
         env = make_vec(EnvConfig("CartPole-v1", "async"), 2)
         env.reset(0)
-        print(*[process.pid for process in env._engine._env.processes], flush=True)
+        print(*[process.pid for process in env.engine.env.processes], flush=True)
         time.sleep(60)
     """
     parent = subprocess.Popen(

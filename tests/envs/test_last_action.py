@@ -11,7 +11,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from unirl.actors.evaluate import PolicyEvaluator
+from tests.toy_envs import toy_env
+from unirl.actors.evaluate import make_evaluator
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.make import spaces as spaces_of
@@ -84,7 +85,7 @@ def test_in_a_same_step_engine_the_policy_acts_on_no_action_yet() -> None:
 
 def test_after_a_limit_in_a_same_step_engine_the_policy_acts_on_no_action_yet_either() -> None:
     kwargs = {"autoreset_mode": "SameStep"}
-    env = make_vec(EnvConfig("unirl/Counting-v0", last_action=True, kwargs=kwargs), 1)
+    env = make_vec(toy_env("Counting", last_action=True, kwargs=kwargs), 1)
     env.reset(0)
     steps = [env.step(np.ones(1, np.int64)) for _ in range(5)]
     ends = [(bool(step.terminated[0]), bool(step.truncated[0])) for step in steps]
@@ -102,7 +103,7 @@ def test_actions_of_a_box_are_shown_as_executed() -> None:
 
 
 def test_a_pushed_row_shows_the_push() -> None:
-    config = EnvConfig(last_action=True, push_probability=1.0, push_steps=(1, 1))
+    config = EnvConfig(last_action=True, random_burst_probability=1.0, random_burst_steps=(1, 1))
     env = make_vec(config, 64)
     env.reset(0)
     shown = env.step(np.zeros(64, np.int64)).obs["last_action"]
@@ -113,7 +114,7 @@ def test_a_policy_reads_it_in_training_and_in_evaluations() -> None:
     config = EnvConfig(last_action=True, max_episode_steps=20)
     observation_space, action_space = spaces_of(config)
     policy = Policy(observation_space, action_space, PolicyConfig(), seed=0)
-    result = PolicyEvaluator(config, PolicyConfig(), 1, num_envs=2).evaluate(policy.weights(), 3)
+    result = make_evaluator(config, PolicyConfig(), 1, num_envs=2).evaluate(policy.weights(), 3)
     assert len(result.returns) == 3
 
 
@@ -124,7 +125,7 @@ def test_videos_show_a_policy_that_reads_it(env: EnvConfig) -> None:
     config = replace(env, last_action=True)
     policy = PolicyConfig(hidden=(8,), feature_size=8)
     weights = Policy(*spaces_of(config), policy, seed=0).weights()
-    player = PolicyEvaluator(config, policy, 1)
+    player = make_evaluator(config, policy, 1)
     assert len(list(player.frames(weights))) == sum(player.played.lengths) + 1
 
 

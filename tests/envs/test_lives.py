@@ -1,4 +1,4 @@
-"""A lost life ends an episode and goes on with the game; everything else starts a new one."""
+"""A lost life ends an episode and the game continues; everything else starts a new one."""
 
 from __future__ import annotations
 

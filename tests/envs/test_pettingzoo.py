@@ -22,7 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unirl
-from unirl.actors.evaluate import PolicyEvaluator
+from tests.toy_envs import CountingAgents
+from unirl.actors.evaluate import make_evaluator
 from unirl.actors.vector import ActorConfig, make_vector_actor, unroll_spec
 from unirl.core.actor import ActorContext
 from unirl.core.queue import QueueConfig
@@ -30,17 +31,16 @@ from unirl.core.sample import Slot
 from unirl.core.tree import flatten
 from unirl.core.weights import LocalWeightStore
 from unirl.envs.config import EnvConfig
-from unirl.envs.duel import Duel
+from unirl.envs.games.duel import Duel
 from unirl.envs.make import agents_of, known_env_ids, make_vec, spaces
-from unirl.envs.pettingzoo import ParallelEnvs
-from unirl.envs.toy import CountingAgents
+from unirl.envs.multi_agent.parallel import ParallelEnvs
 from unirl.envs.vector import env_seeds
 from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
 from unirl.storage.checkpoint import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-COUNTING = EnvConfig("pettingzoo/unirl/CountingAgents")
+COUNTING = EnvConfig("pettingzoo/tests.toy_envs:CountingAgents")
 DUEL = EnvConfig("pettingzoo/unirl/Duel")
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("pettingzoo") is None, reason="the extra multiagent is not installed"
@@ -49,7 +49,7 @@ needs_package = pytest.mark.skipif(
 # CountingAgents by hand. Of episode 0 agent 0 terminates after 2 steps, agent 1 after 4, agent 2 is
 # truncated after 3; of episode 1 agent 0 is truncated after 1 step, agent 1 is absent, agent 2
 # terminates after 2. One line per row, for each agent: observation after it, reward, and one of
-# "." it goes on, "T" terminated, "C" cut off, "-" filler.
+# "." it continues, "T" terminated, "C" cut off, "-" filler.
 NOTHING = (0, 0, 0)
 FROM_EPISODE_0 = [
     (((0, 0, 1), 1, "."), ((1, 0, 1), 1, "."), ((2, 0, 1), 1, ".")),
@@ -366,7 +366,7 @@ def test_every_environment_has_a_seed_of_its_own() -> None:
 # -- names -----------------------------------------------------------------------------------------
 
 MY_GAMES = """
-from unirl.envs.duel import Duel
+from unirl.envs.games.duel import Duel
 from gymnasium.spaces import Box, Discrete
 
 def make_duel(length):
@@ -464,7 +464,7 @@ def test_environments_with_one_agent_have_no_agents_to_name() -> None:
 @needs_package
 def test_the_list_of_ids_holds_the_games_that_are_there() -> None:
     ids = known_env_ids()
-    assert {DUEL.id, COUNTING.id, "pettingzoo/classic/rps_v2", "CartPole-v1"} <= set(ids)
+    assert {DUEL.id, "pettingzoo/classic/rps_v2", "CartPole-v1"} <= set(ids)
     assert "pettingzoo/classic/chess_v6" not in ids, "its agents act in turns"
     assert ids == sorted(set(ids))
 
@@ -665,7 +665,7 @@ def test_a_policy_that_plays_all_agents_learns_the_dominant_action(tmp_path: Pat
     policy.load_weights(weights)
     agreement = (policy.act(obs, {}, deterministic=True).action == best).float().mean()
     assert agreement > 0.95
-    evaluator = PolicyEvaluator(DUEL, PolicyConfig(hidden=(32,)), 3)
+    evaluator = make_evaluator(DUEL, PolicyConfig(hidden=(32,)), 3)
     played = evaluator.evaluate(weights, 40, deterministic=True)
     assert len(played.returns) == 40 and sum(played.returns) == 0.0
     assert max(played.lengths) <= 6, "straight to the coin"
@@ -676,7 +676,7 @@ def test_an_evaluation_counts_the_episodes_of_each_agent() -> None:
     # second, in which agent 1 is absent, and so on.
     policy = PolicyConfig(hidden=(8,))
     weights = Policy(*spaces(COUNTING), policy, seed=0).weights()
-    evaluator = PolicyEvaluator(COUNTING, policy, 1, num_envs=3)
+    evaluator = make_evaluator(COUNTING, policy, 1, num_envs=3)
     result = evaluator.evaluate(weights, 6)
     expected = [(1.0, 1), (3.0, 2), (3.0, 2), (6.0, 3), (10.0, 4), (10.0, 4)]
     assert sorted(zip(result.returns, result.lengths, strict=True)) == expected

@@ -205,7 +205,7 @@ def test_environments_receive_legal_actions_and_the_sample_stays_as_drawn(
 
 
 def test_float64_bounds_are_met_exactly() -> None:
-    space = spaces.Box(-0.1, 0.1, (1,), np.float64)  # float32(0.1) lies above 0.1
+    space = spaces.Box(-0.1, 0.1, (1,), np.float64)  # float32(0.1) is above 0.1
     legal = action_writer(space, 1)(np.array([[0.1]], dtype=np.float32))
     assert legal.dtype == np.float64
     assert space.contains(legal[0])

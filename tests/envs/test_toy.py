@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from tests.toy_envs import Counting
 from unirl.envs.config import EnvConfig
+from unirl.envs.games.recall_cue import RecallCue
 from unirl.envs.make import make_vec
-from unirl.envs.toy import Counting, RecallCue
 
 
 @pytest.mark.parametrize("env", [RecallCue(), Counting()], ids=lambda e: type(e).__name__)

@@ -10,10 +10,10 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from tests.toy_envs import Counting, toy_env
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
-from unirl.envs.toy import Counting, register_toys
-from unirl.envs.vector import MAX_FILLERS, VectorEnv, adapt, env_seeds
+from unirl.envs.vector import MAX_FILLERS, EngineEnv, VectorEnv, env_seeds
 from unirl.errors import UniRLError
 
 # Episodes of Counting by hand: number 0 terminates after 3 steps, number 1 is truncated after 2,
@@ -107,7 +107,7 @@ def seed_with_both_parities(num_envs: int) -> int:
 
 @pytest.mark.parametrize("engine", ["vector", "sync", "async"])
 def test_every_row_of_a_hand_computed_episode_is_right(engine: Any) -> None:
-    env = make_vec(EnvConfig("unirl/Counting-v0", engine, kwargs={"stagger": True}), 3)
+    env = make_vec(toy_env("Counting", engine, kwargs={"stagger": True}), 3)
     try:
         first = env.reset(seed_with_both_parities(3))
         starts = first[:, 0].astype(int).tolist()
@@ -134,7 +134,7 @@ def test_every_row_of_a_hand_computed_episode_is_right(engine: Any) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        EnvConfig("unirl/Counting-v0", kwargs={"autoreset_mode": "SameStep", "stagger": True}),
+        toy_env("Counting", kwargs={"autoreset_mode": "SameStep", "stagger": True}),
         EnvConfig("test/SyncSameStep-v0", "vector"),
     ],
     ids=["batched final_obs", "one final_obs object per environment"],
@@ -157,7 +157,7 @@ def test_a_same_step_engine_gives_true_final_observations_and_hides_one_transiti
 def test_a_hidden_step_that_ends_its_episode_is_followed_by_another_filler() -> None:
     # Odd episodes last one step: they are over within the hidden transition of their filler.
     kwargs = {"autoreset_mode": "SameStep", "terminate_after": 2, "truncate_after": 1}
-    env = make_vec(EnvConfig("unirl/Counting-v0", kwargs=kwargs), 1)
+    env = make_vec(toy_env("Counting", kwargs=kwargs), 1)
     env.reset(0)
     steps = rows(env, 6)
     assert [bool(s.mask[0]) for s in steps] == [True, True, False, False, True, False]
@@ -192,7 +192,7 @@ class Scripted:
 
 @pytest.mark.parametrize("end", ["t", "c"])
 def test_an_end_within_a_filler_is_no_end_and_brings_another_filler(end: str) -> None:
-    env: Any = adapt(Scripted(f".{end}{end}..."), 1, "Scripted")
+    env: Any = EngineEnv(Scripted(f".{end}{end}..."), 1, "Scripted")
     env.reset(0)
     steps = rows(env, 6)
     assert [bool(s.mask[0]) for s in steps] == [True, True, False, False, True, True]
@@ -201,7 +201,7 @@ def test_an_end_within_a_filler_is_no_end_and_brings_another_filler(end: str) ->
 
 
 def test_an_engine_without_autoreset_is_refused() -> None:
-    config = EnvConfig("unirl/Counting-v0", kwargs={"autoreset_mode": "Disabled"})
+    config = toy_env("Counting", kwargs={"autoreset_mode": "Disabled"})
     with pytest.raises(UniRLError, match="NextStep or SameStep, found Disabled") as caught:
         make_vec(config, 1)
     assert len(caught.value.parts) == 3
@@ -278,7 +278,7 @@ def test_a_second_reset_starts_the_seed_over(engine: Any) -> None:
 
 def test_a_reset_of_a_same_step_engine_leaves_no_filler_behind() -> None:
     kwargs = {"autoreset_mode": "SameStep", "terminate_after": 1}
-    env = make_vec(EnvConfig("unirl/Counting-v0", "vector", kwargs=kwargs), 1)
+    env = make_vec(toy_env("Counting", "vector", kwargs=kwargs), 1)
     for _ in range(2):
         env.reset(0)
         step = env.step(np.zeros(1, np.int64))
@@ -307,20 +307,13 @@ def test_actions_of_the_wrong_shape_are_refused() -> None:
         env.step(np.zeros(2, dtype=np.int64))
 
 
-def test_registering_the_toys_twice_changes_nothing() -> None:
-    register_toys()
-    before = gymnasium.registry["unirl/Counting-v0"]
-    register_toys()
-    assert gymnasium.registry["unirl/Counting-v0"] is before
-
-
 def test_a_same_step_engine_whose_episodes_all_last_one_step_is_given_up() -> None:
     kwargs = {"autoreset_mode": "SameStep", "terminate_after": 1, "truncate_after": 1}
-    env = make_vec(EnvConfig("unirl/Counting-v0", "vector", kwargs=kwargs), 2)
+    env = make_vec(toy_env("Counting", "vector", kwargs=kwargs), 2)
     env.reset(0)
     with pytest.raises(UniRLError, match="ends every episode at its first step"):
         rows(env, MAX_FILLERS + 2)
     kwargs["terminate_after"] = 2
-    env = make_vec(EnvConfig("unirl/Counting-v0", "vector", kwargs=kwargs), 2)
+    env = make_vec(toy_env("Counting", "vector", kwargs=kwargs), 2)
     env.reset(0)
     assert sum(step.mask.sum() for step in rows(env, MAX_FILLERS + 2)) > MAX_FILLERS / 2

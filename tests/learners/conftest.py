@@ -14,9 +14,9 @@ from unirl.actors.vector import ActorConfig, unroll_spec
 from unirl.core.sample import SampleSpec, Slot
 from unirl.core.training_budget import TrainingBudget
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
+from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.unroll import UnrollLearner
-from unirl.learners.update import OptimizerConfig
 from unirl.policy import Policy, PolicyConfig
 
 LENGTH, NUM_ENVS = 5, 4

@@ -31,10 +31,10 @@ def test_a_window_holds_the_newest_episodes_in_order_of_time() -> None:
         assert window.read(unroll(first), metrics) == (20, 0)
     assert list(window.returns) == [3.0, 6.0, 8.0]
     assert list(window.lengths) == [30, 60, 80]
-    told = metrics.flush()
-    assert told["charts/episodes"] == 4
-    assert told["charts/episodic_return"] == (3.0 + 6.0 + 8.0) / 3
-    assert told["charts/episodic_length"] == (30 + 60 + 80) / 3
+    found = metrics.flush()
+    assert found["charts/episodes"] == 4
+    assert found["charts/episodic_return"] == (3.0 + 6.0 + 8.0) / 3
+    assert found["charts/episodic_length"] == (30 + 60 + 80) / 3
 
 
 def test_of_more_ends_than_places_only_the_newest_stay() -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import unirl
+from tests.vtrace.reference import slow_vtrace_targets
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Batch, Slot
 from unirl.core.weights import LocalWeightStore
 from unirl.errors import UniRLError
 from unirl.learners.impala import RunningScale
-from unirl.vtrace.reference import slow_vtrace_targets
 
 
 @pytest.mark.parametrize("normalize_advantage", [False, True])
@@ -84,7 +84,7 @@ def test_a_batch_with_little_to_tell_moves_little(
         learner, _, spec = make(
             "impala", normalize_advantage=True, gamma=0.0, value_coef=0.0, entropy_coef=0.0
         )
-        for parameter in learner._policy.value_head.parameters():
+        for parameter in learner.policy.value_head.parameters():
             parameter.data.zero_()  # the advantage is rho times the reward
         learner.step(Batch([random_slot(spec, 1)], 0))
         slot = random_slot(spec, 2)

@@ -21,10 +21,10 @@ from unirl.core.training_budget import ScheduleProgress, TrainingBudget
 from unirl.core.tree import leaves
 from unirl.errors import UniRLError
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
+from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.parallel import RankLost, Ranks
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.unroll import UnrollLearner, make_unroll_learner
-from unirl.learners.update import OptimizerConfig
 from unirl.policy import PolicyConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,7 +134,7 @@ def work(folder: Path) -> None:
         schedule.record_training_seconds(10.0 + 20.0 * ranks.rank)
         found["left"] = schedule.left(0)
         found["words"] = [
-            ranks.agree(w) for w in (None, "late" if ranks.rank else None, f"r{ranks.rank}")
+            ranks.first_text(w) for w in (None, "late" if ranks.rank else None, f"r{ranks.rank}")
         ]
         try:
             ranks.require_alike(version="1", weights=f"of rank {ranks.rank}")
@@ -268,16 +268,20 @@ def test_without_torchrun_a_process_is_alone() -> None:
     with ranks.joined(1.0):
         assert ranks.sum(tensors)[0] is tensors[0]
         assert ranks.reduce is None
-        assert (ranks.count(3, 4), ranks.agree("done")) == ([3, 4], "done")
+        assert (ranks.count(3, 4), ranks.first_text("done")) == ([3, 4], "done")
         assert not torch.distributed.is_initialized()
 
 
 def test_each_rank_computes_on_its_own_device() -> None:
     ranks = Ranks(rank=3, world_size=4, local_rank=1)
-    assert [ranks.place(name) for name in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda:1", "cuda:1"]
+    assert [ranks.own_device(name) for name in ("cpu", "cuda", "cuda:1")] == [
+        "cpu",
+        "cuda:1",
+        "cuda:1",
+    ]
     with pytest.raises(UniRLError, match="given device cuda:0"):
-        ranks.place("cuda:0")
-    assert Ranks().place("cuda:0") == "cuda:0"
+        ranks.own_device("cuda:0")
+    assert Ranks().own_device("cuda:0") == "cuda:0"
 
 
 if __name__ == "__main__":

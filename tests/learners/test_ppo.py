@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.vtrace.reference import slow_gae, slow_vtrace_gae
 from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
 from unirl.errors import UniRLError
 from unirl.learners.ppo import PpoLearnerConfig
 from unirl.policy import Policy
-from unirl.vtrace.reference import slow_gae, slow_vtrace_gae
 
 PLAIN = {"epochs": 1, "minibatches": 1, "normalize_reward": False}
 
@@ -73,7 +73,7 @@ def test_a_lagging_batch_is_ppo_around_the_policy_of_the_moment_with_vtrace_adva
     learner, policy, spec = make("ppo", **PLAIN, **settings, normalize_advantage=False)
     slot = random_slot(spec, 1)
     data, mask = slot.data, slot.data["mask"]
-    rows = learner._objective.prepare(learner._rows(data), Metrics())
+    rows = learner.objective.prepare(learner.rows(data), Metrics())
     unroll = policy.unroll(data["obs"], {}, None)
     prox_logp = unroll.distribution[:-1].log_prob(data["action"]).detach()
     prox_value = unroll.value.detach()
@@ -92,7 +92,7 @@ def test_a_lagging_batch_is_ppo_around_the_policy_of_the_moment_with_vtrace_adva
         for parameter in policy.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     metrics = Metrics()
-    losses = learner._objective.losses(rows, metrics)
+    losses = learner.objective.losses(rows, metrics)
     unroll = policy.unroll(data["obs"], {}, None)
     ratio = (unroll.distribution[:-1].log_prob(data["action"]) - prox_logp).exp()[mask]
     gain = want.advantage[mask]
@@ -118,7 +118,7 @@ def test_the_proximal_policy_in_parts_is_that_of_the_whole_batch(
         slot = random_slot(spec, 1)
         act_on_policy(policy, slot)
         metrics = Metrics()
-        found.append(learner._objective.prepare(learner._rows(slot.data), metrics))
+        found.append(learner.objective.prepare(learner.rows(slot.data), metrics))
         # States and resets are the actor's own, so it is on-policy to rounding.
         assert metrics.flush()["losses/behaviour_kl"] == pytest.approx(0.0, abs=1e-9)
     for name in ("prox_logp", "prox_value", "target", "advantage"):
@@ -171,7 +171,7 @@ def test_explained_variance_is_one_for_a_perfect_value_and_zero_for_a_constant_o
         value = policy.unroll(slot.data["obs"], {}, None).value
     slot.data["reward"].copy_(value[:-1])
     metrics = Metrics()
-    learner._objective.prepare(learner._rows(slot.data), metrics)
+    learner.objective.prepare(learner.rows(slot.data), metrics)
     assert metrics.flush()["losses/explained_variance"] == pytest.approx(1.0)
 
 
@@ -187,10 +187,10 @@ def test_without_memory_minibatches_mix_steps_and_add_up_to_the_batch(
 ) -> None:
     learner, _, spec = make("ppo", **{**PLAIN, "minibatches": 2}, value_clip=0.1)
     slot = random_slot(spec, 1)
-    rows = learner._objective.prepare(learner._rows(slot.data), Metrics())
-    whole = learner._objective.losses(rows, Metrics())
-    parts = list(learner._minibatches(rows))
-    found = [learner._objective.losses(part, Metrics()) for part in parts]
+    rows = learner.objective.prepare(learner.rows(slot.data), Metrics())
+    whole = learner.objective.losses(rows, Metrics())
+    parts = list(learner.minibatches(rows))
+    found = [learner.objective.losses(part, Metrics()) for part in parts]
     for name in ("policy", "value", "entropy", "divergence"):
         want = getattr(whole, name)
         numerator = sum(getattr(one, name).numerator for one in found)
@@ -215,7 +215,7 @@ def test_a_scaled_reward_is_normalised_like_the_plain_one(
         slot = random_slot(spec, 2)
         slot.data["carry"].copy_(torch.tensor([3.0, -2.0, 5.0, 0.5]))  # unscaled, as actors tell it
         for _ in range(20):
-            reward = learner._reward(slot.data)
+            reward = learner.rows(slot.data)["reward"]
         found.append(reward)
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
 
@@ -227,7 +227,7 @@ def test_a_clipped_value_is_held_near_what_the_network_said(
     slot = random_slot(spec, 3)
     slot.data["reward"].sub_(50.0)  # far from what the statistics begin with
     act_on_policy(policy, slot)
-    rows = learner._objective.prepare(learner._rows(slot.data), Metrics())
+    rows = learner.objective.prepare(learner.rows(slot.data), Metrics())
     with torch.no_grad():
         said = policy.unroll(slot.data["obs"], {}, None).value[:-1]
     torch.testing.assert_close(rows["prox_value"].flatten(), said.flatten())

@@ -1,4 +1,4 @@
-"""Episodes that a limit cut off go on in the value of their final observation."""
+"""Episodes that a limit cut off continue in the value of their final observation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from unirl.core.sample import Batch, Slot
 from unirl.core.training_budget import TrainingBudget
 from unirl.core.weights import LocalWeightStore
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
+from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.truncation import bootstrapped, spread
 from unirl.learners.unroll import UnrollLearner
-from unirl.learners.update import OptimizerConfig
 from unirl.policy import Policy, PolicyConfig
+
+UPDATES = 100
 
 
 def test_the_value_enters_where_an_episode_was_cut_off_and_nowhere_else() -> None:
@@ -29,16 +31,16 @@ def test_the_value_enters_where_an_episode_was_cut_off_and_nowhere_else() -> Non
     assert torch.equal(bootstrapped(reward, truncated, value, 0.5), expected)
 
 
-@pytest.mark.parametrize("num_places", [1, 2, 3])
-def test_the_kth_value_belongs_to_the_kth_cut(num_places: int) -> None:
+@pytest.mark.parametrize("num_rows", [1, 2, 3])
+def test_the_kth_value_belongs_to_the_kth_cut(num_rows: int) -> None:
     truncated = torch.zeros(6, 2, dtype=torch.bool)
     truncated[[1, 4], 0] = True
     truncated[2, 1] = True
-    final = torch.arange(1.0, 1 + 2 * num_places).view(num_places, 2)
+    final = torch.arange(1.0, 1 + 2 * num_rows).view(num_rows, 2)
     found = spread(final, truncated)
     assert found.shape == truncated.shape
     assert found[1, 0] == final[0, 0] and found[2, 1] == final[0, 1]
-    assert found[4, 0] == final[min(1, num_places - 1), 0]
+    assert found[4, 0] == final[min(1, num_rows - 1), 0]
 
 
 def learned_values(objective: str, **settings: Any) -> Tensor:
@@ -71,17 +73,17 @@ def learned_values(objective: str, **settings: Any) -> Tensor:
     )
     learner = UnrollLearner(
         policy, objective_type(policy, config), spec, config,
-        batch_size=1, budget=TrainingBudget(300 * 256), seed=0,
+        batch_size=1, budget=TrainingBudget(UPDATES * 256), seed=0,
     )  # fmt: skip
     slot = Slot(0, 0, spec.allocate())
-    for _ in range(300):
+    for _ in range(UPDATES):
         actor.produce(slot)
         learner.step(Batch([slot], learner.version))
         weights.publish(learner.weights(), learner.version)
     obs = torch.eye(2).unsqueeze(0)
     with torch.no_grad():
         value = policy.value(obs)[0]
-    norm = getattr(learner._objective, "_value_norm", None)
+    norm = getattr(learner.objective, "value_norm", None)
     return value if norm is None else norm.restore(value)
 
 
@@ -97,7 +99,7 @@ def test_with_final_observations_values_are_the_analytic_ones(
 
 
 def test_with_the_observation_before_they_are_wrong() -> None:
-    # Each state believes that it goes on to itself: 1 / (1 - gamma), and 0.
+    # Each state believes that it follows itself: 1 / (1 - gamma), and 0.
     values = learned_values("ppo", truncation="previous").tolist()
     assert values == pytest.approx([1 / (1 - GAMMA), 0.0], rel=0.02, abs=0.1)
     assert abs(values[0] - VALUES[0]) > 2.0

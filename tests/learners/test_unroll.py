@@ -15,10 +15,10 @@ from unirl.core.sample import Batch, Slot
 from unirl.core.tree import flatten, tree_map
 from unirl.errors import UniRLError
 from unirl.learners.impala import ImpalaLearnerConfig
-from unirl.learners.objective import Losses, Rows, select
+from unirl.learners.objective import Losses, UnrollRows, select
+from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.ppo import PpoLearnerConfig
 from unirl.learners.unroll import UnrollLearner
-from unirl.learners.update import OptimizerConfig
 
 every_objective = pytest.mark.parametrize("objective", ["impala", "ppo"])
 ONE_STEP = {"epochs": 1, "minibatches": 1}
@@ -187,13 +187,13 @@ def test_every_pass_takes_each_environment_once(
     learner, _, spec = make("impala", epochs=3, minibatches=2, shuffle=shuffle)
     slot = random_slot(spec, 1)
     slot.data["obs"][0, :, 0] = torch.arange(4.0)
-    losses, seen = learner._objective.losses, []
+    losses, seen = learner.objective.losses, []
 
-    def watched(rows: Rows, metrics: Metrics) -> Losses:
+    def watched(rows: UnrollRows, metrics: Metrics) -> Losses:
         seen.append({int(env) for env in rows["obs"][0, :, 0]})
         return losses(rows, metrics)
 
-    monkeypatch.setattr(learner._objective, "losses", watched)
+    monkeypatch.setattr(learner.objective, "losses", watched)
     learner.step(Batch([slot], 0))
     assert [len(part) for part in seen] == [2] * 6
     passes = zip(seen[::2], seen[1::2], strict=True)
@@ -280,17 +280,17 @@ def test_an_adaptive_step_size_follows_the_divergence_within_its_bounds(
 def test_a_step_size_adapts_to_how_far_the_policy_was_in_all_minibatches(
     make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
 ) -> None:
-    def told(target_kl: float) -> tuple[float, float]:
+    def step_size(target_kl: float) -> tuple[float, float]:
         optimizer = {"lr": 1e-3, "lr_schedule": "adaptive", "target_kl": target_kl}
         learner, _, spec = make(objective, epochs=1, minibatches=4, optimizer=optimizer)
         metrics = learner.step(Batch([random_slot(spec, 1)], 0)).flush()
         return metrics["losses/approx_kl"], metrics["losses/learning_rate"]
 
-    far, _ = told(1.0)
+    far, _ = step_size(1.0)
     assert far > 0
     # It falls where the policy was more than two of the target away, and not before.
-    assert told(far / 2.02)[1] == pytest.approx(1e-3 / 1.5)
-    assert told(far / 1.98)[1] == pytest.approx(1e-3)
+    assert step_size(far / 2.02)[1] == pytest.approx(1e-3 / 1.5)
+    assert step_size(far / 1.98)[1] == pytest.approx(1e-3)
 
 
 @every_objective
@@ -302,7 +302,7 @@ def test_passes_over_a_batch_end_when_the_policy_went_far(
             objective, minibatches=1, epochs=5, stop_kl=limit, optimizer={"lr": 1e-2}
         )
         slot = random_slot(spec, 1)
-        act_on_policy(learner._policy, slot)
+        act_on_policy(learner.policy, slot)
         # The first pass begins where the policy is: nothing is seen before the second.
         assert learner.step(Batch([slot], 0)).flush()["losses/epochs"] == num_epochs
 

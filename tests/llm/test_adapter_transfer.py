@@ -20,7 +20,7 @@ from unirl.core.actor import ActorContext
 from unirl.core.learner import LearnerContext
 from unirl.core.weights import LocalWeightStore
 from unirl.errors import UniRLError
-from unirl.learners.update import OptimizerConfig
+from unirl.learners.optimizer import OptimizerConfig
 from unirl.llm import assembly, saved_samples
 from unirl.llm.engine import EngineConfig, Request, SamplingConfig
 from unirl.llm.engines.make import require_engine

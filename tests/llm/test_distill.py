@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 from tests.llm.packed_groups import VOCAB, make_groups, make_model
 from tests.llm.test_learner import batch_of, close, groups_with_rewards, make_learner, moved
 from unirl.errors import UniRLError
-from unirl.learners.update import OptimizerConfig
+from unirl.learners.optimizer import OptimizerConfig
 from unirl.llm.algorithms.algorithm import AlgorithmConfig
 from unirl.llm.group import Group
 from unirl.llm.models.model import ModelConfig

@@ -17,7 +17,7 @@ from tests.llm.packed_groups import make_groups, make_model
 from unirl.core.sample import Batch, Slot
 from unirl.core.training_budget import TrainingBudget
 from unirl.errors import UniRLError
-from unirl.learners.update import OptimizerConfig
+from unirl.learners.optimizer import OptimizerConfig
 from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
 from unirl.llm.group import FINISHES, Group, GroupShape
 from unirl.llm.training.language_policy import LanguagePolicy

@@ -19,7 +19,7 @@ from tests.llm.test_learner import PLAIN, batch_of, close, groups_with_rewards, 
 from tests.llm.test_ranks import copied
 from unirl.core.training_budget import TrainingBudget
 from unirl.errors import UniRLError
-from unirl.learners.update import OptimizerConfig
+from unirl.learners.optimizer import OptimizerConfig
 from unirl.llm import assembly
 from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
 from unirl.llm.engine import Request, SamplingConfig

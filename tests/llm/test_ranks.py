@@ -23,8 +23,8 @@ from tests.llm.test_learner import (
     moved,
 )
 from unirl.core.learner import LearnerState
+from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.parallel import Ranks
-from unirl.learners.update import OptimizerConfig
 from unirl.llm.algorithms.algorithm import AlgorithmConfig
 from unirl.llm.group import Group
 

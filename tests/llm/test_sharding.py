@@ -16,8 +16,8 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 from tests.llm.packed_groups import make_model
 from tests.llm.test_learner import batch_of, close, make_learner, moved
 from tests.llm.test_ranks import CASES, copied, groups_of, in_two_processes
+from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.parallel import Ranks
-from unirl.learners.update import OptimizerConfig
 from unirl.llm.algorithms.algorithm import AlgorithmConfig
 from unirl.llm.models.lora import add_adapters
 from unirl.llm.models.model import ModelConfig

@@ -56,9 +56,9 @@ def test_diag_gaussian_is_independent_normals(shape: tuple[int, ...]) -> None:
     second = DiagGaussian(other_mean, other_log_std, shape)
     theirs = reference.Independent(reference.Normal(mean, log_std.exp()), 1)
     others = reference.Independent(reference.Normal(other_mean, other_log_std.exp()), 1)
-    action, logp = ours.sample_with_logp(generator())
+    action = ours.sample(generator())
     assert action.shape == (5, 4, *shape)
-    torch.testing.assert_close(logp, theirs.log_prob(action.reshape(5, 4, size)))
+    torch.testing.assert_close(ours.log_prob(action), theirs.log_prob(action.reshape(5, 4, size)))
     torch.testing.assert_close(ours.entropy(), theirs.entropy())
     torch.testing.assert_close(ours.mode(), mean.reshape(5, 4, *shape))
     torch.testing.assert_close(ours.kl(second), reference.kl_divergence(theirs, others))
@@ -109,15 +109,14 @@ def test_gaussian_samples_have_the_mean_and_std_of_their_parameters() -> None:
 
 
 @pytest.mark.parametrize("name", ["categorical", "multi", "gaussian"])
-def test_logp_of_a_sample_is_log_prob_of_it_and_the_generator_decides(name: str) -> None:
+def test_the_generator_decides_what_is_sampled(name: str) -> None:
     x = torch.randn(9, 4, 3, generator=generator())
     policy = {
         "categorical": Categorical(x[:, 0]),
         "multi": MultiCategorical(x),
         "gaussian": DiagGaussian(x[:, 0], torch.zeros(3), (3,)),
     }[name]
-    action, logp = policy.sample_with_logp(generator(5))
-    assert torch.equal(logp, policy.log_prob(action))
+    action = policy.sample(generator(5))
     assert torch.equal(action, policy.sample(generator(5)))
     assert not torch.equal(action, policy.sample(generator(6)))
 

@@ -133,8 +133,8 @@ def test_actors_get_the_statistics_as_weights() -> None:
     before = learner.unroll(x[None], {}).value
     learner.update_normalizer(x[None], torch.ones(1, 6, dtype=torch.bool))
     actor.load_weights(learner.weights())
-    told, own = (policy.unroll(x[None], {}) for policy in (actor, learner))
-    assert torch.equal(told.value, own.value) and not torch.equal(own.value, before)
+    acting, learning = (policy.unroll(x[None], {}) for policy in (actor, learner))
+    assert torch.equal(acting.value, learning.value) and not torch.equal(learning.value, before)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 
 import unirl
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces as spaces_of
 from unirl.policy import Policy, PolicyConfig
@@ -69,8 +69,8 @@ def test_a_run_in_emulated_bfloat16_warns_for_learner_and_actor(
     low = {"policy.compute_dtype": "bfloat16", "run.total_steps": 100}
     with caplog.at_level(logging.WARNING):
         unirl.run(unirl.make_plan("impala", **low), tmp_path, console=False)
-    told = [text.split()[1] for text in caplog.messages if "can only emulate" in text]
-    assert told == ([] if has_bfloat16("cpu") else ["learner", "actor"])
+    warned = [text.split()[1] for text in caplog.messages if "can only emulate" in text]
+    assert warned == ([] if has_bfloat16("cpu") else ["learner", "actor"])
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -87,7 +87,7 @@ def test_evaluations_act_in_float32_where_the_cpu_emulates() -> None:
     assert for_cpu(low).compute_dtype == HERE and for_cpu(PolicyConfig()) == PolicyConfig()
     config = EnvConfig()
     weights = Policy(*spaces_of(config), low, seed=0).weights()
-    result = PolicyEvaluator(config, low, 1).evaluate(weights, 2)
+    result = make_evaluator(config, low, 1).evaluate(weights, 2)
     assert len(result.returns) == 2
 
 

@@ -50,10 +50,10 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
 with log_to_file(Path({str(tmp_path)!r}) / "log.txt"):
     for number in range(100):
         logging.getLogger("unirl").info("sentence %d", number)
-print("goes on")
+print("continues")
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "goes on\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "continues\n", "")
     assert "sentence 3" in (tmp_path / "log.txt").read_text()

@@ -38,13 +38,13 @@ class Sleeper:
 
     def __init__(self, context: ActorContext, *, fault: str, marks: Path) -> None:
         self.weights, self.fault, self.marks = context.weights, fault, marks
-        self.under_way = self.most_under_way = 0
+        self.in_flight = self.most_in_flight = 0
         self.interrupted = asyncio.Event()
 
     async def produce(self, slot: Slot) -> None:
         version = self.weights.pull(Holder(), -1)
-        self.under_way += 1
-        self.most_under_way = max(self.most_under_way, self.under_way)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
             if self.fault == "tail" and slot.ticket % 4 == 3:
                 await asyncio.wait_for(self.interrupted.wait(), 0.5 if slot.ticket < 4 else 20.0)
@@ -58,7 +58,7 @@ class Sleeper:
             if self.fault == "discard" and slot.ticket % 3 == 0:
                 raise DiscardSlot("zero_variance")
         finally:
-            self.under_way -= 1
+            self.in_flight -= 1
         slot.data["ticket"][0], slot.data["pid"][0] = slot.ticket, os.getpid()
         slot.first_version = slot.last_version = version
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import unirl
+from tests.toy_envs import FAULT
 from unirl.errors import UniRLError
 from unirl.runners.loop import TrainLoop
 from unirl.runners.processes import ProcessesRunner
@@ -139,7 +140,7 @@ def test_a_worker_that_owes_a_step_for_too_long_is_replaced_and_the_others_conti
 def test_a_worker_may_take_longer_to_reset_all_its_groups_than_for_one_step() -> None:
     runner = make(
         **{
-            "env.id": "unirl/Fault-v0",
+            **FAULT,
             "env.kwargs": {"reset_seconds": 0.5},
             "env.step_timeout": 1.0,
             "sampler.num_workers": 1,
@@ -173,14 +174,14 @@ def test_an_environment_that_always_fails_ends_the_run_and_names_its_worker(
         "appo",
         **{
             **SMALL,
-            "env.id": "unirl/Fault-v0",
+            **FAULT,
             "env.kwargs": {"raise_at": 100},
             "runner.max_restarts": 1,
         },
     )
     with pytest.raises(UniRLError) as error:
         unirl.run(plan, tmp_path, console=False)
-    assert "RuntimeError in toy.py" in error.value.what
+    assert "RuntimeError in toy_envs.py" in error.value.what
     assert error.value.what.startswith("environment worker")
     assert "restarted 1 of 1 times" in error.value.rule
     logs = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
@@ -188,12 +189,10 @@ def test_an_environment_that_always_fails_ends_the_run_and_names_its_worker(
 
 
 def test_a_broken_observation_ends_the_run_at_once(tmp_path: Path) -> None:
-    plan = unirl.make_plan(
-        "appo", **{**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": {"nan_at": 20}}
-    )
+    plan = unirl.make_plan("appo", **{**SMALL, **FAULT, "env.kwargs": {"nan_at": 20}})
     with pytest.raises(UniRLError, match=r"(?i)nan") as error:
         unirl.run(plan, tmp_path, console=False)
-    assert "unirl/Fault-v0" in str(error.value)
+    assert "toy/Fault-v0" in str(error.value)
 
 
 def test_more_groups_than_slots_are_refused() -> None:

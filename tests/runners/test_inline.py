@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import unirl
+from tests.toy_envs import FAULT
 from unirl.core.actor import ActorContext
 from unirl.core.learner import LearnerContext, LearnerState
 from unirl.core.metrics import Metrics
@@ -182,7 +183,7 @@ def test_a_failing_environment_is_restarted_and_then_named(
 ) -> None:
     settings = {
         **SMALL,
-        "env.id": "unirl/Fault-v0",
+        **FAULT,
         "env.kwargs": {"raise_at": 100},
         "runner.max_restarts": 2,
     }
@@ -199,8 +200,8 @@ def test_a_failing_environment_is_restarted_and_then_named(
 
 
 def test_a_nan_observation_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
-    settings = {**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": {"nan_at": 200}}
-    with pytest.raises(ActorFailed, match="unirl/Fault-v0"):
+    settings = {**SMALL, **FAULT, "env.kwargs": {"nan_at": 200}}
+    with pytest.raises(ActorFailed, match="toy/Fault-v0"):
         unirl.run(unirl.make_plan("impala", **settings), tmp_path / "run", console=False)
     assert load_checkpoint(tmp_path / "run").state["version"] > 0
 

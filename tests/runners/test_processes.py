@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 import unirl
+from tests.toy_envs import FAULT
 from unirl.errors import ActorFailed, UniRLError
 from unirl.runners.config import RunnerConfig
 from unirl.runners.loop import TrainLoop
@@ -200,7 +201,7 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_trace_in_the_lo
         "impala",
         **{
             **SMALL,
-            "env.id": "unirl/Fault-v0",
+            **FAULT,
             "env.kwargs": {"raise_at": 200},
             "runner.max_restarts": 1,
         },
@@ -208,7 +209,7 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_trace_in_the_lo
     with pytest.raises(UniRLError) as error:
         unirl.run(plan, tmp_path, console=False)
     assert len(error.value.parts) == 3
-    assert "RuntimeError in toy.py" in error.value.what
+    assert "RuntimeError in toy_envs.py" in error.value.what
     assert "restarted 1 of 1 times" in error.value.rule
     assert "actor-00" in error.value.remedy
     # What was learned before is saved: the remedy, to resume, can be followed.
@@ -218,13 +219,11 @@ def test_an_environment_that_always_fails_stops_the_run_with_its_trace_in_the_lo
 
 
 def test_a_nan_observation_stops_the_run_at_once_and_names_itself(tmp_path: Path) -> None:
-    plan = unirl.make_plan(
-        "impala", **{**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": {"nan_at": 20}}
-    )
+    plan = unirl.make_plan("impala", **{**SMALL, **FAULT, "env.kwargs": {"nan_at": 20}})
     with pytest.raises(UniRLError, match=r"(?i)nan") as error:
         unirl.run(plan, tmp_path, console=False)
     assert len(error.value.parts) == 3
-    assert "unirl/Fault-v0" in str(error.value)
+    assert "toy/Fault-v0" in str(error.value)
 
 
 @pytest.mark.parametrize("timeout_seconds", [1.0, 300.0], ids=["equal deadlines", "default"])
@@ -234,7 +233,7 @@ def test_a_hung_environment_is_killed_once_and_restarted(
     kwargs = {"sleep_at": 500, "sleep_seconds": 600.0}
     plan = unirl.make_plan(
         "impala",
-        **{**SMALL, "env.id": "unirl/Fault-v0", "env.kwargs": kwargs, "runner.hang_seconds": 1.0},
+        **{**SMALL, **FAULT, "env.kwargs": kwargs, "runner.hang_seconds": 1.0},
     )
     runner = ProcessesRunner(plan, log_dir=tmp_path)
 
@@ -257,7 +256,7 @@ def test_an_actor_that_hangs_for_good_is_told_by_the_setting_that_killed_it(tmp_
         "impala",
         **{
             **SMALL,
-            "env.id": "unirl/Fault-v0",
+            **FAULT,
             "env.kwargs": {"sleep_at": 20, "sleep_seconds": 600.0},
             "runner.hang_seconds": 1.5,
             "runner.max_restarts": 0,

@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from unirl.core.tree import leaves
+from tests.storage.saving import save
 from unirl.errors import UniRLError
 from unirl.storage.checkpoint import latest, list_checkpoints, load_checkpoint, save_checkpoint
 
@@ -38,15 +33,6 @@ DTYPES = [
     torch.uint64,
     torch.bool,
 ]
-
-
-def save(root: Path, step: int, **changes: Any) -> Path:
-    arguments: dict[str, Any] = {
-        "model": {"weight": torch.full((4, 3), float(step))},
-        "optimizer": {"exp_avg": {"weight": torch.full((4, 3), -float(step))}},
-        "state": {"step": step},
-    }
-    return save_checkpoint(root, step, **(arguments | changes))
 
 
 def damage(file: Path, at: int) -> None:
@@ -323,201 +309,11 @@ def test_what_cannot_be_stored_is_refused_before_the_disk_is_touched(
     assert not os.listdir(tmp_path)
 
 
-@pytest.mark.parametrize("limit", [100, 5_000, 50_000, 99_000])
-def test_a_full_disk_leaves_the_previous_checkpoint_and_nothing_half(
-    tmp_path: Path, limit: int
-) -> None:
-    save(tmp_path, 1)
-    # The kernel refuses to grow a file beyond the limit, as it does on a full disk.
-    script = f"""
-import resource, sys, torch
-from pathlib import Path
-from unirl.storage.checkpoint import save_checkpoint
-from unirl.errors import UniRLError
-tree = {{"small": torch.zeros(500), "large": torch.zeros(25_000)}}
-resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
-try:
-    save_checkpoint(Path({str(tmp_path)!r}), 2, model=tree, optimizer=tree, state={{}}, keep=1)
-except UniRLError as error:
-    print(*error.parts, sep="\\n")
-    sys.exit(2)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2, done.stderr
-    what, rule, remedy = done.stdout.splitlines()
-    assert what.startswith("disk full") and str(tmp_path) in what
-    assert "204,000 bytes" in rule and "step_00000001 is intact" in remedy
-    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["latest", "step_00000001"]
-    assert load_checkpoint(tmp_path).step == 1
-
-
 def test_a_folder_that_cannot_be_written_is_an_error_a_person_can_act_on(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file in the way")
     with pytest.raises(UniRLError) as caught:
         save(tmp_path, 1)
     assert len(caught.value.parts) == 3 and "checkpoints" in caught.value.what
-
-
-# Imports once; each line it reads starts a writer, whose process id it prints.
-WRITERS = """
-import itertools, os, signal, sys, torch
-from pathlib import Path
-from unirl.storage.checkpoint import latest, save_checkpoint
-root, keep = Path(sys.argv[1]), int(sys.argv[2])
-for _ in sys.stdin:
-    writer = os.fork()
-    if writer:
-        print(writer, flush=True)
-        os.waitpid(writer, 0)
-        print("dead", flush=True)
-        continue
-    signal.alarm(60)  # whatever becomes of the test
-    newest = latest(root)
-    # The first save replaces the step that `latest` names.
-    for step in itertools.count(int(newest.name.removeprefix("step_")) if newest else 0):
-        tree = {str(i): torch.full((20_000,), float(step)) for i in range(8)}
-        save_checkpoint(root, step, model=tree, optimizer=tree, state={"step": step}, keep=keep)
-"""
-
-
-class Writers:
-    """Processes that save checkpoints as fast as they can, one at a time, until killed."""
-
-    def __init__(self, root: Path, keep: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", WRITERS, str(root), str(keep)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def start(self) -> int:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        print(file=self._process.stdin, flush=True)
-        return int(self._process.stdout.readline())
-
-    def kill(self, writer: int) -> None:
-        assert self._process.stdout is not None
-        os.kill(writer, signal.SIGKILL)
-        assert self._process.stdout.readline() == "dead\n"
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate(timeout=10)
-
-
-def test_a_writer_killed_at_any_moment_leaves_every_checkpoint_readable(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    writers = Writers(tmp_path, keep=2)
-    last_step = -1
-    try:
-        for kill_index in range(20):
-            before, writer = latest(tmp_path), writers.start()
-            deadline = time.monotonic() + 10
-            # Every other one is killed after it finished a save, the others maybe amid their first.
-            while kill_index % 2 and latest(tmp_path) == before and time.monotonic() < deadline:
-                time.sleep(0.001)
-            time.sleep(rng.uniform(0.0, 0.1))
-            writers.kill(writer)
-            for path in list_checkpoints(tmp_path):
-                checkpoint = load_checkpoint(path)
-                values = {value for _, leaf in leaves(checkpoint.model) for value in leaf.tolist()}
-                assert values == {float(checkpoint.step)} == {checkpoint.state["step"]}
-            if last_step >= 0 or latest(tmp_path) is not None:
-                newest = load_checkpoint(tmp_path).step
-                assert newest >= last_step, "a finished checkpoint was lost"
-                last_step = newest
-    finally:
-        writers.close()
-    assert last_step >= 10, "no writer lived long enough to test anything"
-    save(tmp_path, last_step + 1)
-    assert not [name for name in os.listdir(tmp_path / "checkpoints") if name.startswith(".")]
-
-
-# Saves once per line, in a child that dies before the file operation that the line numbers.
-DYING_WRITER = """
-import os, shutil, sys, torch
-from pathlib import Path
-from unirl.storage.checkpoint import save_checkpoint
-start, step, keep = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-num_left = 0
-
-def die(event, arguments):
-    global num_left
-    if event in ("os.rename", "os.symlink", "os.mkdir", "os.rmdir", "os.remove", "open"):
-        num_left -= 1
-        if num_left < 0:
-            os._exit(9)
-
-for number in range(1000):
-    root = start.with_name(f"killed-{number}")
-    shutil.copytree(start, root, symlinks=True)
-    child = os.fork()
-    if not child:
-        num_left = number
-        sys.addaudithook(die)
-        tree = {"x": torch.full((9,), float(step))}
-        save_checkpoint(root, step, model=tree, optimizer=tree, state={"new": True}, keep=keep)
-        os._exit(0)
-    if os.waitpid(child, 0)[1] == 0:
-        break
-print(number)
-"""
-
-
-@pytest.mark.parametrize(
-    ("before", "step", "keep"),
-    [((), 1, 3), ((1, 2, 3), 4, 1), ((1, 9, 2), 3, 3), ((1, 2), 2, 2), ((2,), 2, 1)],
-    ids=["first", "prune", "rewound", "replace", "replace-only"],
-)
-def test_death_before_any_single_file_operation_loses_nothing(
-    tmp_path: Path, before: tuple[int, ...], step: int, keep: int
-) -> None:
-    start = tmp_path / "start"
-    start.mkdir()
-    for earlier in before:
-        save(start, earlier)
-    arguments = [sys.executable, "-c", DYING_WRITER, str(start), str(step), str(keep)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    num_operations = int(done.stdout)
-    assert num_operations > 5
-    had_new = False
-    for number in range(num_operations + 1):
-        root = tmp_path / f"killed-{number}"
-        complete = list_checkpoints(root)
-        visible = sorted((root / "checkpoints").glob("step_*"))
-        assert set(visible) <= set(complete), "a half checkpoint bears a checkpoint's name"
-        for path in complete:
-            checkpoint = load_checkpoint(path)
-            assert checkpoint.model[next(iter(checkpoint.model))].unique() == checkpoint.step
-        if before or latest(root) is not None:
-            newest = load_checkpoint(root)
-            assert newest.step in (*before[-1:], step)
-            has_new = "new" in newest.state
-            assert has_new or not had_new, "a later death left an older checkpoint"
-            had_new = has_new
-        save(root, step + 1)
-        assert load_checkpoint(root).step == step + 1
-        names = os.listdir(root / "checkpoints")
-        assert not [name for name in names if name.startswith(".")]
-    assert had_new
-
-
-def test_a_reader_beside_a_writer_always_finds_a_whole_checkpoint(tmp_path: Path) -> None:
-    writers = Writers(tmp_path, keep=1)
-    writer = writers.start()
-    try:
-        deadline = time.monotonic() + 30
-        while latest(tmp_path) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        steps = [load_checkpoint(tmp_path).step for _ in range(100)]
-    finally:
-        writers.kill(writer)
-        writers.close()
-    assert steps == sorted(steps) and steps[-1] > steps[0]
 
 
 @pytest.mark.gpu

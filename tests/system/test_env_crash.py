@@ -16,7 +16,7 @@ import os, signal, time
 from pathlib import Path
 
 import gymnasium
-from unirl.envs.toy import Fault
+from tests.toy_envs import Fault
 
 
 class BreaksOnce(Fault):

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.vtrace.reference import slow_vtrace_gae
 from unirl.vtrace import VTrace, gae, vtrace_gae, vtrace_targets, whiten
-from unirl.vtrace.reference import slow_vtrace_gae
 
 clips = st.sampled_from([0.0, 0.3, 1.0, 1.7, math.inf])
 lambdas = st.sampled_from([0.0, 0.5, 0.95, 1.0])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.vtrace.token_reference import slow_group_advantages
 from unirl.vtrace import Baseline, Scale, Singleton, group_advantages, group_baseline
-from unirl.vtrace.token_reference import slow_group_advantages
 
 baselines: tuple[Baseline, ...] = get_args(Baseline)
 scales: tuple[Scale, ...] = get_args(Scale)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.vtrace.reference import slow_clipped_policy_loss, slow_clipped_value_loss
 from unirl.vtrace import (
     Loss,
     clipped_policy_loss,
@@ -19,7 +20,6 @@ from unirl.vtrace import (
     policy_gradient_loss,
     value_loss,
 )
-from unirl.vtrace.reference import slow_clipped_policy_loss, slow_clipped_value_loss
 
 losses: dict[str, Callable[[Tensor, Tensor, Tensor], Loss]] = {
     "policy": policy_gradient_loss,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.vtrace.reference import slow_gae, slow_vtrace_targets
 from unirl.vtrace import GAE, VTrace, gae, vtrace_targets
-from unirl.vtrace.reference import slow_gae, slow_vtrace_targets
 
 devices = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -152,7 +152,7 @@ def test_a_masked_row_keeps_its_own_value_and_whatever_it_holds_is_ignored(case:
 
 @pytest.mark.parametrize("mask_dtype", [torch.bool, torch.float32, torch.uint8])
 def test_an_episode_computed_by_hand(mask_dtype: torch.dtype) -> None:
-    # Columns: the episode goes on; terminates at row 1; is truncated at row 1. Row 2 of the last
+    # Columns: the episode continues; terminates at row 1; is truncated at row 1. Row 2 of the last
     # two is the filler, whose value is that of the final observation.
     reward = torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [4.0, 0.0, 0.0], [8.0, 8.0, 8.0]])
     discount = torch.full((4, 3), 0.5)

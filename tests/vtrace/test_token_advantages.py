@@ -7,7 +7,11 @@ import math
 import pytest
 import torch
 
+from tests.vtrace.reference import slow_vtrace_targets
 from tests.vtrace.token_batch import batch
+from tests.vtrace.token_reference import (
+    slow_token_gae,
+)
 from unirl.vtrace import (
     group_baseline,
     token_gae,
@@ -15,10 +19,6 @@ from unirl.vtrace import (
     token_rewards,
     token_vtrace,
     whiten_tokens,
-)
-from unirl.vtrace.reference import slow_vtrace_targets
-from unirl.vtrace.token_reference import (
-    slow_token_gae,
 )
 
 

@@ -11,24 +11,24 @@ import pytest
 import torch
 
 from tests.vtrace.token_batch import Batch, batch, gradient, take
+from tests.vtrace.token_reference import (
+    slow_aggregate,
+    slow_correction_weights,
+    slow_objective,
+)
 from unirl.vtrace import (
     Aggregation,
     Correction,
     Level,
     Loss,
-    Objective,
+    ObjectiveName,
     aggregate,
     aggregate_denominator,
     correction_weights,
     token_objective,
 )
-from unirl.vtrace.token_reference import (
-    slow_aggregate,
-    slow_correction_weights,
-    slow_objective,
-)
 
-objectives: tuple[Objective, ...] = get_args(Objective)
+objectives: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
 aggregations: tuple[Aggregation, ...] = get_args(Aggregation)
 bounds: dict[str, dict[str, Any]] = {
     "ppo": {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 1.3},
@@ -40,7 +40,7 @@ bounds: dict[str, dict[str, Any]] = {
 }
 
 
-def loss_of(one: Batch, objective: Objective, aggregation: Aggregation) -> Loss:
+def loss_of(one: Batch, objective: ObjectiveName, aggregation: Aggregation) -> Loss:
     """Everything between log-probs and a loss."""
     found = token_objective(
         one.new_logp,
@@ -64,7 +64,7 @@ def loss_of(one: Batch, objective: Objective, aggregation: Aggregation) -> Loss:
 
 
 @pytest.mark.parametrize("objective", objectives)
-def test_objectives_and_their_gradients_equal_the_slow_twins(objective: Objective) -> None:
+def test_objectives_and_their_gradients_equal_the_slow_twins(objective: ObjectiveName) -> None:
     for seed in range(5):
         one = batch(seed, garbage=False)
         new = one.new_logp.requires_grad_()
@@ -111,7 +111,7 @@ def test_aggregations_equal_the_slow_twin(aggregation: Aggregation) -> None:
 @pytest.mark.parametrize("aggregation", aggregations)
 @pytest.mark.parametrize("objective", objectives)
 def test_no_split_into_micro_batches_changes_loss_or_gradient(
-    objective: Objective, aggregation: Aggregation
+    objective: ObjectiveName, aggregation: Aggregation
 ) -> None:
     one = batch(2)
     new = one.new_logp.requires_grad_()
@@ -135,7 +135,7 @@ def test_no_split_into_micro_batches_changes_loss_or_gradient(
 @pytest.mark.parametrize("aggregation", aggregations)
 @pytest.mark.parametrize("objective", objectives)
 def test_the_order_of_packing_does_not_matter(
-    objective: Objective, aggregation: Aggregation
+    objective: ObjectiveName, aggregation: Aggregation
 ) -> None:
     one = batch(3)
     order = torch.cat([(one.sequence == s).nonzero().squeeze(1) for s in (3, 5, 0, 4, 2, 1)])
@@ -147,7 +147,7 @@ def test_the_order_of_packing_does_not_matter(
 @pytest.mark.parametrize("aggregation", aggregations)
 @pytest.mark.parametrize("objective", objectives)
 def test_what_masked_tokens_hold_does_not_matter(
-    objective: Objective, aggregation: Aggregation
+    objective: ObjectiveName, aggregation: Aggregation
 ) -> None:
     clean, dirty = batch(4, garbage=False), batch(4)
     results = []
@@ -172,7 +172,7 @@ def test_a_part_without_drawn_tokens_has_loss_and_gradient_zero() -> None:
 
 
 @pytest.mark.parametrize("objective", objectives)
-def test_extreme_ratios_overflow_nothing(objective: Objective) -> None:
+def test_extreme_ratios_overflow_nothing(objective: ObjectiveName) -> None:
     new = torch.tensor([-1e-4, -300.0, -0.5]).requires_grad_()
     old, gain = torch.tensor([-300.0, -1e-4, -0.5]), torch.tensor([-1.0, -1.0, 1.0])
     sequence = torch.tensor([0, 1, 2])
@@ -246,7 +246,7 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
 
 
 @pytest.mark.parametrize("objective", objectives)
-def test_bfloat16_log_probs_are_computed_in_float32(objective: Objective) -> None:
+def test_bfloat16_log_probs_are_computed_in_float32(objective: ObjectiveName) -> None:
     one = batch(0)
     found = token_objective(
         one.new_logp.bfloat16(),

@@ -40,7 +40,7 @@ def batch(seed: int = 0, *, garbage: bool = True) -> Batch:
 
 
 def take(one: Batch, tokens: Tensor, completions: Tensor | None = None) -> Batch:
-    """Some tokens, in that order, their completions numbered anew where told."""
+    """Some tokens, in that order, their completions numbered again where asked."""
     values = [value[tokens] for value in one[:6]]
     if completions is None:
         return Batch(*values, num=one.num)

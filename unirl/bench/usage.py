@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from unirl.host import usable_cores
+
 
 @dataclass(frozen=True)
 class ProcessInfo:
@@ -86,13 +88,6 @@ def machine_cpu_seconds() -> float | None:
         ticks = user + nice + system + irq + softirq + steal
         return ticks / os.sysconf("SC_CLK_TCK")
     return None
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def lines(path: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""A command's words: its own flags told from a recipe's, and the run it is about; source: none."""
+"""Arguments of a command: its own flags apart from a recipe's, and the run it is about."""
 
 from __future__ import annotations
 
@@ -31,6 +31,15 @@ def split(flags: Mapping[str, Any], options: type) -> tuple[dict[str, Any], dict
     )
 
 
+def parse_with_recipe(
+    arguments: Sequence[str], options: type[T], recipe: type
+) -> tuple[list[str], T, dict[str, Any]]:
+    """Positional arguments, the command's own options, and the recipe's flags by dotted key."""
+    positional, flags = configs.parse_flags(arguments, options, recipe)
+    own, changes = split(flags, options)
+    return positional, configs.from_mapping(options, own), changes
+
+
 def first(arguments: Sequence[str], command: str) -> str:
     """The run of a command whose flags cannot be understood before it is read."""
     if not arguments or arguments[0].startswith("-"):
@@ -52,7 +61,6 @@ def one_run(positional: Sequence[str], command: str) -> str:
 
 
 def missing_run(command: str) -> UniRLError:
-    """The error of a command that was called without a run."""
     return UniRLError(
         "no run was given",
         f"unirl {command} takes a run folder first",

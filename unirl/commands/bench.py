@@ -147,7 +147,7 @@ def bench(arguments: Sequence[str]) -> int:
         say(f"{config} is left out: {reason}")
     reports = [_measure(one, plan, options) for one, plan in plans]
     if options.json:
-        from unirl.bench.usage import usable_cores
+        from unirl.host import usable_cores
 
         suite = name if name in SUITES else None
         head = {"suite": suite, "seconds": options.seconds, "cores": usable_cores()}
@@ -240,7 +240,7 @@ def _measure(chosen: Chosen, plan: Plan, options: BenchOptions) -> dict[str, Any
     from unirl.bench.limits import find_limit
     from unirl.bench.stages import stages_of
     from unirl.bench.trial import Trial
-    from unirl.bench.usage import usable_cores
+    from unirl.host import usable_cores
 
     figures: dict[StageName, Figures] = {}
     reasons: dict[StageName, str] = {}

@@ -1,4 +1,4 @@
-"""One subcommand: how it is called, what it does, its flags; source: none."""
+"""One subcommand: how it is called, what it does, its flags."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`unirl export`: the newest checkpoint of a language model as a folder in Hugging Face's layout;
-source: none.
-"""
+"""`unirl export`: the newest checkpoint of a language model, in Hugging Face's layout."""
 
 from __future__ import annotations
 
@@ -17,7 +15,6 @@ from unirl.storage import disk
 
 
 def export(arguments: Sequence[str]) -> int:
-    """`unirl export RUN DIR`: write what was learned, say where it is."""
     positional, _ = parse(arguments, NoOptions)
     if not positional:
         raise missing_run("export")

@@ -1,4 +1,4 @@
-"""Commands about a trained run: eval, play, plot, card; source: none."""
+"""Commands about a trained run: eval, play, plot, card."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unirl import config as configs
 from unirl.commands import run_folder
-from unirl.commands.arguments import first, missing_run, one_run, parse, split
+from unirl.commands.arguments import first, missing_run, one_run, parse, parse_with_recipe
 from unirl.commands.command import NoOptions
 from unirl.errors import UniRLError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from unirl.runners.plan import Plan
 
 
-_ONLY_TRAINING = ("env.push_probability", "env.push_steps", "env.episodic_life")
+_ONLY_TRAINING = ("env.random_burst_probability", "env.random_burst_steps", "env.episodic_life")
 """Settings that evaluations leave out (actors/evaluate.py)."""
 _TRAINING_TABLES = ("queue", "runner", "run")
 _ENV_TRAINING_TABLES = ("actor", "sampler", "learner")
@@ -29,8 +30,8 @@ _OWN_FLAGS = {"run.seed": "--seed", "run.eval_episodes": "--episodes"}
 
 
 @dataclass(frozen=True)
-class EvalOptions:
-    """Flags of `unirl eval`."""
+class EpisodeOptions:
+    """Flags of commands that play whole episodes."""
 
     episodes: int = 100
     """Episodes to play. More: a smaller error of the mean, more time."""
@@ -40,30 +41,42 @@ class EvalOptions:
     """Sample actions as in training."""
     seed: int = 1
     """Of environments and sampled actions. The same seed plays the same episodes."""
-    json: bool = False
-    """Print one JSON object instead of a line."""
 
     def __post_init__(self) -> None:
-        _check_episodes(self.episodes, self.deterministic and self.stochastic)
+        if self.episodes < 1:
+            raise UniRLError(
+                f"--episodes is {self.episodes}", "--episodes >= 1 must hold", "20 or 100 are usual"
+            )
+        if self.deterministic and self.stochastic:
+            raise UniRLError(
+                "--deterministic and --stochastic were both given",
+                "actions are either the most probable ones or sampled",
+                "give one of them, or none: run.eval_deterministic decides",
+            )
+
+    def is_deterministic(self, plan: Plan) -> bool:
+        """What these flags say, or else the plan."""
+        if self.deterministic or self.stochastic:
+            return self.deterministic
+        return plan.run.eval_deterministic
 
 
 @dataclass(frozen=True)
-class PlayOptions:
+class EvalOptions(EpisodeOptions):
+    """Flags of `unirl eval`."""
+
+    json: bool = False
+    """Print one JSON object instead of a line."""
+
+
+@dataclass(frozen=True)
+class PlayOptions(EpisodeOptions):
     """Flags of `unirl play`."""
 
-    video: Path | None = None
-    """File to write, .mp4 or .gif. None, or --video alone: videos/step_N.mp4 in the run folder."""
     episodes: int = 1
     """Episodes in the video."""
-    deterministic: bool = False
-    """Take the most probable action. Neither this nor --stochastic: as run.eval_deterministic."""
-    stochastic: bool = False
-    """Sample actions as in training."""
-    seed: int = 1
-    """Of environments and sampled actions."""
-
-    def __post_init__(self) -> None:
-        _check_episodes(self.episodes, self.deterministic and self.stochastic)
+    video: Path | None = None
+    """File to write, .mp4 or .gif. None, or --video alone: videos/step_N.mp4 in the run folder."""
 
 
 @dataclass(frozen=True)
@@ -78,24 +91,20 @@ def evaluate(arguments: Sequence[str]) -> int:
     """`unirl eval`: whole episodes with the newest checkpoint; flags change the run's config."""
     where = run_folder.find(first(arguments, "eval"))
     module, _ = run_folder.read_config(run_folder.folder_of(where))
-    positional, flags = configs.parse_flags(arguments, EvalOptions, module.Config)
+    positional, options, changes = parse_with_recipe(arguments, EvalOptions, module.Config)
     one_run(positional, "eval")
-    own, changes = split(flags, EvalOptions)
-    options = configs.from_mapping(EvalOptions, own)
     _check_changes(changes, has_env="env" in module.Config.__dataclass_fields__)
     plan, checkpoint = run_folder.load(where, changes)
     if plan.learner.make_evaluator is None:
         raise _no_evaluation(plan, "evaluated")
     from unirl.runners.hooks import write_evaluation
 
-    deterministic = _deterministic(options, plan)
-    evaluator = plan.learner.make_evaluator(options.seed)
-    try:
-        result = evaluator.evaluate(
-            plan.learner.weights_in(checkpoint.model), options.episodes, deterministic=deterministic
-        )
-    finally:
-        evaluator.close()
+    deterministic, weights = (
+        options.is_deterministic(plan),
+        plan.learner.weights_in(checkpoint.model),
+    )
+    with closing(plan.learner.make_evaluator(options.seed)) as evaluator:
+        result = evaluator.evaluate(weights, options.episodes, deterministic=deterministic)
     numbers: dict[str, Any] = {
         "step": checkpoint.step,
         "num_episodes": len(result.returns),
@@ -132,7 +141,6 @@ def _print_result(numbers: Mapping[str, Any]) -> None:
 
 
 def play(arguments: Sequence[str]) -> int:
-    """`unirl play`: a video of the newest checkpoint."""
     positional, options = parse(arguments, PlayOptions, alone={"video": "none"})
     where = run_folder.find(one_run(positional, "play"))
     if not os.environ.get("DISPLAY") and not os.environ.get("WAYLAND_DISPLAY"):
@@ -153,25 +161,21 @@ def play(arguments: Sequence[str]) -> int:
             "what it evaluates has returns and lengths, and no pictures",
             f"unirl eval {where} gives the returns; a language run keeps texts in samples/",
         )
-    path = (
-        options.video or run_folder.folder_of(where) / "videos" / f"step_{checkpoint.step:08d}.mp4"
-    )
-    try:
+    usual = run_folder.folder_of(where) / "videos" / f"step_{checkpoint.step:08d}.mp4"
+    path = options.video or usual
+    with closing(player):
         frames = player.frames(
             plan.learner.weights_in(checkpoint.model),
-            deterministic=_deterministic(options, plan),
+            deterministic=options.is_deterministic(plan),
             num_episodes=options.episodes,
         )
-        beginning = next(frames)  # the environment says its speed once it stands
+        beginning = next(frames)  # the speed is known once there is a picture
         write_video(itertools.chain([beginning], frames), path, player.frames_per_second)
-    finally:
-        player.close()
     print(f"wrote {path}")
     return 0
 
 
 def plot(arguments: Sequence[str]) -> int:
-    """`unirl plot`: return against steps and seconds, as a PNG."""
     positional, options = parse(arguments, PlotOptions, short={"-o": "out"})
     if not positional:
         raise missing_run("plot")
@@ -189,26 +193,12 @@ def plot(arguments: Sequence[str]) -> int:
 
 
 def card(arguments: Sequence[str]) -> int:
-    """`unirl card`: a README.md for a run."""
     positional, _ = parse(arguments, NoOptions)
     run_dir = run_folder.folder_of(run_folder.find(one_run(positional, "card")))
     from unirl.report.card import write_card
 
     print(f"wrote {write_card(run_dir)}")
     return 0
-
-
-def _check_episodes(episodes: int, contradiction: bool) -> None:
-    if episodes < 1:
-        raise UniRLError(
-            f"--episodes is {episodes}", "--episodes >= 1 must hold", "20 or 100 are usual"
-        )
-    if contradiction:
-        raise UniRLError(
-            "--deterministic and --stochastic were both given",
-            "actions are either the most probable ones or sampled",
-            "give one of them, or none: run.eval_deterministic decides",
-        )
 
 
 def _check_changes(changes: Mapping[str, Any], has_env: bool) -> None:
@@ -219,16 +209,10 @@ def _check_changes(changes: Mapping[str, Any], has_env: bool) -> None:
             own = _OWN_FLAGS.get(key)
             raise UniRLError(
                 f"{configs.flag_of(key)} has no effect on an evaluation",
-                "unirl eval plays whole episodes without pushes; how many and from which seed is"
-                " its own to say",
+                "unirl eval plays whole episodes without random-action bursts; how many and from"
+                " which seed is its own to say",
                 f"use {own}" if own else "leave it out",
             )
-
-
-def _deterministic(options: EvalOptions | PlayOptions, plan: Plan) -> bool:
-    if options.deterministic or options.stochastic:
-        return options.deterministic
-    return plan.run.eval_deterministic
 
 
 def _no_evaluation(plan: Plan, how: str) -> UniRLError:

@@ -1,4 +1,4 @@
-"""`unirl list`: environments, recipes, engines or shipped configs, one per line; source: none."""
+"""`unirl list`: environments, recipes, engines or shipped configs, one per line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ ENGINES = {
 
 
 def list_things(arguments: Sequence[str]) -> int:
-    """`unirl list`: environments, recipes, engines or shipped configs, one per line."""
     kinds: dict[str, Callable[[], dict[str, str]]] = {
         "envs": _list_envs,
         "recipes": _list_recipes,

@@ -1,4 +1,4 @@
-"""`unirl model`: write a small language model as a folder for model.path; source: none."""
+"""`unirl model`: write a small language model as a folder for model.path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ MODELS = {
 
 
 def model(arguments: Sequence[str]) -> int:
-    """`unirl model smollm2|tiny DIR`: write the model, say where it is."""
     positional, _ = parse(arguments, NoOptions)
     asked = positional[0] if positional else "nothing"
     if len(positional) != 2 or asked not in MODELS:

@@ -1,4 +1,4 @@
-"""`unirl resume`: go on from a checkpoint, with changed keys if wanted; source: none."""
+"""`unirl resume`: continue from a checkpoint, with changed keys if wanted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from unirl import config as configs
 from unirl.commands import run_folder
-from unirl.commands.arguments import first, one_run, split
+from unirl.commands.arguments import first, one_run, parse_with_recipe
 from unirl.commands.session import start
 from unirl.errors import UniRLError
 
@@ -33,10 +33,8 @@ def resume(arguments: Sequence[str]) -> int:
     where = run_folder.find(first(arguments, "resume"))
     run_dir = run_folder.folder_of(where)
     module, table = run_folder.read_config(run_dir)
-    positional, flags = configs.parse_flags(arguments, ResumeOptions, module.Config)
+    positional, options, changes = parse_with_recipe(arguments, ResumeOptions, module.Config)
     one_run(positional, "resume")
-    own, changes = split(flags, ResumeOptions)
-    options = configs.from_mapping(ResumeOptions, own)
     config: Any = configs.from_mapping(
         module.Config, configs.merge(table, configs.nest(module.Config, changes))
     )
@@ -46,8 +44,8 @@ def resume(arguments: Sequence[str]) -> int:
 
 
 def _check_checkpoint(plan: Plan, where: Path) -> None:
-    """Raise UniRLError unless the plan can go on from it: here, as the run would do so only when
-    the command is on record as one that started.
+    """Raise UniRLError unless the plan can continue from it: the run would do so only after the
+    command is on record as one that started.
     """
     from unirl.runners.state import check_fingerprint
     from unirl.storage.checkpoint import load_checkpoint
@@ -58,13 +56,13 @@ def _check_checkpoint(plan: Plan, where: Path) -> None:
     if num_steps >= total_steps:
         raise UniRLError(
             f"{where} is done already: {num_steps} of {total_steps} steps",
-            "run.total_steps > the steps of the checkpoint must hold for training to go on",
+            "run.total_steps > the steps of the checkpoint must hold for training to continue",
             f"raise it: unirl resume {shlex.quote(str(where))} --run.total-steps {2 * num_steps}",
         )
     seconds, max_seconds = float(checkpoint.state["seconds"]), plan.run.max_seconds
     if max_seconds is not None and seconds >= max_seconds:
         raise UniRLError(
             f"{where} has used its time: {seconds:.0f} of {max_seconds:g} seconds",
-            "run.max_seconds > the seconds of the checkpoint must hold for training to go on",
+            "run.max_seconds > the seconds of the checkpoint must hold for training to continue",
             f"raise it: unirl resume {shlex.quote(str(where))} --run.max-seconds {2 * seconds:.0f}",
         )

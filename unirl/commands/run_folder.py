@@ -1,4 +1,4 @@
-"""Run folders by path or name: claimed for a new run, found again, read; source: none."""
+"""Run folders by path or name: claimed for a new run, found again, read."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unirl import config as configs
 from unirl import registry
 from unirl.errors import UniRLError
+from unirl.storage import disk
 
 if TYPE_CHECKING:
     from unirl.runners.plan import Plan
@@ -21,10 +22,10 @@ _FAILED = "failed.txt"
 
 
 def claim(run_dir: Path, overwrite: bool) -> None:
-    """Make room for a new run. Raises UniRLError where something lies that may be dear."""
+    """Make room for a new run. Raises UniRLError where something is that may be dear."""
     if not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir())):
         return
-    # After a failed start one mends the command and calls it again: that must not need a flag.
+    # After a failed start one fixes the command and calls it again: that must not need a flag.
     if not overwrite and not (run_dir / _FAILED).is_file():
         raise UniRLError(
             f'run folder "{run_dir}" exists',
@@ -62,7 +63,7 @@ def find(word: str) -> Path:
         if path.is_dir():
             raise UniRLError(
                 f'"{path}" is not a run folder',
-                f"a run folder has a config.toml; it has {_listing(path)}",
+                f"a run folder has a config.toml; it has {disk.entries(path, 5) or 'nothing'}",
                 "check the path: unirl train writes to runs/NAME",
             )
     parent = Path(word).parent if "/" in word else Path("runs")
@@ -107,8 +108,3 @@ def load(where: Path, changes: Mapping[str, Any] | None = None) -> tuple[Plan, C
     table = configs.merge(table, configs.nest(module.Config, changes or {}))
     plan: Plan = module.plan(configs.from_mapping(module.Config, table))
     return plan, load_checkpoint(where)
-
-
-def _listing(folder: Path) -> str:
-    names = sorted(child.name for child in folder.iterdir())
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "nothing"

@@ -1,4 +1,4 @@
-"""One session of training: the command on record, the run, and how to go on; source: none."""
+"""One session of training: the command on record, the run, and how to continue."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Crash(Exception):
-    """An unexpected error whose trace lies in `log` already; the cause is chained."""
+    """An unexpected error whose trace is in `log` already; the cause is chained."""
 
     def __init__(self, log: Path) -> None:
         super().__init__(log)
@@ -56,7 +56,7 @@ def start(
             raise UniRLError(
                 f'run folder "{run_dir}" cannot be written',
                 f"{error.filename}: {error.strerror}",
-                "choose another --runs-dir, or mend its permissions",
+                "choose another --runs-dir, or change its permissions",
             ) from error
     try:
         result = run(plan, run_dir, resume=resume_from, console=console)
@@ -86,7 +86,7 @@ def _print_end(plan: Plan, run_dir: Path, result: RunResult) -> None:
         f" ({rate:,.0f} steps/s, {result.version:,} updates)"
     )
     if result.reason == "interrupted":
-        print(f"go on with:  unirl resume {shlex.quote(str(run_dir))}")
+        print(f"continue with:  unirl resume {shlex.quote(str(run_dir))}")
     elif plan.learner.make_evaluator is None:
         print(f"next:  unirl plot {shlex.quote(str(run_dir))}  (or card)")
     else:

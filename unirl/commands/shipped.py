@@ -1,4 +1,4 @@
-"""The configs that come with UniRL, by name: `@cartpole`; source: none."""
+"""The configs that come with UniRL, by name: `@cartpole`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def config_file(name: str) -> Path:
-    """What stands behind an @: a path, or the name of a shipped config. Raises UniRLError."""
+    """What an @ names: a path, or the name of a shipped config. Raises UniRLError."""
     if "/" in name or name.endswith(".toml"):
         return Path(name)
     known = shipped_configs()

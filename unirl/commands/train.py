@@ -1,4 +1,4 @@
-"""`unirl train`: recipe, then config files in order, then flags; source: none."""
+"""`unirl train`: recipe, then config files in order, then flags."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unirl import config as configs
 from unirl import registry
 from unirl.commands import run_folder
-from unirl.commands.arguments import split
+from unirl.commands.arguments import parse_with_recipe
 from unirl.commands.session import is_main_process, start
 from unirl.commands.shipped import config_file
 from unirl.errors import UniRLError
@@ -28,7 +28,7 @@ class TrainOptions:
     name: str | None = None
     """Name of the run folder. None: the config file's name, or recipe, environment and time."""
     runs_dir: Path = Path("runs")
-    """Where run folders lie."""
+    """Where run folders are."""
     overwrite: bool = False
     """Delete a run folder of this name first."""
     dry_run: bool = False
@@ -48,10 +48,8 @@ def train(arguments: Sequence[str]) -> int:
     module = registry.recipe(name)
     for path, table in tables.items():
         configs.check_keys(module.Config, table, f"in {path}")
-    positional, flags = configs.parse_flags(arguments, TrainOptions, module.Config)
+    positional, options, changes = parse_with_recipe(arguments, TrainOptions, module.Config)
     _refuse_surplus(positional, name)
-    own, changes = split(flags, TrainOptions)
-    options = configs.from_mapping(TrainOptions, own)
     if options.target is not None:
         changes["run.target_return"] = options.target
     config: Any = configs.from_mapping(

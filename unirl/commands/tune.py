@@ -39,7 +39,7 @@ def tune(arguments: Sequence[str]) -> int:
     chosen, options = choose(arguments, TuneOptions, "tune")
     _check_out(options.out)
     from unirl.bench.shapes import knobs_of, search, start_of
-    from unirl.bench.usage import usable_cores
+    from unirl.host import usable_cores
 
     num_cores = usable_cores()
     start = start_of(chosen.config, num_cores)

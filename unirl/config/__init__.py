@@ -1,4 +1,4 @@
-"""Configs are frozen dataclasses: read from TOML, changed by flags, written back; source: none.
+"""Configs are frozen dataclasses: read from TOML, changed by flags, written back.
 
 Nothing passes unnoticed: an unknown key, and a value of another type, end in a UniRLError that says
 what was found and what was expected.

@@ -1,4 +1,4 @@
-"""Every key of a config with its type, default and docstring; source: none."""
+"""Every key of a config with its type, default and docstring."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FieldHelp:
     is_switch: bool
     """True or false: as a flag it needs no value."""
     is_table: bool
-    """A dictionary: dotted keys may go on below it."""
+    """A dictionary: dotted keys may continue below it."""
 
 
 def fields_help(cls: type) -> list[FieldHelp]:
@@ -43,7 +43,6 @@ def fields_help(cls: type) -> list[FieldHelp]:
 
 
 def flag_of(key: str) -> str:
-    """The flag that sets a dotted key."""
     return "--" + key.replace("_", "-")
 
 

@@ -1,4 +1,4 @@
-"""What a dataclass says about its fields: names, types, defaults and docstrings; source: none."""
+"""What a dataclass says about its fields: names, types, defaults and docstrings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ def fields(cls: Any) -> list[dataclasses.Field[Any]]:
 
 
 def hints(cls: Any) -> dict[str, Any]:
-    """The types of these fields by name."""
     found = typing.get_type_hints(cls)
     return {item.name: found[item.name] for item in fields(cls)}
 
 
 def default(item: dataclasses.Field[Any]) -> Any:
-    """A field's default, made anew where a factory makes it; MISSING when it is required."""
+    """A field's default, new each time where a factory makes it; MISSING when it is required."""
     return item.default_factory() if item.default_factory is not MISSING else item.default
 
 
@@ -69,7 +68,6 @@ def members(hint: Any) -> tuple[Any, ...]:
 
 
 def is_mapping(hint: Any) -> bool:
-    """Whether the type is a dictionary of some kind."""
     origin = get_origin(hint) or hint
     return isinstance(origin, type) and issubclass(origin, Mapping)
 

@@ -1,7 +1,8 @@
-"""A command line split into arguments and flags that name the keys of configs; source: none."""
+"""A command line split into arguments and flags that name the keys of configs."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,9 @@ def parse_flags(
     """
     classes, short, alone = (cls, *others), short or {}, alone or {}
     known = {item.key: item for kind in classes for item in fields_help(kind)}
-    nicknames = {short: key for kind in classes for short, key in _nicknames(kind).items()}
+    nicknames: dict[str, str] = {}
+    for kind in classes:
+        nicknames |= getattr(kind, "NICKNAMES", {})
     positional: list[str] = []
     flags: dict[str, Text] = {}
     waiting = list(reversed(arguments))
@@ -57,11 +60,6 @@ def parse_flags(
             value = "false" if SWITCH_WORDS.get(value.lower(), True) else "true"
         flags[key] = Text(value)
     return positional, flags
-
-
-def _nicknames(cls: type) -> Mapping[str, str]:
-    found: Mapping[str, str] = getattr(cls, "NICKNAMES", {})
-    return found
 
 
 def _refuse_one_hyphen(argument: str, short: Mapping[str, str]) -> None:
@@ -125,8 +123,7 @@ def _owner(name: str, classes: tuple[type, ...]) -> type:
 
 
 def _is_number(text: str) -> bool:
-    try:
+    with contextlib.suppress(ValueError):
         float(text)
-    except ValueError:
-        return False
-    return True
+        return True
+    return False

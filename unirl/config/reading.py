@@ -1,4 +1,4 @@
-"""From TOML and tables to a config, with every key and value checked; source: none."""
+"""From TOML and tables to a config, with every key and value checked."""
 
 from __future__ import annotations
 

@@ -1,12 +1,18 @@
-"""Did you mean: the nearest known word or key, for error messages; source: none."""
+"""Did you mean: the nearest known word or key, for error messages."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from unirl.config.field_help import fields_help, flag_of
 from unirl.errors import UniRLError
+
+RENAMED: Mapping[str, str] = MappingProxyType(
+    {f"env.push_{name}": f"env.random_burst_{name}" for name in ("probability", "steps")}
+)
+"""Keys that had another name once, each with the one it has now."""
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -19,8 +25,13 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 def unknown_key(cls: type, key: str, source: str = "", flag: bool = False) -> UniRLError:
     """The error for a key that a config has not, with the keys it has there and the nearest one."""
     known = [item.key for item in fields_help(cls)]
-    near = _nearest_keys(key, known)
     show = flag_of if flag else str
+    what = f"flag {flag_of(key)} is unknown" if flag else f'config key "{key}" is unknown'
+    what += f" ({source})" if source else ""
+    new = RENAMED.get(key.replace("-", "_"))
+    if new in known:
+        return UniRLError(what, f"it was renamed to {show(new)}", f"write {show(new)} in its place")
+    near = _nearest_keys(key, known)
     table = key.rpartition(".")[0]
     here = [name for name in known if name.rpartition(".")[0] == table]
     if here:
@@ -28,10 +39,9 @@ def unknown_key(cls: type, key: str, source: str = "", flag: bool = False) -> Un
     else:
         tables = dict.fromkeys(name.partition(".")[0] for name in known)
         rule = "the tables are " + ", ".join(tables)
-    what = f"flag {flag_of(key)} is unknown" if flag else f'config key "{key}" is unknown'
     remedy = "--help explains them" if flag else "correct its name, or remove it"
     return UniRLError(
-        what + (f" ({source})" if source else ""),
+        what,
         rule,
         f"did you mean {' or '.join(show(name) for name in near[:2])}?" if near else remedy,
     )

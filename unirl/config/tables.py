@@ -1,4 +1,4 @@
-"""Nested tables: dotted keys put in their place, and one table out of several; source: none."""
+"""Nested tables: dotted keys nested, and one table out of several."""
 
 from __future__ import annotations
 

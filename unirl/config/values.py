@@ -1,7 +1,8 @@
-"""One value against the type of its field: text is parsed, all else must fit; source: none."""
+"""One value against the type of its field: text is parsed, all else must fit."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import types
@@ -98,7 +99,9 @@ def _fit_one(value: Any, hint: Any) -> Any:
             if (text and value == str(choice)) or (type(value) is type(choice) and value == choice):
                 return choice
         raise _Misfit
-    if hint in (bool, int, float):
+    if hint is bool:
+        return _fit_switch(value)
+    if hint in (int, float):
         return _fit_number(value, hint)
     if hint is str and isinstance(value, str):
         return str(value)
@@ -115,14 +118,18 @@ def _fit_one(value: Any, hint: Any) -> Any:
     raise _Misfit
 
 
-def _fit_number(value: Any, hint: type) -> bool | int | float:
+def _fit_switch(value: Any) -> bool:
     if isinstance(value, Text):
-        value = _parse_number(value, hint)
-    if isinstance(value, bool) or hint is bool:
-        if hint is bool and isinstance(value, bool):
-            return value
+        value = SWITCH_WORDS.get(value.lower())
+    if not isinstance(value, bool):
         raise _Misfit
-    if not isinstance(value, int | float) or math.isnan(value):
+    return value
+
+
+def _fit_number(value: Any, hint: type) -> int | float:
+    if isinstance(value, Text):
+        value = _parse_number(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise _Misfit
     if hint is float:
         return float(value)
@@ -131,18 +138,12 @@ def _fit_number(value: Any, hint: type) -> bool | int | float:
     return int(value)
 
 
-def _parse_number(text: Text, hint: type) -> bool | int | float:
-    if hint is bool:
-        if text.lower() not in SWITCH_WORDS:
-            raise _Misfit
-        return SWITCH_WORDS[text.lower()]
+def _parse_number(text: Text) -> int | float | None:
     # int first: a float would round what is above 2**53.
     for kind in (int, float):
-        try:
+        with contextlib.suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
-    raise _Misfit
+    return None
 
 
 def _fit_sequence(value: Any, origin: type, arguments: tuple[Any, ...]) -> Any:

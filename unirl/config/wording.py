@@ -1,4 +1,4 @@
-"""Types and values in words, for messages and help texts; source: none."""
+"""Types and values in words, for messages and help texts."""
 
 from __future__ import annotations
 

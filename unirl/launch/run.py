@@ -93,7 +93,7 @@ def _train(
         stack.enter_context(learner_threads(plan.runner))
         stack.enter_context(ranks.joined(plan.learner.queue.timeout_seconds))
         log_dir = run_dir / "logs" if run_dir is not None else None
-        agree = ranks.agree if ranks.world_size > 1 else None
+        agree = ranks.first_text if ranks.world_size > 1 else None
         runner = make_runner(plan, log_dir=log_dir, rank=ranks.rank, agree=agree)
         stack.callback(runner.close)
         restore(runner.loops, checkpoint, ranks)

@@ -67,7 +67,7 @@ class MultiDiscreteHead(nn.Module):
         self.linear = linear(num_in, sum(sizes), POLICY_GAIN, generator)
         column = None
         if len(set(sizes)) > 1:
-            # Column of each padded place among the logits; the one after the last is the padding.
+            # Column of each padded entry among the logits; the one after the last is the padding.
             column = torch.full((len(sizes), max(sizes)), sum(sizes))
             for choice, size in enumerate(sizes):
                 begin = sum(sizes[:choice])

@@ -71,17 +71,16 @@ class PolicyConfig:
     """
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("torso", self.torso, get_args(TorsoName)),
-            ("activation", self.activation, ("tanh", "relu", "elu")),
-            ("core", self.core, ("none", "lstm", "gru")),
-            ("compute_dtype", self.compute_dtype, get_args(ComputeDtypeName)),
+        for name, names in (
+            ("torso", TorsoName),
+            ("activation", ActivationName),
+            ("core", CoreName),
+            ("compute_dtype", ComputeDtypeName),
         ):
+            value, known = getattr(self, name), get_args(names)
             if value not in known:
-                choices = ", ".join(known)
-                raise UniRLError(
-                    f"policy.{name} {value!r} is unknown", f"known: {choices}", "choose one"
-                )
+                rule = f"known: {', '.join(known)}"
+                raise UniRLError(f"policy.{name} {value!r} is unknown", rule, "choose one")
         if any(width < 1 for width in self.hidden):
             raise _below("hidden", self.hidden, "every width must be >= 1")
         for name in ("image_stride", "feature_size", "core_size"):

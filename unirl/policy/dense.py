@@ -1,5 +1,5 @@
 """Linear layers over many rows on a CPU: oneDNN's matrix product where it beats MKL's, which torch
-chooses and which does not use the widest registers of other makers' processors; source: none.
+chooses and which does not use the widest registers of other makers' processors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 MIN_PRODUCTS = 1_500_000
 """Multiplications from which on oneDNN's start-up of 10 microseconds is paid for (measured)."""
 MIN_WEIGHTS = 4096
-"""Entries of a weight from which on the same holds for its gradient, whose operands lie badly."""
+"""Entries of a weight from which on the same holds for its gradient, whose operands are strided."""
 
 
 def dense(layer: nn.Linear, x: Tensor) -> Tensor:

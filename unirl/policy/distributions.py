@@ -25,9 +25,6 @@ class Distribution(Protocol):
     def entropy(self) -> Tensor: ...
     def mode(self) -> Tensor: ...
     def sample(self, generator: torch.Generator | None = None) -> Tensor: ...
-    def sample_with_logp(
-        self, generator: torch.Generator | None = None
-    ) -> tuple[Tensor, Tensor]: ...
     def kl(self, other: Any) -> Tensor: ...
     def __getitem__(self, rows: Index) -> Distribution: ...
 
@@ -63,11 +60,6 @@ class Categorical:
             clock = torch.empty_like(self.all_logp).uniform_(generator=generator)
             return clock.log_().div_(self.all_logp.exp()).argmax(-1)
 
-    def sample_with_logp(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """One action per row and its log-probability, both [...]."""
-        action = self.sample(generator)
-        return action, self.log_prob(action)
-
     def kl(self, other: Categorical) -> Tensor:
         """KL(self || other) in nats, [...]."""
         return (self.all_logp.exp() * (self.all_logp - other.all_logp)).sum(-1)
@@ -102,11 +94,6 @@ class MultiCategorical:
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """One action per row, [..., n]."""
         return self.choices.sample(generator)
-
-    def sample_with_logp(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """One action per row, [..., n], and its log-probability, [...]."""
-        action, logp = self.choices.sample_with_logp(generator)
-        return action, logp.sum(-1)
 
     def kl(self, other: MultiCategorical) -> Tensor:
         """KL(self || other) in nats, summed over the choices: [...]."""
@@ -149,11 +136,6 @@ class DiagGaussian:
         with torch.no_grad():
             noise = torch.empty_like(self.mean).normal_(generator=generator)
             return self._shaped(noise.mul_(self.log_std.exp()).add_(self.mean))
-
-    def sample_with_logp(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """One action per row, [..., *shape], and its log-density, [...]."""
-        action = self.sample(generator)
-        return action, self.log_prob(action)
 
     def kl(self, other: DiagGaussian) -> Tensor:
         """KL(self || other) in nats, summed over dimensions: [...]."""

@@ -19,7 +19,7 @@ from unirl.policy.config import PolicyConfig
 from unirl.policy.normalize import RunningNorm
 from unirl.policy.pixel_norm import PixelNorm, few_rows
 
-Layout = Literal["HW", "CHW", "HWC", "SCHW", "SHWC"]
+ImageLayout = Literal["HW", "CHW", "HWC", "SCHW", "SHWC"]
 
 IMAGE_TORSOS = ("nature", "shallow", "impala")
 MAX_ONE_HOT = 512
@@ -38,10 +38,10 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class ImageLeaf:
-    """Where an image is in the tree, how its axes lie, and what the networks get."""
+    """Where an image is in the tree, the order of its axes, and what the networks get."""
 
     path: Path
-    layout: Layout
+    layout: ImageLayout
     channels: int
     height: int
     width: int
@@ -207,35 +207,35 @@ class ObservationInputs(nn.Module):
     def forward(self, obs: Any) -> Inputs:
         """Observation tree of [N, ...] leaves -> images and vector in the compute dtype."""
         images = [leaf.read(obs, self.dtype) for leaf in self.images]
-        for place, norm in self._whitened():
-            images[place] = norm(images[place])
+        for i, norm in self._whitened():
+            images[i] = norm(images[i])
         if not self.vector_size:
             return Inputs(images, None)
-        parts = []
+        columns = []
         if self.num_normalized:
-            x = self._normalized_part(obs)
-            parts.append(x if self.norm is None else self.norm.normalize(x))
-        parts += [leaf.read(obs) for leaf in self.floats if not leaf.normalized]
-        parts += [leaf.read(obs) for leaf in self.indices]  # type: ignore[operator]
-        vector = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+            x = self._normalized(obs)
+            columns.append(x if self.norm is None else self.norm.normalize(x))
+        columns += [leaf.read(obs) for leaf in self.floats if not leaf.normalized]
+        columns += [leaf.read(obs) for leaf in self.indices]  # type: ignore[operator]
+        vector = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
         return Inputs(images, vector.to(self.dtype))
 
     def update(self, obs: Any, mask: Tensor | None) -> None:
         """Merge rows [N, ...] where mask [N] is true into the normalisers, where there are any."""
         if self.norm is not None:
-            self.norm.update(self._normalized_part(obs), mask)
-        for place, norm in self._whitened():
-            image = self.images[place]
+            self.norm.update(self._normalized(obs), mask)
+        for i, norm in self._whitened():
+            image = self.images[i]
             rows = few_rows(_at(obs, image.path))
             norm.update(image.read(obs, torch.float32, rows), None if mask is None else mask[rows])
 
     def _whitened(self) -> Iterator[tuple[int, PixelNorm]]:
-        places = (place for place, image in enumerate(self.images) if image.whitened)
-        yield from zip(places, self.pixel_norms, strict=True)
+        indices = (i for i, image in enumerate(self.images) if image.whitened)
+        yield from zip(indices, self.pixel_norms, strict=True)
 
-    def _normalized_part(self, obs: Any) -> Tensor:
-        parts = [leaf.read(obs) for leaf in self.floats if leaf.normalized]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    def _normalized(self, obs: Any) -> Tensor:
+        columns = [leaf.read(obs) for leaf in self.floats if leaf.normalized]
+        return columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
 
     def _add_box(self, path: Path, box: spaces.Box, config: PolicyConfig) -> None:
         scale = 1.0 / 255.0 if box.dtype == np.uint8 else 1.0
@@ -254,10 +254,12 @@ class ObservationInputs(nn.Module):
                 self.images.append(replace(image, blocked=_can_block(image, box, torso)))
                 return
             if config.torso != "auto":
+                can_lower = torso != "impala" and config.image_stride > 1
+                lower = "lower policy.image_stride, " if can_lower else ""
                 raise UniRLError(
                     f"image {box.shape} at {_name(path)} is too small for policy.torso {torso!r}",
                     f"height and width must be >= {least}",
-                    _remedy(torso, config.image_stride),
+                    f"{lower}enlarge it (Atari: env.frame_size), or set policy.torso to mlp",
                 )
         is_float = np.issubdtype(np.dtype(box.dtype), np.floating)
         self.floats.append(FloatLeaf(path, int(np.prod(box.shape)), scale, bool(is_float)))
@@ -280,12 +282,6 @@ def space_leaves(
 def smallest_image(torso: str, stride: int) -> int:
     """Smallest height and width that an image torso can read."""
     return {"nature": 9 * stride, "shallow": 5 * stride, "impala": 8}[torso]
-
-
-def _remedy(torso: str, stride: int) -> str:
-    """For an image that is too small."""
-    lower = "lower policy.image_stride, " if torso != "impala" and stride > 1 else ""
-    return f"{lower}enlarge it (Atari: env.frame_size), or set policy.torso to mlp"
 
 
 def _can_block(image: ImageLeaf, box: spaces.Box, torso: str) -> bool:

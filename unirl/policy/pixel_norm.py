@@ -67,5 +67,5 @@ def few_rows(x: Tensor) -> Tensor:
     """
     if x.shape[0] <= MAX_ROWS:
         return torch.arange(x.shape[0], device=x.device)
-    place = torch.arange(MAX_ROWS, dtype=torch.float64, device=x.device) * _GOLDEN
-    return ((place % 1.0) * x.shape[0]).long()
+    position = torch.arange(MAX_ROWS, dtype=torch.float64, device=x.device) * _GOLDEN
+    return ((position % 1.0) * x.shape[0]).long()

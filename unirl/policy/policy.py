@@ -107,16 +107,12 @@ class Policy(nn.Module):
     ) -> ActResult:
         """Choose actions for obs (tree of [B, ...]): sampled, or the mode when deterministic.
 
-        The state passed in is not changed; whoever calls resets the rows whose episode begins
-        (zero_state).
-        generator: on the policy's device.
+        The state passed in is not changed; the caller resets the rows whose episode begins
+        (zero_state). generator: on the policy's device.
         """
         distribution, state = self._decide(obs, state)
-        if deterministic:
-            action = distribution.mode()
-            return ActResult(action, distribution.log_prob(action), state)
-        action, logp = distribution.sample_with_logp(generator)
-        return ActResult(action, logp, state)
+        action = distribution.mode() if deterministic else distribution.sample(generator)
+        return ActResult(action, distribution.log_prob(action), state)
 
     @torch.no_grad()
     def act_groups(
@@ -131,9 +127,10 @@ class Policy(nn.Module):
         size = next(leaves(obs))[1].shape[0] // len(generators)
         results = []
         for i, generator in enumerate(generators):
-            own = slice(i * size, (i + 1) * size)
-            action, logp = distribution[own].sample_with_logp(generator)
-            results.append(ActResult(action, logp, {k: value[own] for k, value in state.items()}))
+            rows = slice(i * size, (i + 1) * size)
+            own, own_state = distribution[rows], {k: value[rows] for k, value in state.items()}
+            action = own.sample(generator)
+            results.append(ActResult(action, own.log_prob(action), own_state))
         return results
 
     def _decide(self, obs: Any, state: State) -> tuple[Distribution, State]:
@@ -151,14 +148,15 @@ class Policy(nn.Module):
         """
         shape = next(leaves(obs))[1].shape[:2]
         # One flat batch of rows for all but the core: a larger matrix product is a faster one.
-        inputs = self.inputs(tree_map(lambda leaf: leaf.flatten(0, 1), obs))
+        flat = tree_map(lambda leaf: leaf.flatten(0, 1), obs)
+        inputs = self.inputs(flat)
         features = self.torso(inputs).unflatten(0, shape)
         if self.core is not None:
             features = self.core.unroll(features, state, reset)
         value_features = features
         if self.value_torso is not None:
             if self.value_inputs is not None:
-                inputs = self.value_inputs(tree_map(lambda leaf: leaf.flatten(0, 1), obs))
+                inputs = self.value_inputs(flat)
             value_features = self.value_torso(inputs).unflatten(0, shape)
         value = self.value_head(value_features.float()).squeeze(-1)
         return Unroll(self.action_head(features.float()), value)
@@ -205,19 +203,19 @@ class Policy(nn.Module):
 
         Raises UniRLError when names or shapes differ.
         """
-        own = self.state_dict(keep_vars=True)
-        wrong = sorted(own.keys() ^ weights.keys())
+        current = self.state_dict(keep_vars=True)
+        wrong = sorted(current.keys() ^ weights.keys())
         wrong = wrong or [
-            name for name, tensor in own.items() if tensor.shape != weights[name].shape
+            name for name, tensor in current.items() if tensor.shape != weights[name].shape
         ]
         if wrong:
             raise UniRLError(
                 f"weights do not fit this policy at {', '.join(wrong[:4])}",
-                f"names and shapes must be its own ({len(own)} tensors, given {len(weights)})",
+                f"names and shapes must be its own ({len(current)} tensors, given {len(weights)})",
                 "use the configuration and environment the weights were trained with",
             )
         with torch.no_grad():
-            torch._foreach_copy_(list(own.values()), [weights[name] for name in own])
+            torch._foreach_copy_(list(current.values()), [weights[name] for name in current])
 
 
 def _split(

@@ -21,7 +21,7 @@ def has_bfloat16(device: torch.device | str) -> bool:
     """
     try:
         kind = torch.device(device).type
-    except RuntimeError:  # no device at all; whoever computes there says so in its own words
+    except RuntimeError:  # no device at all: computing there fails with an error that says so
         return False
     if kind == "cuda":
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)

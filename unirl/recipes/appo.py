@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from unirl.actors.env_worker import serve_environments
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.actors.inference import make_policy_worker
 from unirl.actors.sampler import SamplerConfig, check_slots
 from unirl.core.pool import Helpers, Pool
@@ -109,6 +109,6 @@ def _plan_learner(config: Config, policy: int) -> LearnerPlan:
         config.queue,
         name=f"policy-{policy}" if several else "learner",
         # An evaluation plays every agent with one policy.
-        make_evaluator=None if several else partial(PolicyEvaluator, config.env, config.policy),
+        make_evaluator=None if several else partial(make_evaluator, config.env, config.policy),
         fingerprint={**found.fingerprint, **({"policy_index": policy} if several else {})},
     )

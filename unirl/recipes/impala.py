@@ -8,7 +8,7 @@ Espeholt et al., arXiv 1802.01561.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,6 +31,11 @@ class Config:
     """Everything that can be set for an IMPALA run."""
 
     env: EnvConfig = field(default_factory=EnvConfig)
+    mix: Mapping[str, float] = field(default_factory=dict)
+    """Several environments with equal spaces, by id with their shares of what is learned: each has
+    actor.num_actors actors of its own, and env.id is the one that is evaluated. Empty: env.id
+    alone.
+    """
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     actor: ActorConfig = field(default_factory=ActorConfig)
     learner: ImpalaLearnerConfig = field(default_factory=ImpalaLearnerConfig)

@@ -23,9 +23,9 @@ from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, SimSpec
 from unirl.errors import UniRLError
 from unirl.learners.config import check_minibatches
+from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.parallel import Ranks
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
-from unirl.learners.update import OptimizerConfig
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
 from unirl.recipes.probe import EnvFacts, bind_learner, fingerprint_of
@@ -136,7 +136,7 @@ def _placed(sim: SimConfig, ranks: Ranks) -> SimConfig:
     """On this process's own device, where several train together."""
     if ranks.world_size == 1:
         return sim
-    return replace(sim, device=ranks.place(str(sim.torch_device())))
+    return replace(sim, device=ranks.own_device(str(sim.torch_device())))
 
 
 def _policy_for(policy: PolicyConfig, sim: SimSpec) -> PolicyConfig:

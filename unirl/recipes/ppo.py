@@ -8,6 +8,7 @@ Schulman et al., arXiv 1707.06347.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from unirl.actors.vector import ActorConfig
@@ -27,6 +28,11 @@ class Config:
     """Everything that can be set for a PPO run."""
 
     env: EnvConfig = field(default_factory=EnvConfig)
+    mix: Mapping[str, float] = field(default_factory=dict)
+    """Several environments with equal spaces, by id with their shares of what is learned: each has
+    actor.num_actors actors of its own, and env.id is the one that is evaluated. Empty: env.id
+    alone.
+    """
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     actor: ActorConfig = field(
         default_factory=lambda: ActorConfig(num_actors=1, num_envs=8, unroll_length=128)

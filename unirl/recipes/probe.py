@@ -11,7 +11,7 @@ from typing import Any
 
 from gymnasium import Space
 
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.actors.vector import ActorConfig, make_vector_actor, unroll_spec
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.pool import Pool
@@ -21,6 +21,7 @@ from unirl.envs.make import agents_of, spaces
 from unirl.errors import UniRLError
 from unirl.learners.unroll import make_unroll_learner
 from unirl.policy import Policy, PolicyConfig
+from unirl.recipes.mix import env_mix
 from unirl.runners.plan import LearnerPlan, Plan
 
 
@@ -47,26 +48,32 @@ def probe(env: EnvConfig, policy: PolicyConfig, actor: ActorConfig) -> EnvFacts:
 def vector_plan(
     recipe: str, config: Any, found: EnvFacts, make_learner: Callable[[LearnerContext], Learner]
 ) -> Plan:
-    """The plan of a recipe with vector actors: config has env, policy, actor, learner, queue,
+    """The plan of a recipe with vector actors: config has env, mix, policy, actor, learner, queue,
     runner and run.
     """
-    make_actor = partial(
-        make_vector_actor,
-        env=config.env,
-        policy=config.policy,
-        actor=config.actor,
-        gamma=config.learner.gamma,
-    )
+    sources = env_mix(config.env, config.mix)
+
+    def make_pool(env: EnvConfig, share: float) -> Pool:
+        make_actor = partial(
+            make_vector_actor,
+            env=env,
+            policy=config.policy,
+            actor=config.actor,
+            gamma=config.learner.gamma,
+        )
+        name = "actor" if len(sources) == 1 else f"{env.id}-actor"
+        return Pool(make_actor, name, config.actor.num_actors, share)
+
     learner = LearnerPlan(
         make_learner,
         found.spec,
         config.queue,
-        make_evaluator=partial(PolicyEvaluator, config.env, config.policy),
+        make_evaluator=partial(make_evaluator, config.env, config.policy),
         fingerprint=found.fingerprint,
     )
     return Plan(
         recipe,
-        pools=(Pool(make_actor, count=config.actor.num_actors),),
+        pools=tuple(make_pool(env, share) for env, share in sources),
         learners=(learner,),
         config=config,
         runner=config.runner,

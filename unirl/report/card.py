@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from unirl.errors import UniRLError
-from unirl.report.sinks import read_metrics
+from unirl.report.sinks import no_run, read_metrics
 from unirl.storage import disk
 
 _RETURN = "charts/episodic_return"
@@ -24,7 +24,7 @@ _PACKAGES = ("unirl", "torch", "numpy", "gymnasium", "ale-py", "envpool", "mujoc
 
 
 def write_card(run_dir: Path) -> Path:
-    """Write README.md into a run folder from what lies there, and return its path.
+    """Write README.md into a run folder from what is there, and return its path.
 
     Raises UniRLError when `run_dir` holds no run. Packages and machine are those of the writing.
     """
@@ -49,11 +49,7 @@ def _read_config(run_dir: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError:
-        raise UniRLError(
-            f"{run_dir} is not a run folder",
-            f"{path} must be there, and is not",
-            "name a folder that unirl train wrote, such as runs/NAME",
-        ) from None
+        raise no_run(run_dir, path) from None
     except ValueError as error:
         raise UniRLError(
             f"{path} is damaged", f"it must be TOML, but {error}", "restore it"
@@ -129,12 +125,10 @@ def _num_episodes(result: dict[str, Any]) -> int:
 def _pictures(run_dir: Path) -> Iterator[str]:
     for path in sorted(run_dir.glob("*.png")):
         yield f"![{path.stem}]({path.name})"
-    videos = [
-        path for suffix in ("gif", "mp4") for path in (run_dir / "videos").glob(f"*.{suffix}")
-    ]
-    for path in sorted(videos):
-        picture = "!" if path.suffix == ".gif" else ""
-        yield f"{picture}[{path.stem}](videos/{path.name})"
+    for path in sorted((run_dir / "videos").glob("*")):
+        if path.suffix in (".gif", ".mp4"):
+            picture = "!" if path.suffix == ".gif" else ""
+            yield f"{picture}[{path.stem}](videos/{path.name})"
 
 
 def _usage(run_dir: Path) -> Iterator[str]:
@@ -160,11 +154,12 @@ def _config(run_dir: Path) -> Iterator[str]:
 
 def _machine() -> Iterator[str]:
     yield "## Machine"
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     rows = [
         ["Python", platform.python_version()],
         *([name, version] for name in _PACKAGES if (version := _version(name))),
         ["system", f"{platform.system()} {platform.release()}"],
-        ["processor", f"{_processor()}, {os.cpu_count()} cores, {_memory_gb():.0f} GB"],
+        ["processor", f"{_processor()}, {os.cpu_count()} cores, {memory_gb:.0f} GB"],
     ]
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -186,10 +181,6 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
-
-
-def _memory_gb() -> float:
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 1e9
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -78,7 +78,6 @@ class Progress:
     """Training time at the last update, earlier sessions included."""
 
     def update(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Take in one log interval."""
         now = time.monotonic()
         if self._first is None:
             self._first = step, now
@@ -146,20 +145,15 @@ class PlainConsole:
         self.note(f"{title} -> {run_dir}")
 
     def update(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Print the line."""
         self._progress.update(step, scalars)
         pairs = _pairs(self._progress, scalars)
-        self._print(" ".join(f"{name}={value}" for name, value in pairs if value is not None))
+        self.note(" ".join(f"{name}={value}" for name, value in pairs if value is not None))
 
     def note(self, text: str) -> None:
-        """Print the sentence on a line of its own."""
-        self._print(text)
+        print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Nothing is held."""
-
-    def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
 
 
 def _pairs(
@@ -178,7 +172,8 @@ def _pairs(
     yield "sps", _rate(scalars.get("perf/sps"))
     yield "produced_sps", _rate(scalars.get("perf/produced_sps"))
     for side in ("actor", "learner"):
-        yield f"{side}_wait", _percent(waiting_share(side, scalars))
+        share = waiting_share(side, scalars)
+        yield f"{side}_wait", None if share is None else f"{share:.0%}"
     yield "limited_by", limiting_rate(scalars)
     for name in ("staleness/mean", "staleness/max", "queue/ready", "queue/running"):
         yield name.replace("/", "_"), value(name)
@@ -214,7 +209,6 @@ class LiveConsole:
         self._scalars = {**self._scalars, **scalars}
 
     def note(self, text: str) -> None:
-        """Print the sentence above the panel."""
         self._console.print(Text("  " + text, style="dim"))
 
     def close(self) -> None:
@@ -222,7 +216,6 @@ class LiveConsole:
         self._live.stop()
 
     def render(self) -> RenderableType:
-        """The panel as it stands now."""
         scalars = self._scalars
         rows: list[tuple[str, RenderableType | None]] = [
             ("return", _return_row(self._progress, scalars)),
@@ -303,7 +296,7 @@ def _limit_row(scalars: Mapping[str, float]) -> Text | None:
     limit = limiting_rate(scalars)
     if limit is None:
         return None
-    waits = "the learner waits for samples" if limit == "production" else "actors wait for places"
+    waits = "the learner waits for samples" if limit == "production" else "actors wait for slots"
     return Text().append(f"{limit:<14}", style="bold yellow").append(waits, style="dim")
 
 
@@ -334,8 +327,8 @@ def sparkline(values: Iterable[float], num_cells: int) -> str:
     size = max(1.0, len(series) / num_cells)
     cells = []
     for index in range(min(num_cells, len(series))):
-        part = series[int(index * size) : max(int(index * size) + 1, int((index + 1) * size))]
-        cells.append(sum(part) / len(part))
+        some = series[int(index * size) : max(int(index * size) + 1, int((index + 1) * size))]
+        cells.append(sum(some) / len(some))
     low, high = min(cells), max(cells)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BLOCKS[round((cell - low) * scale)] for cell in cells)
@@ -352,10 +345,6 @@ def _short(value: float) -> str:
 
 def _rate(value: float | None, group: str = "") -> str | None:
     return None if value is None or not math.isfinite(value) else f"{value:{group}.0f}"
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{share:.0%}"
 
 
 def _clock(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Sentences about a run: all of them to log.txt, those that matter to the console; source: none."""
+"""Sentences about a run: all of them to log.txt, those that matter to the console."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ class _FileHandler(logging.FileHandler):
             super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Called by `emit` with the error at hand."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
@@ -71,7 +70,7 @@ class _NoteHandler(logging.Handler):
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line; the trace of an error stands in log.txt."""
+        """One line; the trace of an error is in log.txt."""
         if record.levelno < logging.WARNING and record.name != _CHECKPOINTS:
             return
         text = record.getMessage().partition("\n")[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 
 from unirl.errors import UniRLError
 from unirl.report.sinks import read_metrics
+from unirl.storage import disk
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
@@ -70,17 +70,13 @@ def plot_runs(run_dirs: Sequence[Path], out_path: Path) -> Path:
             panel.legend(frameon=False, loc="best", fontsize="small")
     out_path = Path(out_path)
     out_path.parent.mkdir(parents=True, exist_ok=True)
-    aside = out_path.with_name(f".{out_path.name}-{os.getpid()}")
-    try:
+    with disk.replacing(out_path) as aside:
         canvas.print_figure(str(aside), format="png")
-        os.replace(aside, out_path)
-    finally:
-        aside.unlink(missing_ok=True)
     return out_path
 
 
 def group_curves(run_dirs: Sequence[Path]) -> list[list[Curve]]:
-    """The runs' curves in the order given; those that differ in the seed alone stand together."""
+    """The runs' curves in the order given; those that differ in the seed alone are together."""
     groups: dict[str, list[Curve]] = {}
     for run_dir, label in zip(run_dirs, _labels(run_dirs), strict=True):
         groups.setdefault(_group(run_dir), []).append(_read_curve(run_dir, label))
@@ -101,10 +97,8 @@ def mean_and_band(curves: Sequence[Curve], axis: str) -> tuple[Array, Array, Arr
     positions = [getattr(curve, axis) for curve in curves]
     begin, end = max(x[0] for x in positions), min(x[-1] for x in positions)
     grid: Array = np.linspace(begin, max(begin, end), 200)
-    series = [
-        np.interp(grid, x, _smoothed(curve)) for x, curve in zip(positions, curves, strict=True)
-    ]
-    stacked = np.stack(series)
+    returns = zip(positions, map(_smoothed, curves), strict=True)
+    stacked = np.stack([np.interp(grid, x, smoothed) for x, smoothed in returns])
     return grid, stacked.mean(0), stacked.min(0), stacked.max(0)
 
 
@@ -154,7 +148,7 @@ def _labels(run_dirs: Sequence[Path]) -> list[str]:
 
 
 def _group(run_dir: Path) -> str:
-    """What runs of several seeds have in common; a run without a readable config stands alone."""
+    """What runs of several seeds have in common; without a readable config, the run itself."""
     try:
         config = tomllib.loads((run_dir / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):

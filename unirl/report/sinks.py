@@ -96,7 +96,6 @@ class TensorBoardSink:
             self._append(self._event(step=resume_step + 1, session_log=start))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Append one row, complete on disk for other readers when this returns."""
         values = [
             self._summary.Value(tag=name, simple_value=value)
             for name, value in scalars.items()
@@ -105,7 +104,6 @@ class TensorBoardSink:
         self._append(self._event(step=step, summary=self._summary(value=values)))
 
     def close(self) -> None:
-        """Close the file; each row is on disk already, or `write` has said why not."""
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -128,11 +126,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except OSError:
-        raise UniRLError(
-            f"{run_dir} is not a run folder",
-            f"{path} must be there, and is not",
-            "name a folder that unirl train wrote, such as runs/NAME",
-        ) from None
+        raise no_run(run_dir, path) from None
     rows = []
     for number, line in enumerate(lines, 1):
         row = _parse(line)
@@ -145,6 +139,14 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
                 "delete that line",
             )
     return rows
+
+
+def no_run(folder: Path, missing: Path) -> UniRLError:
+    return UniRLError(
+        f"{folder} is not a run folder",
+        f"{missing} must be there, and is not",
+        "name a folder that unirl train wrote, such as runs/NAME",
+    )
 
 
 def _unwritable(path: Path, run_dir: Path, error: OSError) -> UniRLError:

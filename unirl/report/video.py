@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from unirl.errors import UniRLError
+from unirl.storage import disk
 
 Frame: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
@@ -38,12 +38,8 @@ def write_video(frames: Iterable[Frame], path: Path, fps: float) -> None:
     if not fps > 0:
         raise UniRLError(f"a video of {fps} frames/s", "fps > 0 must hold", "try 30")
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix.lower()}")
-    try:
+    with disk.replacing(path) as aside:
         writers[path.suffix.lower()](_checked(frames), aside, fps)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _checked(frames: Iterable[Frame]) -> Iterator[Frame]:

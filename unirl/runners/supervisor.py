@@ -62,7 +62,8 @@ class WorkerProcess:
     @property
     def file_name(self) -> str:
         """For its log: "actor-003.txt"."""
-        return f"{self.role.replace(' ', '-')}-{self.index:03d}.txt"
+        role = "".join(letter if letter.isalnum() else "-" for letter in self.role)
+        return f"{role}-{self.index:03d}.txt"
 
     @property
     def alive(self) -> bool:

@@ -88,9 +88,9 @@ def save_checkpoint(
             "pass the number of environment steps so far, and keep at least one checkpoint",
         )
     _check_json(state, "state")
-    trees = {"model": model, "optimizer": optimizer} | (
-        {} if samples is None else {"samples": samples}
-    )
+    trees = {"model": model, "optimizer": optimizer}
+    if samples is not None:
+        trees["samples"] = samples
     # Everything that can be wrong with the values is found here, before the disk is touched.
     tensors: dict[str, dict[str, torch.Tensor]] = {name: {} for name in trees}
     notes = {name: note_tree(tree, (name,), tensors[name]) for name, tree in trees.items()}
@@ -103,8 +103,8 @@ def save_checkpoint(
         _sweep(folder)
         aside.mkdir()
         files = {
-            f"{n}.safetensors": write_tensors(aside / f"{n}.safetensors", t)
-            for n, t in tensors.items()
+            f"{name}.safetensors": write_tensors(aside / f"{name}.safetensors", flat)
+            for name, flat in tensors.items()
         }
         document: dict[str, Any] = {
             "format": FORMAT,
@@ -114,10 +114,10 @@ def save_checkpoint(
             "state": state,
         }
         _write_document(aside / "state.json", document)
-        _sync_folder(aside)
+        disk.sync_folder(aside)
         _put_in_place(aside, final)
         _link_latest(folder, final.name)
-        _sync_folder(folder)
+        disk.sync_folder(folder)
     except OSError as error:
         raise _explain_write_error(error, folder, step, tensors) from error
     finally:
@@ -141,12 +141,11 @@ def load_checkpoint(where: Path) -> Checkpoint:
             break
         try:
             return _read(path)
-        except _Vanished as damage:
-            # A trainer that saves meanwhile may have replaced it under our hands: read the newer.
-            if one or is_last_try:
-                raise _explain_damage(damage) from None
         except Damage as damage:
-            raise _explain_damage(damage) from None
+            # A trainer that saves meanwhile may have replaced it under our hands: read the newer.
+            if one or is_last_try or not isinstance(damage, _Vanished):
+                what = f"checkpoint file {damage.file} is damaged"
+                raise UniRLError(what, damage.rule, _other(damage.file.parent)) from None
     raise UniRLError(
         f"no checkpoint in {where}",
         f"a run folder has checkpoints/step_XXXXXXXX/state.json; {_describe(where)}",
@@ -166,14 +165,14 @@ def latest(root: Path) -> Path | None:
 def list_checkpoints(root: Path) -> list[Path]:
     """All complete checkpoints by ascending step; complete: every file is there in full size."""
     folder = checkpoints_folder(root)
-    found: dict[int, Path] = {}
+    found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         # A replacement killed half-way leaves only its step's earlier version, under this name.
         name = path.name.removeprefix(".old-")
-        match = _STEP.fullmatch(name)
-        if match and (name == path.name or not (folder / name).exists()) and _is_complete(path):
-            found[int(match[1])] = path
-    return [found[step] for step in sorted(found)]
+        is_newest = name == path.name or not (folder / name).exists()
+        if _STEP.fullmatch(name) and is_newest and _is_complete(path):
+            found.append(path)
+    return sorted(found, key=_step)
 
 
 def checkpoints_folder(root: Path) -> Path:
@@ -215,14 +214,6 @@ def _digest(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True, default=dict).encode()).hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _put_in_place(aside: Path, final: Path) -> None:
     """Rename into place; no rename replaces a folder, so an earlier version moves away first."""
     old = final.with_name(f".old-{final.name}")
@@ -235,9 +226,9 @@ def _put_in_place(aside: Path, final: Path) -> None:
         if replaces:
             os.rename(old, final)
         raise
-    _sync_folder(final.parent)
+    disk.sync_folder(final.parent)
     if replaces:
-        _delete(old)
+        disk.delete_folder(old)
 
 
 def _link_latest(folder: Path, target: str) -> None:
@@ -250,31 +241,22 @@ def _prune(folder: Path, newest: Path, keep: int) -> None:
     reached = [path for path in list_checkpoints(folder) if _step(path) <= _step(newest)]
     for path in reached[:-keep]:
         try:
-            _delete(path)
-        except (
-            OSError
-        ) as error:  # The new checkpoint is safe; one too many on disk must not end a run.
+            disk.delete_folder(path)
+        except OSError as error:
+            # The new checkpoint is safe; one too many on disk must not end a run.
             log.warning("could not delete the old checkpoint %s: %s", path, error)
-
-
-def _delete(path: Path) -> None:
-    """Delete so that a kill in between leaves no half checkpoint under a checkpoint's name."""
-    trash = path.with_name(f".trash-{path.name}-{os.getpid()}")
-    os.rename(path, trash)
-    shutil.rmtree(trash, ignore_errors=True)
 
 
 def _sweep(folder: Path) -> None:
     """Clear what killed writers left: folders half written or half deleted, a half replacement."""
-    for path in folder.iterdir():
+    for path in list(folder.iterdir()):
         if path.name.startswith(".old-"):
             final = folder / path.name.removeprefix(".old-")
             if final.exists():
-                _delete(path)
+                disk.delete_folder(path)
             else:
                 os.rename(path, final)
-    for path in folder.iterdir():
-        if path.name.startswith((".tmp-", ".trash-")):
+        elif path.name.startswith((".tmp-", disk.TRASH)):
             shutil.rmtree(path, ignore_errors=True)
         elif path.name.startswith(".latest-"):
             path.unlink(missing_ok=True)
@@ -302,11 +284,6 @@ def _explain_write_error(
 
 class _Vanished(Damage):
     """The file is not there."""
-
-
-def _explain_damage(damage: Damage) -> UniRLError:
-    what = f"checkpoint file {damage.file} is damaged"
-    return UniRLError(what, damage.rule, _other(damage.file.parent))
 
 
 def _read(path: Path) -> Checkpoint:
@@ -368,13 +345,11 @@ def _other(path: Path) -> str:
     others = [] if path.parent.name != "checkpoints" else list_checkpoints(path.parent)
     good = [other for other in others if other.name != path.name and _is_intact(other)]
     if not good:
-        return "no other good checkpoint is there: restore the file from a copy, or start anew"
+        return "no other good checkpoint is there: restore the file from a copy, or start again"
     earlier = [other for other in good if _step(other) < _step(path)]
-    return (
-        f"use the previous good checkpoint: {earlier[-1]}"
-        if earlier
-        else f"use {good[0]}, which is good"
-    )
+    if earlier:
+        return f"use the previous good checkpoint: {earlier[-1]}"
+    return f"use {good[0]}, which is good"
 
 
 def _is_complete(path: Path) -> bool:
@@ -395,6 +370,7 @@ def _is_intact(path: Path) -> bool:
 
 
 def _step(path: Path) -> int:
+    """Of a path that `list_checkpoints` gave, or of any other: -1."""
     match = _STEP.fullmatch(path.name.removeprefix(".old-"))
     return int(match[1]) if match else -1
 
@@ -404,7 +380,4 @@ def _describe(where: Path) -> str:
         return f"{where} does not exist"
     if not where.is_dir():
         return f"{where} is not a folder"
-    names = sorted(path.name for path in where.iterdir())
-    return "found " + (
-        ", ".join(names[:6]) + (", ..." if len(names) > 6 else "") or "an empty folder"
-    )
+    return f"found {disk.entries(where, 6) or 'an empty folder'}"

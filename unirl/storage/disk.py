@@ -1,4 +1,4 @@
-"""The disk: files replaced whole or not at all, and what to say when it is full; source: none."""
+"""The disk: files replaced whole or not at all, and what to say when it is full."""
 
 from __future__ import annotations
 
@@ -12,17 +12,43 @@ from pathlib import Path
 from unirl.errors import UniRLError
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file aside and rename it into place: readers see the old one or the new one."""
-    aside = path.with_name(f".{path.name}-{os.getpid()}")
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path beside this one, of the same suffix, to write to: renamed into place when the block
+    ends well, so that readers see the old file or the new one.
+    """
+    aside = path.with_name(f".{path.stem}-{os.getpid()}{path.suffix}")
     try:
-        aside.write_text(text, encoding="utf-8")
+        yield aside
         os.replace(aside, path)
     except OSError as error:
-        error.filename = str(path)
+        if error.filename in (None, str(aside)):
+            error.filename = str(path)
         raise
     finally:
         aside.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace the file with this text, whole or not at all."""
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the folder's entries are on the disk: files created, renamed, deleted."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete it so that a kill in between leaves nothing half under its name."""
+    trash = folder.with_name(f"{TRASH}{folder.name}-{os.getpid()}")
+    os.rename(folder, trash)
+    shutil.rmtree(trash, ignore_errors=True)
 
 
 def is_full(error: OSError) -> bool:
@@ -36,6 +62,12 @@ def who_refused(error: OSError) -> str:
     return f"{limit} refused more ({error.strerror})"
 
 
+def entries(folder: Path, most: int) -> str:
+    """What is in a folder, the first few names."""
+    names = sorted(child.name for child in folder.iterdir())
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
 def free_bytes(folder: Path) -> int:
     """Bytes free where `folder` is, or would be."""
     folder = folder.absolute()
@@ -44,11 +76,13 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
+TRASH = ".trash-"
+"""How names begin of what `delete_folder` is deleting, or was when it was killed."""
 _CLOSED = frozenset(
     {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
     | {errno.EEXIST, errno.ENOTDIR, errno.EISDIR}
 )
-"""Files that are not to be had as they are, whoever asks."""
+"""Files that are not to be had as they are."""
 
 
 @contextmanager
@@ -68,13 +102,12 @@ def explained(path: Path, remedy: str, what: str = "") -> Iterator[None]:
                 remedy,
             ) from error
         if error.errno in _CLOSED:
+            shown = str(name)
+            if len(shown) > 120:
+                shown = f"{shown[:60]}...{shown[-57:]}"
             raise UniRLError(
-                f"{_shortened(str(name))} cannot be read or written",
+                f"{shown} cannot be read or written",
                 f"the system says: {error.strerror}",
-                "choose another place or name, or mend its permissions",
+                "choose another path or name, or change its permissions",
             ) from error
         raise
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= 120 else f"{name[:60]}...{name[-57:]}"

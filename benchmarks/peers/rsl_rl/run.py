@@ -94,7 +94,7 @@ def make(num_envs: int) -> Any:
     sys.path.append(str(ROOT))
     from unirl.envs.config import EnvConfig
     from unirl.envs.sim.make import make_device_env
-    from unirl.envs.sim.rsl_rl_export import RslRlExport
+    from unirl.envs.sim.exports.rsl_rl import RslRlExport
 
     env = make_device_env(EnvConfig(id=ENV_ID), num_envs, torch.device("cpu"))
     return RslRlExport(env, seed=SEED)

@@ -9,7 +9,7 @@ import torch
 
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY
-from unirl.envs.sim.cartpole import (
+from unirl.envs.sim.torch.cartpole import (
     CART_MASS,
     GRAVITY,
     POLE_CENTRE,
@@ -17,17 +17,18 @@ from unirl.envs.sim.cartpole import (
     POLE_MASS,
     STEP_DT,
     SUBSTEPS,
-    Cartpole,
 )
+from unirl.envs.sim.torch.env import TorchEnv
+from unirl.envs.sim.torch.tasks import make_sim
 
 
-def make(num_envs: int = 1) -> Cartpole:
-    env = Cartpole(EnvConfig(id="torch/Cartpole"), num_envs, torch.device("cpu"))
+def make(num_envs: int = 1) -> TorchEnv:
+    env = make_sim(EnvConfig(id="torch/Cartpole"), num_envs, torch.device("cpu"))
     env.reset(0)
     return env
 
 
-def put(env: Cartpole, *state: float) -> None:
+def put(env: TorchEnv, *state: float) -> None:
     env.state[:, 0] = torch.tensor(state)
 
 
@@ -129,7 +130,7 @@ def test_an_end_on_the_last_step_is_no_time_limit() -> None:
 
 def test_settings_change_the_task() -> None:
     config = EnvConfig(id="torch/Cartpole", kwargs={"effort": 0.0, "reset_distance": 0.01})
-    env = Cartpole(config, 2, torch.device("cpu"))
+    env = make_sim(config, 2, torch.device("cpu"))
     env.reset(0)
     env.state.zero_()
     env.step(torch.ones(2, 1))

@@ -12,14 +12,14 @@ from tests.envs.sim.countdown import Countdown
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.sim.engine import SimEngine
-from unirl.envs.vector import EnvStep, VectorEnv, adapt
+from unirl.envs.vector import EngineEnv, EnvStep, VectorEnv
 from unirl.errors import UniRLError
 
 STAY, BREAK = 0.0, 1.0
 
 
 def vector(**settings: Any) -> VectorEnv:
-    return adapt(SimEngine(Countdown(2, **settings)), 2, "test/Countdown")
+    return EngineEnv(SimEngine(Countdown(2, **settings)), 2, "test/Countdown")
 
 
 def act(env: VectorEnv, *actions: float) -> EnvStep:

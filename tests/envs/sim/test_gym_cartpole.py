@@ -8,14 +8,13 @@ import torch
 
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY
-from unirl.envs.sim.gym_cartpole import GymCartpole
-from unirl.envs.sim.pendulum import Pendulum
+from unirl.envs.sim.torch.tasks import make_sim
 
 CPU = torch.device("cpu")
 
 
 def test_cartpole_equals_gymnasium_over_10_000_random_steps() -> None:
-    ours = GymCartpole(EnvConfig(id="torch/CartPole-v1"), 1, CPU)
+    ours = make_sim(EnvConfig(id="torch/CartPole-v1"), 1, CPU)
     theirs = gymnasium.make("CartPole-v1")
     obs, _ = theirs.reset(seed=0)
     ours.reset(0)
@@ -41,7 +40,7 @@ def test_cartpole_equals_gymnasium_over_10_000_random_steps() -> None:
 
 
 def test_pendulum_follows_gymnasium() -> None:
-    ours = Pendulum(EnvConfig(id="torch/Pendulum"), 1, CPU)
+    ours = make_sim(EnvConfig(id="torch/Pendulum"), 1, CPU)
     theirs = gymnasium.make("Pendulum-v1")
     ours.reset(0)
     random = np.random.default_rng(0)

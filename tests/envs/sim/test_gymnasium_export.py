@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode
 
 from tests.envs.sim.countdown import Countdown
 from unirl.envs.config import EnvConfig
-from unirl.envs.sim.gymnasium_export import GymnasiumExport
+from unirl.envs.sim.exports.gymnasium import GymnasiumExport
 from unirl.envs.sim.make import make_device_env
 
 STAY, BREAK = torch.tensor([[0.0]] * 2), torch.tensor([[0.0], [1.0]])

@@ -15,8 +15,8 @@ from gymnasium.vector import AutoresetMode
 
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY, SimStep
-from unirl.envs.sim import gymnasium_tensors
-from unirl.envs.sim.gymnasium_tensors import GymnasiumTensors
+from unirl.envs.sim.adapters import gymnasium as gymnasium_tensors
+from unirl.envs.sim.adapters.gymnasium import GymnasiumTensors
 from unirl.envs.sim.make import make_device_env
 from unirl.errors import UniRLError
 
@@ -153,7 +153,7 @@ def make(num_envs: int = 16, name: str = "test/Tensors-v0", **fields: Any) -> Gy
 
 
 def toy(env: GymnasiumTensors) -> Tensors:
-    found: Tensors = env._env.unwrapped
+    found: Tensors = env.env.unwrapped
     return found
 
 

@@ -16,8 +16,8 @@ from tests.envs.sim import fake_isaacgym
 from tests.envs.sim.fake_isaacgym import CLIP_OBS, LIMIT, NEVER, fails_at
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY, SimStep
-from unirl.envs.sim import isaacgym
-from unirl.envs.sim.isaacgym import IsaacGymSim
+from unirl.envs.sim.adapters import isaacgym
+from unirl.envs.sim.adapters.isaacgym import IsaacGymSim
 from unirl.envs.sim.make import make_device_env
 from unirl.errors import UniRLError
 
@@ -55,7 +55,7 @@ def act(env: IsaacGymSim, value: float = 0.0) -> SimStep:
 
 def ending(env: int, episode: int, step: int, limit: int) -> tuple[bool, bool]:
     """(terminated, truncated) as the task reports it: a failure in the step of the time limit is
-    told as a time-out."""
+    given as a time-out."""
     late = step >= limit
     failed = step == fails_at(env, episode)
     return failed and not late, late
@@ -406,7 +406,7 @@ def run_script(folder: Path, first_lines: str) -> str:
         "import torch\n"
         "from unirl.errors import UniRLError\n"
         "from unirl.envs.config import EnvConfig\n"
-        "from unirl.envs.sim.isaacgym import make_sim\n"
+        "from unirl.envs.sim.adapters.isaacgym import make_sim\n"
         "try:\n"
         "    env = make_sim(EnvConfig(id='isaacgym/Cartpole'), 16, torch.device('cpu'))\n"
         "    print(len(env.reset(0)['policy']), 'rows')\n"

@@ -16,8 +16,8 @@ from tests.envs.sim import fake_isaaclab
 from tests.envs.sim.fake_isaaclab import LIMIT, NEVER, fails_at
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY, SimStep
-from unirl.envs.sim import isaaclab
-from unirl.envs.sim.isaaclab import IsaacLabSim
+from unirl.envs.sim.adapters import isaaclab
+from unirl.envs.sim.adapters.isaaclab import IsaacLabSim
 from unirl.envs.sim.make import make_device_env
 from unirl.errors import UniRLError
 
@@ -43,7 +43,7 @@ def make(task: str = "Isaac-Fake", num_envs: int = 16, **fields: Any) -> IsaacLa
 
 
 def fake(env: IsaacLabSim) -> fake_isaaclab.RLEnv:
-    lab: fake_isaaclab.RLEnv = env._env.unwrapped
+    lab: fake_isaaclab.RLEnv = env.env.unwrapped
     return lab
 
 
@@ -293,9 +293,9 @@ def assert_finite(step: SimStep) -> None:
 def test_the_log_of_a_reset_is_told_once() -> None:
     env = make(num_envs=1)
     env.reset(seed=0)
-    told = act(env).extras  # of the first reset
-    assert sorted(told) == ["Episode_Reward/alive", "Episode_Termination/time_out"]
-    assert all(value.shape == () for value in told.values())
+    logged = act(env).extras  # of the first reset
+    assert sorted(logged) == ["Episode_Reward/alive", "Episode_Termination/time_out"]
+    assert all(value.shape == () for value in logged.values())
     for _ in range(50):
         step = act(env)
         assert bool(step.extras) == bool((step.terminated | step.truncated)[0])
@@ -378,7 +378,7 @@ def test_a_simulation_on_another_device_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def change_cfg(patch: pytest.MonkeyPatch, change: Callable[[Any], None]) -> None:
-    """A task whose configuration does not keep what it was told."""
+    """A task whose configuration does not keep what it was given."""
     parse = sys.modules["isaaclab_tasks.utils.parse_cfg"]
     real = parse.parse_env_cfg
 

@@ -8,12 +8,13 @@ import torch
 
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY
-from unirl.envs.sim.point_mass import PointMass
+from unirl.envs.sim.torch.env import TorchEnv
+from unirl.envs.sim.torch.tasks import make_sim
 
 
-def make(num_envs: int, **settings: float) -> PointMass:
+def make(num_envs: int, **settings: float) -> TorchEnv:
     config = EnvConfig(id="torch/PointMass", kwargs=dict[str, Any](settings))
-    return PointMass(config, num_envs, torch.device("cpu"))
+    return make_sim(config, num_envs, torch.device("cpu"))
 
 
 def test_the_policy_sees_offset_and_velocity_with_noise_and_no_wind() -> None:

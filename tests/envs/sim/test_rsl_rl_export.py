@@ -14,7 +14,7 @@ from unirl.errors import UniRLError
 
 pytest.importorskip("tensordict", reason="rsl_rl's observations are TensorDicts")
 
-from unirl.envs.sim.rsl_rl_export import RslRlExport
+from unirl.envs.sim.exports.rsl_rl import RslRlExport
 
 CPU = torch.device("cpu")
 STAY, BREAK = torch.tensor([[0.0]] * 2), torch.tensor([[0.0], [1.0]])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import unirl
-from unirl.actors.evaluate import PolicyEvaluator
+from unirl.actors.evaluate import make_evaluator
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
 from unirl.policy import Policy, PolicyConfig
@@ -70,6 +70,6 @@ def test_environment_workers_step_it_in_shared_memory() -> None:
 def test_the_evaluator_plays_whole_episodes(task: str) -> None:
     config, policy = EnvConfig(id=task, max_episode_steps=20), PolicyConfig(hidden=(8,))
     weights = Policy(*spaces(config), policy, seed=0).weights()
-    result = PolicyEvaluator(config, policy, 1, num_envs=2).evaluate(weights, 6)
+    result = make_evaluator(config, policy, 1, num_envs=2).evaluate(weights, 6)
     assert result.lengths == [20] * 6
     assert len(set(result.returns)) == 6

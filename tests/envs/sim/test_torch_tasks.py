@@ -14,7 +14,7 @@ from torch import Tensor
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY, DeviceEnv
 from unirl.envs.sim.make import make_device_env
-from unirl.envs.sim.torch_tasks import known_ids
+from unirl.envs.sim.torch.tasks import known_ids
 from unirl.errors import UniRLError
 
 TASKS = known_ids()

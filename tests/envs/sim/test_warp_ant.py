@@ -11,7 +11,7 @@ import torch
 
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY
-from unirl.envs.sim.warp_tasks import make_sim
+from unirl.envs.sim.warp.tasks import make_sim
 
 pytest.importorskip("mujoco_warp", reason="needs the extra warp")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

@@ -13,7 +13,7 @@ import torch
 
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY
-from unirl.envs.sim.warp_tasks import known_ids, make_sim
+from unirl.envs.sim.warp.tasks import known_ids, make_sim
 from unirl.errors import UniRLError
 
 CPU = torch.device("cpu")
@@ -98,9 +98,9 @@ def test_the_same_seed_gives_the_same_trajectories(env: Any) -> None:
 
 def test_motion_is_that_of_c_mujoco(env: Any) -> None:
     mujoco = pytest.importorskip("mujoco")
-    import unirl.envs.sim
+    import unirl.envs.sim.warp
 
-    path = Path(unirl.envs.sim.__file__).parent / "assets" / "cartpole.xml"
+    path = Path(unirl.envs.sim.warp.__file__).parent / "assets" / "cartpole.xml"
     model = mujoco.MjModel.from_xml_path(str(path))
     data = mujoco.MjData(model)
     first = env.reset(0)[POLICY][0]

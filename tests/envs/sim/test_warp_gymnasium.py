@@ -13,7 +13,7 @@ import torch
 
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY
-from unirl.envs.sim.warp_tasks import make_sim
+from unirl.envs.sim.warp.tasks import make_sim
 
 warp = pytest.importorskip("warp", reason="needs the extra warp")
 pytest.importorskip("mujoco_warp", reason="needs the extra warp")

@@ -1,0 +1,1 @@
+"""Other simulators behind DeviceEnv: Isaac Gym, Isaac Lab, tensor environments of Gymnasium."""

@@ -1,0 +1,1 @@
+"""A DeviceEnv behind other libraries' interfaces."""

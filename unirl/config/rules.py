@@ -1,0 +1,25 @@
+"""Rules that many configs state: a setting below its bound fails with the bound."""
+
+from __future__ import annotations
+
+from unirl.errors import UniRLError
+
+
+def check_at_least(least: int, table: str, config: object, *names: str) -> None:
+    """Raise UniRLError unless each of these settings of `config`, the keys of `table`, is that
+    large.
+    """
+    for name in names:
+        value = getattr(config, name)
+        if not value >= least:
+            raise UniRLError(
+                f"{table}.{name} is {value}",
+                f"{table}.{name} >= {least} must hold",
+                f"set it to {least} or more",
+            )
+
+
+def check_positive(key: str, value: float | None, remedy: str) -> None:
+    """Raise UniRLError unless the setting is > 0, or None."""
+    if value is not None and not value > 0:
+        raise UniRLError(f"{key} is {value}", "it must be > 0", remedy)
