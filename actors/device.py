@@ -17,6 +17,7 @@ from unirl.config.rules import check_at_least
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
+from unirl.core.timers import Timers
 from unirl.core.tree import tree_map
 from unirl.core.weights import WeightStore
 from unirl.envs.config import EnvConfig
@@ -93,6 +94,7 @@ class DeviceActor:
         gamma: float,
         seed: int,
     ) -> None:
+        self.sim, self.timers = env.spec, Timers()
         self._env, self._policy, self._weights = env, policy, weights
         self._length, self._gamma, self._random_phases = sim.unroll_length, gamma, sim.random_phases
         self._version = -1
@@ -155,7 +157,9 @@ class DeviceActor:
         self._env.close()
 
     def _pull(self, slot: Slot) -> None:
+        self.timers.start()
         self._version = self._weights.pull(self._policy, self._version)
+        self.timers.lap("weights")
         slot.first_version = slot.last_version = self._version
 
     def _unroll_on_stream(self, index: int, rows: _SlotRows) -> None:
@@ -191,6 +195,7 @@ class DeviceActor:
         action, logp, _ = self._policy.act(rows.acting_obs[t], {}, generator=self._generator)
         rows.action[t].copy_(action)
         rows.logp[t].copy_(logp)
+        self.timers.lap("inference")
         step = self._env.step(action)
         rows.write_obs(t + 1, step.obs)
         if t + 1 == self._length:
@@ -203,6 +208,7 @@ class DeviceActor:
         if self._final and step.final_obs is not None:
             self._keep_final(rows, step.truncated, step.final_obs, cuts)
         self._account(rows, t)
+        self.timers.lap("env")
 
     def _keep_final(
         self, rows: _SlotRows, truncated: Tensor, final_obs: Groups, cuts: Tensor | None

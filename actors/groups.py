@@ -17,6 +17,7 @@ from unirl.actors.vector import VectorActor
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
+from unirl.core.timers import Timers
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec, spaces
 from unirl.envs.vector import VectorEnv
@@ -30,6 +31,9 @@ class GroupsActor:
         self, groups: Sequence[VectorActor | JointVectorActor], workers: Sequence[int]
     ) -> None:
         self._groups, self._workers, self._num_produced = groups, workers, 0
+        self.timers = Timers()
+        for group in groups:
+            group.timers = self.timers
 
     def restart(self, seed: int) -> None:
         """See Actor."""

@@ -13,6 +13,7 @@ from unirl.actors.env_worker import require_next_step
 from unirl.actors.stepping import Select, SteppedEnvs, UnrollRows
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
+from unirl.core.timers import Timers
 from unirl.core.weights import WeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.spaces import action_field
@@ -49,6 +50,7 @@ class JointVectorActor:
         require_next_step(env, env_config)
         self._envs = SteppedEnvs(env, gamma=gamma, env_id=env_config.id)
         self._players, self._length = players, unroll_length
+        self.timers = Timers()
         shape, dtype = action_field(env.action_space, env.num_envs)
         self._action = torch.empty(shape, dtype=dtype).numpy()
 
@@ -61,9 +63,11 @@ class JointVectorActor:
 
     def produce_all(self, slots: Sequence[Slot]) -> None:
         """See JointActor."""
+        self.timers.start()
         rows = [UnrollRows(slot.data, self._length) for slot in slots]
         for player, slot, own in zip(self._players, slots, rows, strict=True):
             player.version = player.weights.pull(player.policy, player.version)
+            self.timers.lap("weights")
             slot.first_version = slot.last_version = player.version
             self._envs.write_first(own, player.own)
             for name, value in player.state.items():
@@ -80,8 +84,10 @@ class JointVectorActor:
             own.action[t].copy_(action)
             own.logp[t].copy_(logp)
             self._action[player.own] = own.action_array[t]
+        self.timers.lap("inference")
         splits = [(own, t, player.own) for player, own in zip(self._players, rows, strict=True)]
         self._envs.step_splits(self._action, splits)
+        self.timers.lap("env")
         for player, own in zip(self._players, rows, strict=True):
             if player.state and not own.mask[t].all():
                 player.state = zero_state(player.state, torch.from_numpy(~own.mask[t]))

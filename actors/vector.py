@@ -17,6 +17,7 @@ from unirl.config.rules import check_at_least
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
+from unirl.core.timers import Timers
 from unirl.core.tree import tree_map
 from unirl.core.weights import WeightStore
 from unirl.envs.config import EnvConfig
@@ -114,6 +115,7 @@ class VectorActor:
         env_id: str = "",
     ) -> None:
         check_memory(env, policy.config, env_id)
+        self.timers = Timers()
         self._envs = SteppedEnvs(env, gamma=gamma, env_id=env_id)
         self._policy, self._weights, self._length = policy, weights, unroll_length
         self._version = -1
@@ -129,7 +131,9 @@ class VectorActor:
 
     def produce(self, slot: Slot) -> None:
         """Fill the slot. The last row's observation is kept: it is the first of the next unroll."""
+        self.timers.start()
         self._version = self._weights.pull(self._policy, self._version)
+        self.timers.lap("weights")
         slot.first_version = slot.last_version = self._version
         rows = self._rows.get(slot.index)
         if rows is None or rows.data is not slot.data:
@@ -139,6 +143,7 @@ class VectorActor:
             slot.data["state"][name].copy_(value)
         for t in range(self._length):
             self._step(rows, t)
+            slot.progress()
 
     def _step(self, rows: UnrollRows, t: int) -> None:
         # The policy reads the slot's own memory; only a same-step engine wants it to act on
@@ -148,7 +153,9 @@ class VectorActor:
         action, logp, self._state = self._policy.act(obs, self._state, generator=self._generator)
         rows.action[t].copy_(action)
         rows.logp[t].copy_(logp)
+        self.timers.lap("inference")
         self._envs.step(rows, t)
+        self.timers.lap("env")
         if self._state and self._envs.fillers is not None:
             self._state = zero_state(self._state, torch.from_numpy(self._envs.fillers))
 

@@ -98,7 +98,7 @@ def group_steps(runner: ProcessesRunner, workers: range | list[int]) -> list[int
 
 
 def seconds_to_recover(runner: ProcessesRunner, role: str, index: int, number: int) -> float:
-    """Until a new process has taken the place and all groups that need it have been stepped."""
+    """Until a new process has replaced it and all groups that need it have been stepped."""
     members = runner.actors.pids if role == "policy worker" else runner.actors.worker_pids
     exchange = runner.actors.exchange
     assert exchange is not None
@@ -174,7 +174,7 @@ def main() -> None:
     reasons = ", ".join(f"{number} {reason}" for reason, number in discarded.items() if number)
     text = measure.table(columns, rows) + (
         f"\n\n{totals['started']} samples begun: {totals['learned']} learned ({twice} of them"
-        f" twice), {sum(discarded.values())} discarded ({reasons}), {out} under way at the end,"
+        f" twice), {sum(discarded.values())} discarded ({reasons}), {out} in flight at the end,"
         f" {lost} lost. Left afterwards: {left} processes, {left_segments} segments in /dev/shm."
     )
     print(text)

@@ -4,7 +4,7 @@
     python benchmarks/language_models.py digits --seeds 3 --model models/smollm2 --engine vllm
 
 reverse: a tiny Llama from scratch, modes sync, colocated, one-step-off and async. digits:
-SmolLM2-135M-Instruct, sync and async. Runs lie in runs/language-<task>-<mode>-<seed>; --reuse
+SmolLM2-135M-Instruct, sync and async. Runs are in runs/language-<task>-<mode>-<seed>; --reuse
 evaluates what is there already. Held-out prompts are asked at temperature 1 and with the likeliest
 token, before and after. An answer is right when its reward is 1.
 """
@@ -50,10 +50,10 @@ def unirl(*arguments: str) -> str:
 def right(run_dir: Path, episodes: int, *, greedy: bool) -> tuple[float, float]:
     """Share of right answers to held-out prompts, and half its 95 % interval."""
     words = ["--deterministic"] if greedy else []
-    told = unirl(
+    printed = unirl(
         "eval", str(run_dir), "--episodes", str(episodes), "--seed", "1000", "--json", *words
     )
-    returns = json.loads(Path(json.loads(told)["file"]).read_text())["returns"]
+    returns = json.loads(Path(json.loads(printed)["file"]).read_text())["returns"]
     share = statistics.fmean(float(value) == 1.0 for value in returns)
     return share, 1.96 * math.sqrt(share * (1 - share) / len(returns))
 

@@ -3,7 +3,7 @@
     python benchmarks/learning_curves.py acrobot lunarlander halfcheetah --seeds 3
     python benchmarks/learning_curves.py pong --seeds 1 --episodes 20
 
-Runs lie in runs/curves-<config>-<seed> and are kept; --reuse evaluates what is there already.
+Runs are in runs/curves-<config>-<seed> and are kept; --reuse evaluates what is there already.
 """
 
 from __future__ import annotations

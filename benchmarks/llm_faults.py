@@ -50,7 +50,7 @@ GROUP, BATCH, DEADLINE_SECONDS = 4, 8, 240.0
 
 
 def judge(text: str, answer: str) -> float:
-    """Characters in their place, after a moment; leaves the id of its process."""
+    """The share of right characters, after a moment; leaves the id of its process."""
     (Path(os.environ[MARK]) / f"reward-{os.getpid()}").touch()
     time.sleep(0.005)
     return sum(a == b for a, b in zip(text, answer, strict=False)) / len(answer)
@@ -166,7 +166,7 @@ def seconds_to_recover(
     runner: ProcessesRunner, clock: Clock, role: str, pid: int, number: int
 ) -> float:
     """Until the victim is replaced and two more updates are made: the first of them may still take
-    samples that were ready.
+    samples that were finished before.
     """
     started = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
@@ -245,7 +245,7 @@ def first_part(model: Path, marks: Path, seconds: float, seed: int) -> str:
     columns = ["process", "fault", "count", "seconds to recover, median", "longest"]
     text = measure.table(columns, rows) + (
         f"\n\n{totals['started']} prompts begun: {totals['learned']} learned ({twice} of them"
-        f" twice), {sum(discarded.values())} discarded ({reasons or 'none'}), {out} under way at"
+        f" twice), {sum(discarded.values())} discarded ({reasons or 'none'}), {out} in flight at"
         f" the end, {lost} lost. Left afterwards: {left} processes, {left_segments} segments in"
         " /dev/shm."
     )
@@ -287,7 +287,7 @@ def second_part(model: Path, folder: Path, marks: Path, kills: int, seed: int) -
     lost = begun - len(set(learned + waiting))
     text = (
         f"The learner's process killed {kills} times at random moments, and the run resumed: "
-        f"{begun} prompts begun, {len(learned)} learned, {len(waiting)} under way at the end, "
+        f"{begun} prompts begun, {len(learned)} learned, {len(waiting)} in flight at the end, "
         f"{twice} twice, {lost} lost; {statistics.median(restarts):.1f} s (longest "
         f"{max(restarts):.1f} s) from the start of a process to its first checkpoint, which is "
         "three updates; no process left."

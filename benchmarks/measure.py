@@ -1,6 +1,6 @@
-"""Run a command as a process tree of its own, weigh the whole tree, and keep the results file.
+"""Run a command as a process tree of its own, measure the whole tree, and keep the results file.
 
-How a tree is weighed: unirl/bench/usage.py. Linux and the standard library only: the environments
+How a tree is measured: unirl/bench/usage.py. Linux and the standard library only: the environments
 of peers have nothing of UniRL installed.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parents[1]
-# The clone this file lies in, whatever is installed; off the path again at once, as it has folders
+# The clone this file is in, whatever is installed; off the path again at once, as it has folders
 # that other packages would be mistaken for.
 sys.path.insert(0, str(ROOT))
 from unirl.bench import usage  # noqa: E402

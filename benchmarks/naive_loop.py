@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 # Read once, when a process starts. glibc hands large blocks back to the system, and every update
-# would fault their pages in anew.
+# would fault their pages in again.
 PROCESS_ENVIRONMENT = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[1]
-# The clone this file lies in, whatever is installed; off the path again at once, as it has folders
+# The clone this file is in, whatever is installed; off the path again at once, as it has folders
 # that other packages would be mistaken for.
 sys.path.insert(0, str(ROOT))
 from unirl.llm.group import Group  # noqa: E402
@@ -96,13 +96,13 @@ def padded_rows(groups: Sequence[Group], rows: int) -> list[tuple[Tensor, ...]]:
     mask = torch.zeros_like(ids)
     i = 0
     for group in groups:
-        for own in torch.split(group.token, group.lengths.tolist()):
-            begin, end = prompt - group.prompt.numel(), prompt + own.numel()
-            ids[i, begin:end] = torch.cat([group.prompt, own])
+        for completion in torch.split(group.token, group.lengths.tolist()):
+            begin, end = prompt - group.prompt.numel(), prompt + completion.numel()
+            ids[i, begin:end] = torch.cat([group.prompt, completion])
             mask[i, begin:end] = 1
             i += 1
-    parts = (ids, mask, mask[:, prompt:], torch.arange(num))
-    return list(zip(*(part.split(rows) for part in parts), strict=True))
+    tensors = (ids, mask, mask[:, prompt:], torch.arange(num))
+    return list(zip(*(tensor.split(rows) for tensor in tensors), strict=True))
 
 
 def padded_step(model: nn.Module, batch: Sequence[tuple[Tensor, ...]], advantage: Tensor) -> float:

@@ -52,7 +52,7 @@ def latency(key: str) -> float:
 
 
 class SlowReward:
-    """The share of characters in their place, after a while."""
+    """The share of right characters, after a while."""
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
@@ -109,7 +109,7 @@ def train(arguments: argparse.Namespace) -> None:
     first, last = rows[0], rows[-1]
     learned, seconds = last["step"] - first["step"], last["seconds"] - first["seconds"]
     discarded = sum(last.get(f"queue/discarded/{reason}", 0) for reason in plan.reasons)
-    told = [version for row in samples for version in row["versions"]]
+    versions = [version for row in samples for version in row["versions"]]
     ages = [row["update"] - 1 - version for row in samples for version in row["versions"]]
     tail = statistics.fmean(row["reward"] for row in rows[-8:])
     print(
@@ -120,7 +120,7 @@ def train(arguments: argparse.Namespace) -> None:
                 "reward": tail,
                 "max_age": max(ages),
                 "discarded": discarded / (discarded + updates * BATCH),
-                "has_versions": len(told) >= len(samples),
+                "has_versions": len(versions) >= len(samples),
                 "busy": sum(row.get("time/learner/work", 0) for row in rows) / result.seconds,
             }
         )
@@ -183,7 +183,7 @@ def main() -> None:
     text = measure.table(columns, rows) + (
         f"\n\n{flags.updates} updates of {BATCH} groups of {GROUP} completions in each mode; "
         f"{flags.seeds} seed(s); final reward: mean of the last 8 updates. One-step-off takes "
-        "groups in order; async takes whichever are ready first."
+        "groups in order; async takes whichever are finished first."
     )
     print(text)
     if not flags.no_write:

@@ -257,7 +257,7 @@ def main() -> None:
 
 
 def changed(pairing: Pairing, unirl: str, settings: list[str]) -> Pairing:
-    """The pairing with more flags behind its own; of a flag given twice the last one counts."""
+    """The pairing with more flags after its own; of a flag given twice the last one counts."""
     words = f"{pairing.unirl} {unirl}".strip()
     return replace(pairing, unirl=words, settings=(*pairing.settings, *settings))
 

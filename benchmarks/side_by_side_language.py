@@ -293,7 +293,7 @@ def _ratio(what: str, each: Sequence[float], required: float | None) -> str:
 def changed(
     pairing: LanguagePairing, *, steps: int | None, unirl: str, settings: Sequence[str]
 ) -> LanguagePairing:
-    """The pairing with more flags behind its own; of a flag given twice the last one counts."""
+    """The pairing with more flags after its own; of a flag given twice the last one counts."""
     return replace(
         pairing,
         steps=steps or pairing.steps,
@@ -303,7 +303,7 @@ def changed(
 
 
 def run(name: str, flags: argparse.Namespace) -> None:
-    """One pairing, printed and written to RESULTS.md unless told otherwise."""
+    """One pairing, printed and, by default, written to RESULTS.md."""
     pairing = changed(
         LANGUAGE_PAIRINGS[name], steps=flags.steps, unirl=flags.unirl, settings=flags.set
     )

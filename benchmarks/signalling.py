@@ -26,7 +26,7 @@ WAIT, WAKE = 0, 1
 
 
 class Signal(Protocol):
-    def ring(self) -> None: ...
+    def notify(self) -> None: ...
     def wait(self) -> None: ...
 
 
@@ -36,7 +36,7 @@ class Pipe:
         self.poll = select.poll()
         self.poll.register(self.reader, select.POLLIN)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         os.write(self.writer, b"\0")
 
     def wait(self) -> None:
@@ -50,7 +50,7 @@ class EventFd:
         self.poll = select.poll()
         self.poll.register(self.fd, select.POLLIN)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         os.eventfd_write(self.fd, 1)
 
     def wait(self) -> None:
@@ -65,7 +65,7 @@ class Futex:
         self.address = ctypes.c_void_p(ctypes.addressof(self.word))
         self.call = ctypes.CDLL(None).syscall
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         self.word.value = 1
         self.call(FUTEX, self.address, WAKE, 1, None, None, 0)
 
@@ -79,7 +79,7 @@ class Semaphore:
     def __init__(self) -> None:
         self.semaphore = multiprocessing.get_context("fork").Semaphore(0)
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         self.semaphore.release()
 
     def wait(self) -> None:
@@ -97,7 +97,7 @@ SIGNALS: dict[str, Callable[[], Signal]] = {
 def answer(here: Signal, there: Signal, num_rounds: int) -> None:
     for _ in range(num_rounds):
         here.wait()
-        there.ring()
+        there.notify()
 
 
 def compute() -> None:
@@ -106,7 +106,7 @@ def compute() -> None:
 
 
 def one_way_micros(make: Callable[[], Signal], num_rounds: int) -> float:
-    """Half of the median time of a ring and its answer."""
+    """Half of the median time of a notification and its answer."""
     there, here = make(), make()
     context = multiprocessing.get_context("fork")
     process = context.Process(target=answer, args=(there, here, num_rounds))
@@ -114,7 +114,7 @@ def one_way_micros(make: Callable[[], Signal], num_rounds: int) -> float:
     times = []
     for _ in range(num_rounds):
         started = time.perf_counter_ns()
-        there.ring()
+        there.notify()
         here.wait()
         times.append((time.perf_counter_ns() - started) / 2e3)
     process.join()

@@ -46,7 +46,7 @@ def sample_factory(env: str, settings: dict[str, str], window: Window) -> Row:
 def _script(command: list[str], window: Window) -> Row:
     command += ["--seconds", str(window.seconds), "--warm-up-seconds", str(window.warm_up_seconds)]
     result = measure.run([*command, "--json"], timeout_seconds=window.timeout_seconds)
-    # All systems are weighed alike, from outside: what each says of its own memory is not used.
+    # All systems are measured alike, from outside: what each reports of its memory is not used.
     return {**result.row, "peak_memory_mb": round(result.peak_memory_mb, 1)}
 
 

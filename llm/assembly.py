@@ -37,10 +37,10 @@ from unirl.llm.models.model import (
     ModelConfig,
     check_effect,
     context_length,
-    import_transformers,
     load_model,
     load_tokenizer,
 )
+from unirl.llm.models.transformers import import_transformers
 from unirl.llm.own_code import load_own
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder

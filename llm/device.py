@@ -1,4 +1,4 @@
-"""Where a model runs, of what a setting says; source: none."""
+"""Which device a setting names."""
 
 from __future__ import annotations
 

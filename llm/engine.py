@@ -1,5 +1,5 @@
-"""What a rollout asks of an inference engine, whoever runs it: token ids in, token ids out, with
-the log-probability and the version of every token.
+"""What a rollout asks of any inference engine: token ids in, token ids out, with the
+log-probability and the version of every token.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ class SamplingConfig:
     """Texts that end a completion besides the model's own end tokens; they stay part of it."""
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise _wrong("temperature", self.temperature, "must be >= 0", "1 is usual")
-        if not 0 < self.top_p <= 1:
-            raise _wrong("top_p", self.top_p, "must lie in (0, 1]", "1 draws from all tokens")
-        if self.top_k < 0:
-            raise _wrong("top_k", self.top_k, "must be >= 0", "0 draws from all tokens")
-        if self.max_tokens < 1:
-            raise _wrong("max_tokens", self.max_tokens, "must be >= 1", "set it to 64, say")
+        rules = {
+            "temperature": (self.temperature >= 0, ">= 0", "1 is usual"),
+            "top_p": (0 < self.top_p <= 1, "in (0, 1]", "1 draws from all tokens"),
+            "top_k": (self.top_k >= 0, ">= 0", "0 draws from all tokens"),
+            "max_tokens": (self.max_tokens >= 1, ">= 1", "set it to 64, say"),
+        }
+        for name, (is_kept, rule, remedy) in rules.items():
+            if not is_kept:
+                value = getattr(self, name)
+                raise UniRLError(f"sampling.{name} is {value}", f"it must be {rule}", remedy)
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,24 @@ class Request:
     """One completion to generate. Requests with equal prompts may share work in the engine."""
 
     id: str
-    """Unique among the requests under way: what `abort` names."""
+    """Unique among the requests in flight: what `abort` names."""
     prompt: tuple[int, ...]
     """Token ids, special tokens included."""
     sampling: SamplingConfig
     seed: int
     """Of this completion alone: what it says does not depend on what else is generated."""
     partial: Completion | None = None
-    """An aborted completion to go on with. Its tokens count towards max_tokens."""
+    """An aborted completion to continue. Its tokens count towards max_tokens."""
+
+    @property
+    def document(self) -> tuple[int, ...]:
+        """What is in the model's context before the first token that is still to be drawn."""
+        return self.prompt + (self.partial.tokens if self.partial else ())
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that may still be drawn."""
+        return self.sampling.max_tokens - (len(self.partial.tokens) if self.partial else 0)
 
 
 @dataclass(frozen=True)
@@ -76,7 +88,7 @@ class Completion:
     logp: tuple[float, ...]
     """Log-probability of each token under the distribution it was drawn from."""
     version: tuple[int, ...]
-    """Version of the weights that drew it: several where weights changed under way."""
+    """Version of the weights that drew it: several where weights changed meanwhile."""
     finish: Finish
     drawn: tuple[bool, ...] = ()
     """Whether the policy drew each token; (): all of them. Others are read, not learned."""
@@ -89,12 +101,12 @@ class Completion:
             )
         if self.drawn and len(self.drawn) != len(self.tokens):
             raise ValueError(
-                f"{len(self.tokens)} tokens and {len(self.drawn)} times drawn or not: "
+                f"{len(self.tokens)} tokens and {len(self.drawn)} marks of being drawn: "
                 "they must be equally many"
             )
 
-    def told(self, tokens: Sequence[int]) -> Completion:
-        """With what a tool or a user says behind it: to be gone on with, as `Request.partial`."""
+    def with_observation(self, tokens: Sequence[int]) -> Completion:
+        """With a tool's or a user's answer behind it: to be continued, as `Request.partial`."""
         count = len(tokens)
         return Completion(
             self.tokens + tuple(tokens),
@@ -128,23 +140,23 @@ class Capabilities:
 class Engine(Protocol):
     """Generates completions; many at a time, all on one event loop.
 
-    Raises UniRLError (three parts) for what no repetition mends, EngineFailed when it died or a
+    Raises UniRLError (three parts) for what no repetition fixes, EngineFailed when it died or a
     deadline passed.
     """
 
     @property
     def capabilities(self) -> Capabilities:
-        """See Capabilities."""
+        """What it can do besides generating."""
 
     @property
     def version(self) -> int:
         """Version of the weights it generates with; -1 before the first `load_weights`."""
 
     async def start(self) -> None:
-        """Get ready to generate: what takes time. Idempotent."""
+        """Load what it needs to generate: what takes time. Idempotent."""
 
     async def generate(self, request: Request) -> Completion:
-        """One completion; the event loop goes on meanwhile."""
+        """One completion; the event loop runs on meanwhile."""
 
     async def abort(self, ids: list[str] | None = None) -> None:
         """End these requests (None: all) now: their `generate` returns what there is, finish
@@ -155,12 +167,12 @@ class Engine(Protocol):
         """No token is drawn any more when this returns, until `resume`."""
 
     async def resume(self) -> None:
-        """Go on: frozen requests first."""
+        """Continue: frozen requests first."""
 
     async def load_weights(self, weights: Weights, version: int) -> None:
         """Take these weights over (names of the transformers model), while paused or idle, and
-        prove it: the version and a checksum are read back from whoever computes. Cached keys and
-        values of the old weights are not used for new requests.
+        prove it: the version and a checksum are read back from the processes that compute. Cached
+        keys and values of the old weights are not used for new requests.
         """
 
     async def sleep(self) -> None:
@@ -173,14 +185,14 @@ class Engine(Protocol):
         """Counters since the start, by name: generated_tokens, prompt_tokens, busy_seconds."""
 
     async def close(self) -> None:
-        """Let go of model, processes and memory; idempotent."""
+        """Release model, processes and memory; idempotent."""
 
 
 class EngineFailed(RuntimeError):
     """An engine died, hangs, or answers nonsense. Not final: a new one may do better, so runners
     start the actor again.
 
-    what, rule, remedy: the parts of a UniRLError, told as one sentence.
+    what, rule, remedy: the parts of a UniRLError, as one sentence.
     """
 
     def __init__(self, what: str, rule: str, remedy: str) -> None:
@@ -218,7 +230,7 @@ class EngineConfig:
     gloo; file: a checkpoint that both can read; lora: only the adapter. auto: shared.
     """
     folder: str = ""
-    """vllm, openai: where transfer file and lora write; whoever computes must be able to read it.
+    """vllm, openai: where transfer file and lora write; its workers must be able to read it.
     "": a temporary folder of this machine.
     """
     url: str = ""
@@ -252,7 +264,3 @@ class EngineConfig:
                 'engine.url is "", it must name one',
                 "set engine.url to http://127.0.0.1:8000/v1, say",
             )
-
-
-def _wrong(name: str, value: object, rule: str, remedy: str) -> UniRLError:
-    return UniRLError(f"sampling.{name} is {value}", f"it {rule}", remedy)

@@ -24,7 +24,7 @@ SCORE, FAILED, TIMED_OUT = range(3)
 
 @dataclass(frozen=True)
 class GroupShape:
-    """How large a group may be: what its places in memory are reserved for."""
+    """How large a group may be: what its memory is reserved for."""
 
     group_size: int
     max_prompt: int
@@ -84,7 +84,6 @@ class Group:
 
     @property
     def size(self) -> int:
-        """Completions in it."""
         return self.starts.numel() - 1
 
     def copy(self) -> Group:
@@ -116,11 +115,11 @@ def write_group(
 ) -> None:
     """Fill a slot's tree. scores: G x R. Raises UniRLError when the group does not fit."""
     total = len(prompt) + sum(len(one.tokens) for one in completions)
-    places = data["token"].numel()
-    if total > places or len(completions) != data["finish"].numel():
+    room = data["token"].numel()
+    if total > room or len(completions) != data["finish"].numel():
         raise UniRLError(
             f"a group of {len(completions)} completions and {total} tokens does not fit",
-            f"its place holds {data['finish'].numel()} completions and {places} tokens",
+            f"its slot holds {data['finish'].numel()} completions and {room} tokens",
             "raise task.max_prompt, or drop longer prompts",
         )
     starts = [len(prompt)]

@@ -1,6 +1,8 @@
-"""HTTP as the language wing speaks it: where a server is and with which key it is asked, a request,
-and an answer that is read piece by piece and can be cut at any moment. Source: httpx2, which does
-the work.
+"""The one HTTP client of the language package: how engines, teachers and judges behind a url are
+asked. `ask` is one attempt, `ask_again` several; `get_json`, `post_json` and `events` read the
+answer as well, and explain in three parts what went wrong.
+
+Source: httpx2, which does the work; the WHATWG's server-sent events.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import copy
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -20,27 +23,38 @@ from unirl.errors import UniRLError
 if TYPE_CHECKING:
     import httpx2
 
+PAUSES = (0.1, 0.3, 1.0, 2.0)
+"""Seconds before each further attempt, where the server does not ask for more."""
+_LONGEST_PAUSE = 30.0
+"""Seconds: most that a server may ask for where its client has no deadline."""
 _REASON_BYTES = 4096
-"""How much is read of what a server says about an error."""
+"""How much is read of the reason that a server gives for an error."""
 
 
 class HttpFailed(Exception):
-    """No usable answer. status: 0 where none came; retry_after: seconds, if the server said so."""
+    """No usable answer. status: 0 where none came; retry_after: seconds, if the server named any.
+    attempts: how many failed.
+    """
 
     def __init__(self, why: str, status: int = 0, retry_after: float = 0.0) -> None:
-        self.status, self.retry_after = status, retry_after
+        self.status, self.retry_after, self.attempts = status, retry_after, 1
         super().__init__(why)
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether it may pass by itself: the connection broke, or the server is busy or ill."""
+        return self.status in (0, 408, 429) or (self.status >= 500 and self.status != 501)
 
 
 class NotConnected(HttpFailed):
-    """Nobody took the connection: the request has not arrived."""
+    """The connection was not accepted: the request has not arrived."""
 
 
 class BadStatus(HttpFailed):
     """The server answered with an error. body: its beginning."""
 
-    def __init__(self, status: int, body: str, retry_after: float = 0.0) -> None:
-        self.body = " ".join(body.split())[:400]
+    def __init__(self, status: int, body: bytes, retry_after: float = 0.0) -> None:
+        self.body = " ".join(body.decode(errors="replace").split())[:400]
         super().__init__(f"status {status}: {self.body}", status, retry_after)
 
 
@@ -51,12 +65,12 @@ def require_url(url: str, setting: str, key_setting: str) -> None:
     """
     try:
         parts = urlsplit(url)
-        leads = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:  # a port that is no number, half an address
-        leads = None
+        is_address = None
     # What stands before an @ may be a password: nothing of such a url is shown.
     shown = "not shown here, it has an @" if "@" in url else f'"{url}"'
-    if not leads:
+    if not is_address:
         raise UniRLError(
             f"{setting} is {shown}",
             "it must begin with http:// or https:// and name a host",
@@ -92,17 +106,26 @@ def bearer(variable: str, setting: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {os.environ[variable]}"}
 
 
-class Http:
+class HttpClient:
     """One server, asked from any event loop. Proxies are not used, redirects not followed.
 
-    url: to which paths are appended. headers: of every request. seconds: in which an answer must
-    begin, and then each piece of it follow; None: the caller sets the deadline.
+    url: to which paths are appended; see require_url. headers: of every request. seconds: in which
+    an answer must begin, and then each piece of it follow; None: the caller sets the deadline.
+    pauses: before each further attempt. section: of the config, which errors name: where url and
+    timeout_seconds are set. failure: what is raised, from three parts, where no usable answer came.
 
     Raises UniRLError where httpx2 is missing, and for a header that cannot be sent.
     """
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], *, seconds: float | None = None
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        seconds: float | None = None,
+        pauses: Sequence[float] = PAUSES,
+        section: str = "engine",
+        failure: Callable[[str, str, str], Exception] = UniRLError,
     ) -> None:
         try:
             import httpx2  # noqa: F401
@@ -121,30 +144,86 @@ class Http:
                     "look at where it comes from: for a key, the environment variable",
                 )
         self.url, self._headers, self._seconds = url.rstrip("/"), dict(headers), seconds
+        self._pauses, self._section, self._failure = pauses, section, failure
         # Made once, and only where it is needed: reading the machine's certificates takes longer
-        # than a request. The other one trusts nobody.
+        # than a request. The other one trusts no server.
         secure = urlsplit(url).scheme == "https"
         self._tls = (
             ssl.create_default_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         )
 
-    def at(self, url: str) -> Http:
-        """The same server and settings under another of its urls."""
+    def root(self) -> HttpClient:
+        """The same server without /v1: where its own endpoints are."""
         other = copy.copy(self)
-        other.url = url
+        other.url = self.url.removesuffix("/v1")
         return other
+
+    async def get_json(self, path: str, *, patience: float = 0.0) -> Any:
+        """The answer's JSON. patience: seconds to wait for a server that is not there yet."""
+        return await self._json_of("GET", path, None, patience=patience)
+
+    async def post_json(
+        self, path: str, body: Any = None, *, patience: float = 0.0, once: bool = False
+    ) -> Any:
+        """The answer's JSON; None where there is no body. patience: seconds to wait for a server
+        that went away or is busy. once: it changes the server, so what may have arrived is not
+        repeated.
+        """
+        return await self._json_of("POST", path, body, patience=patience, once=once)
+
+    @contextlib.asynccontextmanager
+    async def events(
+        self, path: str, body: Any, headers: Mapping[str, str] | None = None
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """The chunks of a stream; leaving it cuts the connection, which ends the request."""
+        with self._explained(path):
+            answer = await self.ask_again("POST", path, body, headers)
+        async with aclosing(answer):
+            yield self._chunks(path, answer)
+
+    async def ask_again(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        patience: float = 0.0,
+        once: bool = False,
+        between: Callable[[HttpFailed], Awaitable[None]] | None = None,
+    ) -> Answer:
+        """`ask` until it succeeds, or all pauses and the patience (seconds) are used up. once: only
+        where the request has not arrived. between: awaited after each pause. Raises as `ask` does.
+        """
+        loop = asyncio.get_running_loop()
+        end, attempt = loop.time() + patience, 0
+        while True:
+            try:
+                return await self.ask(method, path, body, headers)
+            except HttpFailed as error:
+                failure = error
+            attempt += 1
+            failure.attempts = attempt
+            again = isinstance(failure, NotConnected) or (not once and failure.may_pass)
+            if not again or (attempt > len(self._pauses) and loop.time() >= end):
+                raise failure
+            # A server that is busy names a pause, which counts as far as the deadline allows.
+            asked = min(failure.retry_after, self._seconds or _LONGEST_PAUSE)
+            await asyncio.sleep(max(self._pauses[min(attempt, len(self._pauses)) - 1], asked))
+            if between is not None:
+                await between(failure)
 
     async def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
         """An answer that has begun with a good status (2xx); the caller closes it. body: as JSON.
 
-        Raises BadStatus for other statuses, TimeoutError, NotConnected, and HttpFailed for whatever
-        else fails.
+        Raises BadStatus for other statuses, TimeoutError, NotConnected, and HttpFailed for all
+        other failures.
         """
         import httpx2
 
-        told = {
+        sent = {
             "Accept": "application/json, text/event-stream",
             "Accept-Encoding": "identity",
             "Connection": "close",
@@ -152,28 +231,82 @@ class Http:
             **self._headers,
             **(headers or {}),
         }
-        # A client for each request. One for all would belong to one event loop and need somebody to
-        # close it, and there is nothing to share: closing a connection is how a request is ended.
+        # A client for each request. One for all would belong to one event loop and would have to
+        # be closed, and there is nothing to share: closing a connection is how a request is ended.
         client = httpx2.AsyncClient(verify=self._tls, trust_env=False, timeout=self._seconds)
         try:
             # httpx2 has a deadline for each wait; here is one for all up to the end of the header.
             async with asyncio.timeout(self._seconds):
-                with _told_plainly(self.url):
+                with _as_http_failed(self.url):
                     request = client.build_request(
                         method,
                         self.url + path,
                         content=b"" if body is None else json.dumps(body).encode(),
-                        headers={name.encode(): value.encode() for name, value in told.items()},
+                        headers={name.encode(): value.encode() for name, value in sent.items()},
                     )
                     response = await client.send(request, stream=True)
                 answer = Answer(client, response)
                 if not response.is_success:
-                    reason = await answer.beginning(_REASON_BYTES)
+                    reason = await answer.whole(_REASON_BYTES, cut=True)
                     raise BadStatus(response.status_code, reason, _retry_after(response))
         except BaseException:
             await client.aclose()
             raise
         return answer
+
+    async def _json_of(self, method: str, path: str, body: Any, **how: Any) -> Any:
+        with self._explained(path):
+            async with aclosing(await self.ask_again(method, path, body, **how)) as answer:
+                data = await answer.whole()
+        return self._parsed(data) if data.strip() else None
+
+    async def _chunks(self, path: str, answer: Answer) -> AsyncIterator[dict[str, Any]]:
+        with self._explained(path):
+            async for line in answer.lines():
+                if not line.startswith(b"data:"):
+                    continue
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                chunk = self._parsed(data)
+                if "error" in chunk:
+                    raise BadStatus(500, json.dumps(chunk["error"]).encode())
+                yield chunk
+
+    @contextlib.contextmanager
+    def _explained(self, path: str) -> Iterator[None]:
+        """What may go wrong with a request or its answer, in three parts. A bad status is left to
+        those who know what they asked for.
+        """
+        try:
+            yield
+        except BadStatus:
+            raise
+        except HttpFailed as error:
+            count = error.attempts
+            rule = f"{count} attempts failed, the last one: {error}" if count > 1 else str(error)
+            if isinstance(error, NotConnected):
+                remedy = f"start the server, or correct {self._section}.url"
+                raise self._failure(f"{self.url} cannot be reached", rule, remedy) from error
+            raise self._failure(f"{self.url} hung up", rule, "look at the server's log") from error
+        except TimeoutError as error:
+            raise self._failure(
+                f"{self.url} is silent",
+                f"{path}: {self._section}.timeout_seconds allows {self._seconds:g} s for the "
+                "beginning of an answer and each piece of it",
+                "look at the server, or raise the limit",
+            ) from error
+
+    def _parsed(self, data: bytes) -> Any:
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise self._failure(
+                f"{self.url} answers nonsense",
+                f"JSON was expected, {data[:80]!r} came",
+                f"look whether {self._section}.url leads to an OpenAI-compatible server, "
+                "/v1 included",
+            ) from error
 
 
 class Answer:
@@ -184,7 +317,7 @@ class Answer:
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises TimeoutError, and HttpFailed when it breaks off."""
-        with _told_plainly(str(self._response.url)):
+        with _as_http_failed(str(self._response.url)):
             async for piece in self._response.aiter_raw():
                 yield piece
 
@@ -201,23 +334,16 @@ class Answer:
         if held:
             yield held
 
-    async def whole(self, max_bytes: int | None = None) -> bytes:
-        """All of the body. Raises HttpFailed as soon as it is longer than max_bytes."""
+    async def whole(self, max_bytes: int | None = None, *, cut: bool = False) -> bytes:
+        """All of the body. One longer than max_bytes is cut there, or raises HttpFailed."""
         content = bytearray()
         async for piece in self.pieces():
             content += piece
             if max_bytes is not None and len(content) > max_bytes:
+                if cut:
+                    break
                 raise HttpFailed(f"its answer is too long: at most {max_bytes} bytes are read")
         return bytes(content)
-
-    async def beginning(self, num_bytes: int) -> str:
-        """At least so many bytes as text, where there are so many."""
-        content = b""
-        async for piece in self.pieces():
-            content += piece
-            if len(content) >= num_bytes:
-                break
-        return content.decode(errors="replace")
 
     async def aclose(self) -> None:
         """Hang up: at once, whatever is on its way."""
@@ -225,7 +351,7 @@ class Answer:
 
 
 @contextlib.contextmanager
-def _told_plainly(url: str) -> Iterator[None]:
+def _as_http_failed(url: str) -> Iterator[None]:
     """Turn httpx2's exceptions into TimeoutError and HttpFailed."""
     import httpx2
 

@@ -1,16 +1,15 @@
-"""Functions of the user's own, named `module:attribute`; source: none."""
+"""Functions of the user's own, named `module:attribute`."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import Any
 
+from unirl.config.spelling import suggestion
 from unirl.errors import UniRLError
 
 
 def is_own(name: str) -> bool:
-    """Whether a name has the form module:attribute."""
     module, colon, attribute = name.partition(":")
     return bool(colon) and _is_dotted(module) and _is_dotted(attribute)
 
@@ -32,15 +31,14 @@ def load_own(name: str, what: str) -> Any:
             f'there is no module "{error.name}" on the import path',
             "check the spelling, and that its folder is installed or on PYTHONPATH",
         ) from None
-    for part in path.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(part, dir(found), n=1)
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
             raise UniRLError(
                 f"{what} does not exist",
-                f'"{module_name}" has no attribute "{part}"',
-                f'did you mean "{near[0]}"?' if near else f"define it in {module_name}",
+                f'"{module_name}" has no attribute "{attribute}"',
+                suggestion(attribute, dir(found)) or f"define it in {module_name}",
             )
-        found = getattr(found, part)
+        found = getattr(found, attribute)
     return found
 
 

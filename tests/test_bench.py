@@ -1,12 +1,15 @@
-"""Measuring: stages are what they say, the verdict fits the figures, nothing stays behind."""
+"""Measuring: stages are what they say, the limit fits the figures, nothing stays behind."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,171 +22,124 @@ import torch
 import unirl
 from unirl import cli
 from unirl.bench import usage
-from unirl.bench.errors import Unmeasurable, parts_of
-from unirl.bench.forward import inference_plan
+from unirl.bench.apart import measure_apart
+from unirl.bench.end_to_end import measure_end_to_end
 from unirl.bench.host_reads import CountHostReads
 from unirl.bench.limits import find_limit
-from unirl.bench.parts import policies_in
-from unirl.bench.repeat import KeepingLearner
-from unirl.bench.replay import ReplayPolicy, sampling_plan
 from unirl.bench.shapes import Shape, Tried, knobs_of, search, start_of
-from unirl.bench.simulate import acting_plan, make_random_actor, simulation_plan
-from unirl.bench.stages import SIM_STAGES, STAGES, Figures, StageName, measure
+from unirl.bench.stages import STAGES, UNSPLIT_STAGES, Figures, StageName
 from unirl.bench.stopwatch import Stopwatch
 from unirl.bench.table import plain_lines
-from unirl.commands.bench import SUITES, Suite, left_out
+from unirl.bench.trial import without_run
+from unirl.commands.bench import SUITES, left_out, print_report
 from unirl.commands.shipped import shipped_configs
+from unirl.commands.tune import tune
 from unirl.config import fields_help, flag_of
-from unirl.core.actor import ActorContext
-from unirl.core.learner import LearnerContext
-from unirl.core.sample import Batch, SampleSpec, Slot
-from unirl.core.weights import LocalWeightStore
+from unirl.core.actor import Actor
+from unirl.core.timers import Timers
 from unirl.errors import ActorFailed, UniRLError
-from unirl.policy import Policy
 from unirl.policy.precision import has_bfloat16
-from unirl.runners.inline import InlineRunner
-from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import Plan
 
 ROOT = Path(cli.__file__).resolve().parent.parent
-SMALL = {"actor.num_envs": 4, "actor.unroll_length": 8, "runner.learner_threads": 1}
+SMALL = {
+    "actor.num_envs": 4,
+    "actor.unroll_length": 8,
+    "policy.hidden": (8,),
+    "runner.learner_threads": 1,
+}
 
 
 def small_plan(recipe: str = "impala", **overrides: Any) -> Plan:
     return unirl.make_plan(recipe, **{**SMALL, **overrides})
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "unirl", *words]
-
-
-def surroundings(**settings: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **settings}
-
-
-def alone(*words: str, cwd: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*words),
-        cwd=cwd,
-        env=surroundings(**settings),
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-
-
-class StopAfter:
-    """Ends a loop after some updates, and keeps what the slots held."""
-
-    def __init__(self, num_updates: int) -> None:
-        self.num_updates = num_updates
-
-    def after_update(self, loop: TrainLoop) -> None:
-        if loop.learner.version >= self.num_updates:
-            loop.stop("enough")
-
-    def at_end(self, loop: TrainLoop) -> None: ...
-
-
 # ------------------------------------------------------------------------------------------ stages
 
 
 def test_the_window_excludes_what_came_before_it() -> None:
-    begun: list[int] = []
-    stopwatch = Stopwatch(0.1, 0.05, lambda: begun.append(1))
+    stopwatch = Stopwatch(0.1)
     num_steps = 1_000_000  # of a warm-up that was far faster
     while not stopwatch.tick(num_steps):
         time.sleep(0.01)
         num_steps += 10
     figures = stopwatch.figures()
-    assert begun == [1]
     assert 0.1 <= figures["seconds"] < 1
     assert 0 < figures["env_steps_per_second"] <= 1000
     assert figures["env_steps"] % 10 == 0
 
 
-def test_sampling_alone_steps_real_environments_and_decides_nothing() -> None:
-    runner = InlineRunner(sampling_plan(small_plan()))
-    runner.run([StopAfter(20)])
-    # Episodes of CartPole end, and their filler rows are no steps.
-    assert 0.8 * 20 * 4 * 8 < runner.loop.learner.num_steps <= 20 * 4 * 8
-    assert set(runner.loop.learner.weights()) == {"none"}
+def test_laps_add_up_by_name_and_cost_next_to_nothing() -> None:
+    timers = Timers()
+    timers.start()
+    time.sleep(0.02)
+    timers.lap("waiting")
+    while time.perf_counter() % 0.05 < 0.04:
+        pass
+    timers.lap("working")
+    time.sleep(0.02)
+    timers.lap("waiting")
+    assert 0.04 <= timers.seconds("waiting") < 1
+    assert timers.cpu_seconds("waiting") == timers.seconds("never") == 0
+    timers.reset()
+    assert timers.seconds("waiting") == 0
+    costs = []
+    for _ in range(20):
+        started = time.perf_counter()
+        for _ in range(100):
+            timers.lap("waiting")
+        costs.append((time.perf_counter() - started) / 100)
+    assert min(costs) < 10e-6
 
 
-def test_a_replay_repeats_actions_of_its_policy_and_leaves_states_alone() -> None:
-    plan = small_plan(**{"policy.core": "gru"})
-    (_, _, policy), *_ = policies_in(plan.make_learner(LearnerContext(0)))
-    calls: list[int] = []
-
-    class Watched:
-        def __getattr__(self, name: str) -> Any:
-            calls.append(1) if name in ("act", "act_groups") else None
-            return getattr(policy, name)
-
-    replay = ReplayPolicy(Watched())  # type: ignore[arg-type]
-    obs, generators = torch.randn(8, 4), [torch.Generator().manual_seed(i) for i in range(2)]
-    state = {name: value + 1 for name, value in policy.initial_state(8).items()}
-    seen = set()
-    for _ in range(100):
-        for i, result in enumerate(replay.act_groups(obs, state, generators)):
-            assert result.action.shape == result.logp.shape == (4,)
-            for name, value in result.state.items():
-                assert torch.equal(value, state[name][4 * i : 4 * i + 4])
-            seen.add(tuple(result.action.tolist()))
-    assert 0 < len(calls) < 40, "it decides at first and never again"
-    assert len(seen) > 4, "actions differ"
+def test_cpu_time_of_laps_is_that_of_work_alone() -> None:
+    timers = Timers()
+    timers.counts_cpu = True
+    timers.start()
+    time.sleep(0.1)
+    timers.lap("waiting")
+    end = time.process_time() + 0.05
+    while time.process_time() < end:
+        pass
+    timers.lap("working")
+    assert timers.cpu_seconds("waiting") < 0.04 < timers.cpu_seconds("working")
 
 
-def test_inference_alone_is_the_forward_pass_of_the_plans_act_batch() -> None:
-    vector = inference_plan(small_plan()).make_actor
-    assert vector.keywords["rows"].total == 4  # type: ignore[attr-defined]
-    sampler = unirl.make_plan("appo", **{"sampler.num_envs": 8})
-    grouped = inference_plan(sampler, rows_per_forward=22.9).make_actor
-    assert grouped.keywords["rows"].total == 24  # type: ignore[attr-defined]
-    runner = InlineRunner(inference_plan(small_plan()))
-    runner.run([StopAfter(3)])
-    assert runner.loop.learner.num_steps > 3 and runner.loop.learner.num_steps % 4 == 0
+@pytest.mark.parametrize("recipe", ["impala", "appo"])
+def test_stages_in_turns_add_up_to_their_window(recipe: str) -> None:
+    small = {"policy.hidden": (8,), "sampler.num_envs": 4} if recipe == "appo" else SMALL
+    started = time.monotonic()
+    figures = measure_apart(unirl.make_plan(recipe, **small), 0.2)
+    seconds = sum(one["seconds"] for one in figures.values())
+    assert [*figures, "end_to_end"] == list(STAGES)
+    # What is left is handing slots over, and what the clocks take.
+    assert 0.1 < seconds < time.monotonic() - started
+    assert len({one["env_steps"] for one in figures.values()}) == 1
+    for stage, one in figures.items():
+        assert one["env_steps_per_second"] > 10 and one["core_us_per_env_step"] > 0, stage
+    assert figures["weights"]["seconds"] < figures["inference"]["seconds"]
 
 
-def test_learning_alone_repeats_one_batch_and_never_drifts_away() -> None:
-    plan = small_plan(**{"learner.optimizer.lr": 0.01})
-    learner = KeepingLearner(plan.make_learner(LearnerContext(0)))
-    data = plan.spec.allocate()
-    data["obs"].normal_()
-    data["logp"].fill_(-0.7)
-    data["reward"].fill_(1.0)
-    data["mask"].fill_(True)
-    learner.step(Batch([Slot(0, 0, data, first_version=0, last_version=0)], 0))
-    data["obs"].fill_(float("nan"))  # the place is given back: others write to it
-    before = {name: value.clone() for name, value in learner.weights().items()}
-    first_round = []
-    for i in range(41):
-        learner.repeat()
-        if i in (0, 20, 40):
-            first_round.append({name: v.clone() for name, v in learner.weights().items()})
-    assert learner.num_steps == 42 * 4 * 8
-    assert any(not torch.equal(value, before[name]) for name, value in first_round[0].items())
-    for name, value in first_round[0].items():
-        assert torch.allclose(first_round[1][name], value, atol=1e-3), name
-        assert torch.allclose(first_round[2][name], value, atol=1e-3), name
+class WithoutTimers:
+    """An actor that keeps no timers."""
+
+    def __init__(self, actor: Actor) -> None:
+        self.produce, self.close = actor.produce, actor.close
 
 
-def test_slots_that_are_no_unrolls_cannot_be_taken_apart() -> None:
+def test_an_actor_without_timers_is_one_stage() -> None:
     plan = small_plan()
-    fields = {name: item for name, item in plan.spec.fields.items() if name != "mask"}
-    with pytest.raises(Unmeasurable, match="no mask"):
-        sampling_plan(replace(plan, spec=SampleSpec(fields)))
-    with pytest.raises(Unmeasurable, match="holds no"):
-        policies_in(StopAfter(1))
+    make_actor: Any = plan.make_actor
+    plan = replace(plan, make_actor=lambda context: WithoutTimers(make_actor(context)))
+    figures = measure_apart(plan, 0.1)
+    assert [*figures, "end_to_end"] == list(UNSPLIT_STAGES)
+    assert figures["acting"]["seconds"] > figures["weights"]["seconds"]
 
 
-def test_the_policy_of_every_group_is_found() -> None:
-    plan = unirl.make_plan("appo", **{"sampler.num_envs": 4})
-    actor = plan.make_actor(ActorContext(0, 1, 0, LocalWeightStore()))
-    found = policies_in(actor)
-    actor.close()
-    assert len(found) == 4 and len({id(holder) for holder, _, _ in found}) == 4
-    assert all(isinstance(policy, Policy) for _, _, policy in found)
+def test_several_policies_cannot_be_measured_one_by_one() -> None:
+    plan = small_plan(**PROCESSES)
+    with pytest.raises(UniRLError, match="several policies"):
+        measure_apart(replace(plan, other_policies=(plan,)), 0.1)
 
 
 # --------------------------------------------------------------------------- simulators on a device
@@ -204,46 +160,16 @@ def sim_plan(**overrides: Any) -> Plan:
     return unirl.make_plan("ondevice", **{**SIM, **overrides})
 
 
-def test_simulation_alone_takes_random_actions_and_no_decision() -> None:
-    plan = sim_plan()
-    store = LocalWeightStore()
-    store.publish({"none": torch.zeros(1)}, 0)  # no policy could load these
-    actor = make_random_actor(ActorContext(0, 1, 5, store), make=plan.make_actor)
-    slot = Slot(0, 0, plan.spec.allocate())
-    actor.produce(slot)  # type: ignore[union-attr]
-    actor.close()
-    action, obs = slot.data["action"], slot.data["obs"]
-    # Uniform, where those of a new policy are normal.
-    assert action.abs().max() <= 1 and 0.4 < action.abs().mean() < 0.6
-    assert action.std(1).min() > 0.4 and not torch.equal(action[0], action[1])
-    assert not torch.equal(obs[0], obs[-1])
-
-
-@pytest.mark.parametrize("alone", [simulation_plan, acting_plan])
-def test_a_simulator_without_learning_counts_its_steps_and_learns_nothing(alone: Any) -> None:
-    plan = sim_plan()
-    runner = InlineRunner(alone(plan))
-    runner.run([StopAfter(5)])
-    assert runner.loop.learner.num_steps == 5 * 32 * 8
-    if alone is acting_plan:
-        weights, first = runner.loop.learner.weights(), plan.make_learner_seeded().weights()
-        assert all(torch.equal(weights[name], value) for name, value in first.items())
-
-
 @pytest.mark.parametrize(("settings", "reads"), [({}, 1), ({"learner.stop_kl": 1e9}, 4)])
-def test_the_host_reads_once_per_iteration(
-    settings: dict[str, float], reads: int, tmp_path: Path
-) -> None:
+def test_the_host_reads_once_per_iteration(settings: dict[str, float], reads: int) -> None:
     # stop_kl waits for the device after each pass: that is what is counted, and where.
-    plan, threads = sim_plan(**{"learner.epochs": 3, **settings}), torch.get_num_threads()
-    try:
-        whole = measure("end_to_end", plan, 0.1, tmp_path, lambda: None)
-    finally:
-        torch.set_num_threads(threads)
-    assert whole["host_reads_per_iteration"] == reads
-    assert any(place.startswith("learners/episodes.py:") for place in whole["host_reads_at"])
+    figures = measure_apart(sim_plan(**{"learner.epochs": 3, **settings}), 0.1)
+    assert [*figures, "end_to_end"] == list(STAGES)
+    simulated = figures["stepping"]
+    assert simulated["host_reads_per_iteration"] == reads
+    assert any(line.startswith("learners/episodes.py:") for line in simulated["host_reads_at"])
     # Two physics steps of 1/120 s in one of the environment.
-    assert whole["physics_steps_per_second"] == 2 * whole["env_steps_per_second"]
+    assert simulated["physics_steps_per_env_step"] == 2
 
 
 def test_every_way_to_read_a_tensor_is_counted_where_it_is_done() -> None:
@@ -252,30 +178,32 @@ def test_every_way_to_read_a_tensor_is_counted_where_it_is_done() -> None:
         x.add(1).clamp_(0, 1)
         (x[0].item(), float(x[1]), bool(x[2]), x.tolist(), x.cpu(), torch.equal(x, x))
     assert reads.names == ["item", "__float__", "__bool__", "tolist", "cpu", "equal"]
-    assert all(place.startswith("tests/test_bench.py:") for place in reads.places)
+    assert all(line.startswith("tests/test_bench.py:") for line in reads.lines)
     x.tolist()
     assert len(reads.names) == 6
 
 
 @pytest.mark.gpu
-def test_cuda_tells_its_host_reads(tmp_path: Path) -> None:
-    whole = measure("end_to_end", sim_plan(**{"sim.device": "cuda"}), 0.5, tmp_path, lambda: None)
-    assert whole["host_reads_per_iteration"] == 1, whole["host_reads_at"]
+def test_an_unroll_on_cuda_is_one_stage_and_its_host_reads_are_counted() -> None:
+    figures = measure_apart(sim_plan(**{"sim.device": "cuda"}), 0.5)
+    assert [*figures, "end_to_end"] == list(UNSPLIT_STAGES)
+    assert figures["acting"]["host_reads_per_iteration"] == 1, figures["acting"]
 
 
 @pytest.mark.parametrize(
     ("seconds", "stage", "words"),
     [
-        ((8, 9, 1), "simulation", "--sim.num-envs 64"),
-        ((1, 9, 2), "simulation_with_policy", "--sim.num-envs 64"),
-        ((5, 9, 6), "learning", "--learner.epochs 4"),
+        ((8, 1, 1), "stepping", "--sim.num-envs 64"),
+        ((1, 8, 2), "inference", "--sim.num-envs 64"),
+        ((5, 4, 6), "learning", "--learner.epochs 4"),
     ],
 )
 def test_the_limit_of_a_simulated_plan_tells_simulation_and_policy_apart(
     seconds: tuple[int, int, int], stage: str, words: str
 ) -> None:
     plan = sim_plan()
-    figures = {name: figures_of(1 / s, s) for name, s in zip(SIM_STAGES, seconds, strict=False)}
+    names: tuple[StageName, ...] = ("stepping", "inference", "learning")
+    figures = {name: figures_of(1 / s, s) for name, s in zip(names, seconds, strict=True)}
     whole = figures_of(0.1, 1, cores_used=1.0, limiting_rate="production", **WAITS["production"])
     limit = find_limit(plan, {**figures, "end_to_end": whole}, 4)
     assert limit.stage == stage and words in limit.text, limit.text
@@ -286,11 +214,12 @@ def test_the_limit_of_a_simulated_plan_tells_simulation_and_policy_apart(
 
 
 def test_what_is_not_installed_is_left_out_of_a_suite_with_a_sentence() -> None:
-    suite = Suite("", ("a", "b"), needs={"a": ("no_such_module", "warp"), "b": ("torch", "x")})
-    assert left_out(suite) == {"a": "no_such_module is not installed (pip install 'unirl[warp]')"}
+    needs = {"a": ("no_such_module", "warp"), "b": ("torch", "x"), "d": ("no_such_module", "y")}
+    found = left_out(("a", "b", "c"), needs)
+    assert found == {"a": "no_such_module is not installed (pip install 'unirl[warp]')"}
 
 
-# ----------------------------------------------------------------------------------------- verdict
+# ------------------------------------------------------------------------------------------- limits
 
 
 def figures_of(rate: float, cost: float, **others: Any) -> Figures:
@@ -303,10 +232,10 @@ WAITS = {
 }
 
 
-def verdict(plan: Plan, rate: str, cores_used: float, num_cores: int, **more: Any) -> Any:
+def limit_of(plan: Plan, rate: str, cores_used: float, num_cores: int, **more: Any) -> Any:
     whole = {"cores_used": cores_used, "limiting_rate": rate, **WAITS[rate], **more}
     figures: Mapping[StageName, Figures] = {
-        "sampling": figures_of(5000, 300),
+        "stepping": figures_of(5000, 300),
         "inference": figures_of(20_000, 60),
         "learning": figures_of(8000, 200),
         "end_to_end": figures_of(3000, 600, **whole),
@@ -320,15 +249,15 @@ PROCESSES = {"runner.kind": "processes"}
 @pytest.mark.parametrize(
     ("recipe", "overrides", "rate", "cores_used", "more", "stage", "words"),
     [
-        ("impala", {}, "production", 1.0, {}, "sampling", "--runner.kind processes"),
-        ("ppo", {}, "production", 1.0, {}, "sampling", "--actor.num-actors 4 --actor.num-envs 2"),
-        ("impala", PROCESSES, "production", 2.0, {}, "sampling", "--actor.num-actors 2"),
+        ("impala", {}, "production", 1.0, {}, "stepping", "--runner.kind processes"),
+        ("ppo", {}, "production", 1.0, {}, "stepping", "--actor.num-actors 4 --actor.num-envs 2"),
+        ("impala", PROCESSES, "production", 2.0, {}, "stepping", "--actor.num-actors 2"),
         ("impala", PROCESSES, "consumption", 2.0, {}, "learning", "--runner.learner-threads 2"),
-        ("impala", PROCESSES, "consumption", 3.9, {}, "sampling", "all 4 cores are busy"),
+        ("impala", PROCESSES, "consumption", 3.9, {}, "stepping", "all 4 cores are busy"),
         (
             "appo", {}, "production", 2.0,
             {"env_worker_busy_share": 0.97, "policy_worker_busy_share": 0.3},
-            "sampling", "--sampler.num-workers 3",
+            "stepping", "--sampler.num-workers 3",
         ),
         (
             "appo", {}, "production", 2.0,
@@ -357,24 +286,24 @@ def test_the_stage_that_limits_is_named_with_a_setting_that_relieves_it(
     words: str,
 ) -> None:
     plan = unirl.make_plan(recipe, **overrides)
-    limit = verdict(plan, rate, cores_used, 4, **more)
+    limit = limit_of(plan, rate, cores_used, 4, **more)
     assert limit.stage == stage and words in limit.text, limit.text
     known = {flag_of(item.key) for item in fields_help(type(plan.config))}
     flags = [word for word in limit.text.split() if word.startswith("--")]
     assert flags and set(flags) <= known, "what is advised can be typed"
 
 
-def test_full_cores_are_full_whoever_uses_them() -> None:
+def test_cores_that_others_use_count_as_busy() -> None:
     plan = small_plan(**PROCESSES)
-    limit = verdict(plan, "production", 0.5, 2, cores_used_by_others=1.5)
+    limit = limit_of(plan, "production", 0.5, 2, cores_used_by_others=1.5)
     assert "all 2 cores are busy" in limit.text
-    assert "num-actors" not in limit.text, "more processes would only get into each other's way"
+    assert "num-actors" not in limit.text, "more processes would only compete"
 
 
 def test_nothing_is_advised_where_no_setting_helps() -> None:
     plan = unirl.make_plan("impala", **{**PROCESSES, "env.id": "ALE/Pong-v5"})
-    limit = verdict(plan, "production", 3.9, 4)
-    assert limit.stage == "sampling" and "--" not in limit.text and "more cores" in limit.text
+    limit = limit_of(plan, "production", 3.9, 4)
+    assert limit.stage == "stepping" and "--" not in limit.text and "more cores" in limit.text
 
 
 def test_end_to_end_alone_still_tells_which_side_limits() -> None:
@@ -383,7 +312,7 @@ def test_end_to_end_alone_still_tells_which_side_limits() -> None:
     assert limit.stage is None and "Production limits" in limit.text
 
 
-def test_a_table_is_aligned_and_numbers_stand_right() -> None:
+def test_a_table_is_aligned_and_numbers_are_right_aligned() -> None:
     assert plain_lines(["stage", "rate", ""], [["a", "1,000", "why"], ["learning", "7", ""]]) == [
         "stage      rate",
         "a         1,000  why",
@@ -406,7 +335,7 @@ def test_no_shape_changes_the_samples_per_update_or_exceeds_the_cores(
 
     def attempt(shape: Shape) -> Tried:
         seen.append(shape)
-        return Tried(shape, float(100 * 1.5 ** len(seen)))  # whatever comes later is faster
+        return Tried(shape, figures_of(100 * 1.5 ** len(seen), 1))  # each is faster than before
 
     search(start, knobs_of(config, 6), attempt)
     assert len(seen) == len({tuple(shape.items()) for shape in seen}) > 6
@@ -430,93 +359,122 @@ def test_the_search_follows_what_is_faster_and_keeps_what_is_as_fast() -> None:
         if shape["sampler.num_groups"] == 4:
             return Tried(shape, None, "too many groups")
         noise = 1.01 if shape["runner.learner_threads"] == 4 else 1.0
-        return Tried(shape, noise * 10 * min(shape["sampler.num_envs"], 64))
+        return Tried(shape, figures_of(noise * 10 * min(shape["sampler.num_envs"], 64), 1))
 
     tried, best = search(start, knobs_of(config, 4), attempt)
     assert best.shape == {**start, "sampler.num_envs": 64, "queue.batch_size": 2}
-    assert [one.reason for one in tried if one.rate is None] == ["too many groups"]
+    assert [one.reason for one in tried if one.figures is None] == ["too many groups"]
     with pytest.raises(UniRLError, match="too many"):
         search(start, [], lambda shape: Tried(shape, None, "too many"))
 
 
 def test_only_plans_whose_production_is_known_have_a_shape() -> None:
     with pytest.raises(UniRLError, match="no shape"):
-        start_of(StopAfter(1), 2)
+        start_of(object(), 2)
 
 
 # ------------------------------------------------------------------------------------ command line
 
 
 def test_suites_consist_of_shipped_configs() -> None:
-    named = {config for suite in SUITES.values() for config in suite.configs}
+    named = {config for _, suite in SUITES.values() for config in suite}
     assert named <= set(shipped_configs())
 
 
-def test_bench_measures_all_stages_of_workers_and_says_what_limits_them(tmp_path: Path) -> None:
-    words = ["bench", "appo", "--seconds", "0.5", "--json", "--sampler.num-envs", "4"]
-    done = alone(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """What one `unirl bench appo --json` prints, of a plan with environment workers."""
+    cwd, words = tmp_path_factory.mktemp("bench"), ["appo", "--seconds", "0.5", "--json"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(cwd)
+        code, printed = called("bench", *words, "--sampler.num-envs", "4")
+    assert code == 0 and not list(cwd.iterdir())
+    found: Mapping[str, Any] = json.loads(printed)
+    return found
+
+
+def called(*words: str) -> tuple[int, str]:
+    """Exit code and standard output of a command, run in this process."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        code = cli.main(list(words))
+    return code, out.getvalue()
+
+
+def test_bench_measures_all_stages_of_workers_and_says_what_limits_them(
+    report: Mapping[str, Any],
+) -> None:
     assert report["suite"] is None and report["seconds"] == 0.5
     (plan,) = report["plans"]
     assert (plan["recipe"], plan["env"], plan["runner"]) == ("appo", "CartPole-v1", "processes")
-    assert list(plan["stages"]) == list(STAGES) and plan["not_measured"] == {}
+    assert list(plan["stages"]) == list(STAGES) and plan["not_measured"] is None
     for stage, figures in plan["stages"].items():
-        assert figures["seconds"] >= 0.5, stage
-        assert figures["env_steps_per_second"] > 50, stage
+        assert figures["env_steps_per_second"] > 10, stage
         assert 0 < figures["core_us_per_env_step"] < 1e5, stage
         assert 50 < figures["peak_memory_mb"] < 3000, stage
     whole = plan["stages"]["end_to_end"]
+    assert whole["seconds"] >= 0.5
     assert 0 <= whole["staleness_mean"] <= whole["staleness_max"] <= 3
     assert 4 <= whole["rows_per_forward"] <= 16
     assert plan["limit"]["stage"] in STAGES and "Try --" in plan["limit"]["text"]
-    assert not list(tmp_path.iterdir())
 
 
-def test_bench_tells_environment_steps_and_physics_steps_apart(tmp_path: Path) -> None:
-    words = [
-        word
-        for key, value in SIM.items()
-        if key != "policy.hidden"
-        for word in (flag_of(key), str(value))
-    ]
-    done = alone("bench", "ondevice", *words, "--seconds", "0.3", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    title, header, *rows = done.stdout.splitlines()
-    assert title == "ondevice torch/Cartpole inline" and "physics steps/s" in header
-    assert [row.split("  ")[0] for row in rows[:4]] == [
-        name.replace("_", " ") for name in SIM_STAGES
-    ]
-    assert "Host reads: 1 per iteration (learners/episodes.py" in done.stdout
+def test_a_report_is_printed_as_a_table_with_what_limits_below(
+    report: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_report(report["plans"][0])
+    title, header, *rows = capsys.readouterr().out.splitlines()
+    assert title == "appo CartPole-v1 processes" and header.endswith("staleness mean, max")
+    assert "physics" not in header
+    assert [row.split("  ")[0] for row in rows[:5]] == [name.replace("_", " ") for name in STAGES]
+    assert rows[5] == report["plans"][0]["limit"]["text"]
 
 
-def test_tune_writes_a_config_that_trains(tmp_path: Path) -> None:
-    # One core and one environment: there is little to try.
-    code = (
-        "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from unirl.cli import main; sys.exit(main(sys.argv[1:]))"
-    )
-    words = ["tune", "ppo", "--seconds", "0.3", "--actor.num-envs", "1", "--out", "tuned.toml"]
+def test_environment_steps_and_physics_steps_are_told_apart(
+    report: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = {**report["plans"][0]["stages"]}
+    stages["stepping"] = {
+        **stages["stepping"],
+        "physics_steps_per_env_step": 2,
+        "host_reads_per_iteration": 1.0,
+        "host_reads_at": ["learners/episodes.py:47"],
+    }
+    stages["stepping"]["env_steps_per_second"] = stages["end_to_end"]["env_steps_per_second"] = 1e3
+    print_report({**report["plans"][0], "stages": stages})
+    _, header, *rows = capsys.readouterr().out.splitlines()
+    assert "physics steps/s" in header
+    for row in (rows[0], rows[4]):
+        assert row.split("  ")[1:] and "2,000" in row
+    assert "2,000" not in rows[1]
+    assert "Host reads: 1 per iteration (learners/episodes.py:47)." in rows
+
+
+def test_tune_writes_a_config_that_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(plan: Plan, seconds: float) -> dict[StageName, Figures]:
+        if plan.runner.kind == "processes":
+            raise UniRLError("no processes here")
+        return {"end_to_end": {**measure_end_to_end(plan, seconds, tmp_path), "peak_memory_mb": 1}}
+
+    monkeypatch.chdir(tmp_path)
+    words = ["ppo", "--seconds", "0.1", "--actor.num-envs", "1", "--out", "tuned.toml"]
     words += ["--actor.unroll-length", "16", "--learner.minibatches", "1"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words],
-        cwd=tmp_path,
-        env=surroundings(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    table = done.stdout.splitlines()
-    assert [line.split()[0].rstrip(",") for line in table[1:2]] == ["current"]
-    assert "fastest" in done.stdout and "learning is not changed" in done.stdout
+    assert tune(words, measure=measure) == 0
+    printed = capsys.readouterr().out
+    table = printed.splitlines()
+    assert table[1].split()[0].rstrip(",") == "current"
+    assert any(line.endswith("no processes here") for line in table)
+    assert "fastest" in printed and "learning is not changed" in printed
     assert "wrote tuned.toml" in table[-1]
-    resolved = alone("train", "@tuned.toml", "--dry-run", cwd=tmp_path)
-    assert resolved.returncode == 0, resolved.stderr
-    assert "num_envs = 1\n" in resolved.stdout and 'recipe = "ppo"' in resolved.stdout
+    assert called("train", "@tuned.toml", "--dry-run")[0] == 0
+    code, resolved = called("train", "@tuned.toml", "--dry-run")
+    assert code == 0 and "num_envs = 1\n" in resolved and 'recipe = "ppo"' in resolved
 
 
-def test_what_ends_a_stage_is_told_in_three_parts(tmp_path: Path) -> None:
+def test_what_ends_a_measurement_is_explained_in_three_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "nan_env.py").write_text(
         "import gymnasium, numpy\n"
         "class Nan(gymnasium.Env):\n"
@@ -528,36 +486,35 @@ def test_what_ends_a_stage_is_told_in_three_parts(tmp_path: Path) -> None:
         "        return numpy.full(1, numpy.nan, numpy.float32), 0.0, False, False, {}\n"
         "gymnasium.register('Nan-v0', Nan)\n"
     )
-    words = ["bench", "impala", "--env.import-module", "nan_env", "--env.id", "Nan-v0", "--json"]
-    path = f"{ROOT}{os.pathsep}{tmp_path}"
-    # Its logs stay, for whoever wants to know more.
-    done = alone(*words, cwd=tmp_path, PYTHONPATH=path, TMPDIR=str(tmp_path))
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    parts = done.stderr.splitlines()
-    assert len(parts) == 3 and 'env "Nan-v0" returned nan' in parts[0], done.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    words = ["impala", "--env.import-module", "nan_env", "--env.id", "Nan-v0", "--json"]
+    assert cli.main(["bench", *words]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    parts = said.splitlines()
+    assert len(parts) == 3 and 'env "Nan-v0" returned nan' in parts[0], said
+    assert list((tmp_path / "temporary").glob("unirl-bench-*/output.txt")), "the logs stay"
 
 
 def test_nothing_of_a_benchmark_is_to_be_resumed() -> None:
     died = ActorFailed(
         "actor 0 died: ValueError: no",
         "it was restarted 3 of 3 times (runner.max_restarts)",
-        "full trace: the run's log.txt; mend the environment or actor, then `unirl resume`",
+        "full trace: the run's log.txt; correct the environment or actor, then `unirl resume`",
     )
-    *_, remedy = parts_of(died, Path("/tmp/x/stage.txt"))
-    assert (
-        remedy == "full trace: /tmp/x/stage.txt; mend the environment or actor, then measure again"
-    )
+    *_, remedy = without_run(died, Path("/tmp/x/output.txt")).parts
+    assert remedy.startswith("full trace: /tmp/x/output.txt; ")
+    assert remedy.endswith("then measure again")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_nothing_runs_on_when_it_is_interrupted_or_killed(
-    number: signal.Signals, code: int, tmp_path: Path
-) -> None:
-    process = subprocess.Popen(
-        command("bench", "appo", "--seconds", "60", "--json"),
-        cwd=tmp_path,
-        env=surroundings(TMPDIR=str(tmp_path)),
+def started(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    settings = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(cwd)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "unirl", "bench", *words, "--seconds", "60", "--json"],
+        cwd=cwd,
+        env={**os.environ, **settings},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -565,25 +522,38 @@ def test_nothing_runs_on_when_it_is_interrupted_or_killed(
         # A shell starts what it puts in the background with Ctrl-C ignored, and that is inherited.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
+
+
+def test_nothing_runs_on_when_it_is_interrupted_or_killed(tmp_path: Path) -> None:
+    folders = [tmp_path / "interrupted", tmp_path / "killed"]
+    for folder in folders:
+        folder.mkdir()
+    # The command, its measurement, the fork server, a policy worker, two environment workers; and
+    # the command with its measurement.
+    running = [
+        (started("appo", cwd=folders[0]), 6, signal.SIGINT, 130),
+        (started("impala", cwd=folders[1]), 2, signal.SIGKILL, -9),
+    ]
+    seen: dict[int, usage.ProcessInfo] = {}
     try:
-        seen: dict[int, usage.ProcessInfo] = {}
-        deadline = time.monotonic() + 60
-        # The command, its stage, the fork server, a policy worker, two environment workers.
-        while len(usage.alive(seen)) < 6:
-            assert time.monotonic() < deadline and process.poll() is None
-            seen = usage.tree(process.pid)
-            time.sleep(0.1)
-        os.killpg(process.pid, number)
-        assert process.wait(60) == code
-        assert process.stderr is not None
-        assert "Traceback" not in process.stderr.read()
-        if number == signal.SIGINT:
-            assert not list(tmp_path.iterdir())
+        for process, num_processes, number, code in running:
+            deadline, tree = time.monotonic() + 60, usage.tree(process.pid)
+            while len(usage.alive(tree)) < num_processes:
+                assert time.monotonic() < deadline and process.poll() is None
+                time.sleep(0.1)
+                tree = usage.tree(process.pid)
+            seen |= tree
+            os.killpg(process.pid, number)
+            assert process.wait(60) == code
+            assert process.stderr is not None and "Traceback" not in process.stderr.read()
+        assert not list(folders[0].iterdir())
         deadline = time.monotonic() + 20
         while left := usage.alive(seen):
             assert time.monotonic() < deadline, left
             time.sleep(0.1)
     finally:
+        for process, *_ in running:
+            seen |= usage.tree(process.pid)
+            process.kill()
+            process.wait()
         usage.kill(seen)
-        process.kill()
-        process.wait()

@@ -1,6 +1,6 @@
-"""Drawing one token per row: by inverse CDF from a uniform number that hangs on the row's seed and
-the token's index alone (SplitMix64, Steele et al. 2014), so that a completion does not depend on
-what else is generated.
+"""Drawing one token per row: by inverse CDF from a uniform number of the row's seed and the token's
+index alone (SplitMix64, Steele et al. 2014), so that a completion does not depend on what else is
+generated.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def seed_keys(seeds: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def uniforms(keys: NDArray[np.uint64], index: NDArray[np.int64]) -> NDArray[np.float64]:
     """One number in [0, 1) per row: the index-th of the sequence that belongs to the key; [n]."""
-    words = _mixed(keys + (index.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    bits = _mixed(keys + (index.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
     # 52 bits: the largest times any sum is still smaller than that sum.
-    result: NDArray[np.float64] = (words >> np.uint64(12)) * 2.0**-52
+    result: NDArray[np.float64] = (bits >> np.uint64(12)) * 2.0**-52
     return result
 
 
@@ -69,9 +69,9 @@ def _filtered(probability: Tensor, top_k: Tensor | None, top_p: Tensor | None) -
     """Without the unlikely tail, adding up to 1 again: top_k first, then top_p of what is left."""
     size = probability.shape[1]
     if top_k is not None and top_p is None and bool((top_k > 0).all()):
-        ordered, place = probability.topk(min(int(top_k.max()), size), dim=-1)
+        ordered, token = probability.topk(min(int(top_k.max()), size), dim=-1)
     else:
-        ordered, place = probability.sort(dim=-1, descending=True, stable=True)
+        ordered, token = probability.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[1], device=probability.device)
     if top_k is not None:
         limit = torch.where(top_k > 0, top_k, size)
@@ -85,7 +85,7 @@ def _filtered(probability: Tensor, top_k: Tensor | None, top_p: Tensor | None) -
         tail &= top_p[:, None] < 1
         ordered = ordered.masked_fill(tail, 0.0)
         ordered = ordered / ordered.sum(-1, keepdim=True)
-    return torch.zeros_like(probability).scatter_(1, place, ordered)
+    return torch.zeros_like(probability).scatter_(1, token, ordered)
 
 
 def _inverse_cdf(probability: Tensor, uniform: Tensor) -> Tensor:
@@ -106,12 +106,12 @@ def _inverse_cdf(probability: Tensor, uniform: Tensor) -> Tensor:
     before = (total.gather(1, block) - mass.gather(1, block))[:, 0]
     index = block[:, :, None].expand(-1, 1, _BLOCK)
     inside = blocks.gather(1, index)[:, 0].double().cumsum(-1)
-    # The block's mass was rounded in another order: what is left must lie inside it all the same.
+    # The block's mass was rounded in another order: what is left must be inside it all the same.
     left = (target - before).clamp(min=0.0).minimum(inside[:, -1] * (1 - 2.0**-52))
     return block[:, 0] * _BLOCK + (inside <= left[:, None]).sum(-1)
 
 
-def _mixed(words: Any) -> Any:
-    words = (words ^ (words >> np.uint64(30))) * _FIRST
-    words = (words ^ (words >> np.uint64(27))) * _SECOND
-    return words ^ (words >> np.uint64(31))
+def _mixed(bits: Any) -> Any:
+    bits = (bits ^ (bits >> np.uint64(30))) * _FIRST
+    bits = (bits ^ (bits >> np.uint64(27))) * _SECOND
+    return bits ^ (bits >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""Engines by their kind; source: none."""
+"""Engines by their kind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def require_engine(config: EngineConfig, model: ModelConfig) -> None:
     if config.transfer == "lora" and config.kind != "hf":
         _require_adapters(config, model)
     if config.kind == "vllm" and not config.url and importlib.util.find_spec("vllm") is None:
-        from unirl.llm.engines.vllm_arguments import missing_vllm
+        from unirl.llm.engines.vllm.arguments import missing_vllm
 
         raise missing_vllm("there is no package vllm in this environment")
 
@@ -31,16 +31,16 @@ def make_engine(config: EngineConfig, model: ModelConfig) -> Engine:
     """The engine a config asks for; nothing is started or imported that only another one needs."""
     base = model if takes_adapters(config) else replace(model, lora_rank=0)
     if config.kind == "hf":
-        from unirl.llm.engines.hf_engine import HfEngine
+        from unirl.llm.engines.hf.engine import HfEngine
 
         return HfEngine(base, config)
     if config.kind == "vllm" and not config.url:
-        from unirl.llm.engines.vllm_engine import VllmEngine
+        from unirl.llm.engines.vllm.engine import VllmEngine
 
-        return VllmEngine(base, config, folder=config.folder)
-    from unirl.llm.engines.openai_engine import OpenAiEngine
+        return VllmEngine(base, config)
+    from unirl.llm.engines.openai.engine import OpenAiEngine
 
-    return OpenAiEngine(base, config, folder=config.folder)
+    return OpenAiEngine(base, config)
 
 
 def _require_adapters(config: EngineConfig, model: ModelConfig) -> None:

@@ -1,4 +1,4 @@
-"""What every engine counts, and how a continued completion is put together. Source: none."""
+"""What every engine counts, and how a continued completion is put together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unirl.llm.engine import Completion, Finish, Request
 
 
 class Usage:
-    """Who is under way, how many tokens went in and out, and how long the engine was busy."""
+    """The requests in flight, tokens in and out, and how long the engine was busy."""
 
     def __init__(self) -> None:
         self.ids: set[str] = set()
@@ -22,10 +22,10 @@ class Usage:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """This request is under way inside. Raises UniRLError when one of its name is already."""
+        """This request is in flight inside. Raises UniRLError when one of its name is already."""
         if name in self.ids:
             raise UniRLError(
-                f"request {name} is under way already",
+                f"request {name} is in flight already",
                 "an id names one request at a time",
                 "give each request an id of its own",
             )
@@ -51,12 +51,10 @@ class Usage:
         self._paused = False
 
     def count(self, *, prompt: int, generated: int) -> None:
-        """Tokens of one request that has ended."""
         self._prompt += prompt
         self._generated += generated
 
     def as_stats(self) -> dict[str, float]:
-        """See Engine.stats."""
         now = time.perf_counter() - self._since if self.ids and not self._paused else 0.0
         return {
             "generated_tokens": float(self._generated),
@@ -65,18 +63,19 @@ class Usage:
         }
 
 
-def nothing_left(request: Request) -> bool:
-    """Whether the aborted completion has all its tokens already."""
-    before = request.partial
-    return before is not None and len(before.tokens) >= request.sampling.max_tokens
-
-
 def continuation_seed(request: Request) -> int:
-    """The request's seed; another one where it goes on, which must not meet the numbers again that
-    drew its beginning. In [0, 2^63).
+    """The request's seed; another one where it is continued, which must not meet the numbers again
+    that drew its beginning. In [0, 2^63).
     """
-    done = len(request.partial.tokens) if request.partial else 0
+    done = request.sampling.max_tokens - request.num_left
     return (request.seed + done * 0x9E3779B97F4A7C15) % 2**63
+
+
+def finish_of(reason: str | None) -> Finish:
+    """From a server's finish_reason, as OpenAI's API and vLLM spell it."""
+    if reason == "abort":
+        return "aborted"
+    return "length" if reason == "length" else "stop"
 
 
 def extend(
@@ -87,16 +86,11 @@ def extend(
     finish: Finish,
 ) -> Completion:
     """What was generated now, behind the aborted beginning if there is one."""
-    before = request.partial
+    before = request.partial or Completion((), (), (), "aborted")
     return Completion(
-        tokens=(before.tokens if before else ()) + tuple(tokens),
-        logp=(before.logp if before else ()) + tuple(logp),
-        version=(before.version if before else ()) + tuple(version),
+        tokens=before.tokens + tuple(tokens),
+        logp=before.logp + tuple(logp),
+        version=before.version + tuple(version),
         finish=finish,
-        drawn=drawn_behind(before, len(tokens)),
+        drawn=before.drawn and before.drawn + (True,) * len(tokens),
     )
-
-
-def drawn_behind(before: Completion | None, count: int) -> tuple[bool, ...]:
-    """See Completion.drawn: so many tokens drawn behind a beginning."""
-    return before.drawn + (True,) * count if before is not None and before.drawn else ()

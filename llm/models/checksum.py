@@ -1,4 +1,4 @@
-"""A number that says whether two sets of weights are the same to the bit; source: none."""
+"""A number that says whether two sets of weights are the same to the bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _BLOCK = 128
-"""Words of eight bytes that are added up before the sum is weighted by its place."""
+"""Integers of eight bytes that are added up before the sum is weighted by its position."""
 _MASK = (1 << 64) - 1
 
 
@@ -27,22 +27,27 @@ def checksum(weights: Mapping[str, Tensor] | torch.nn.Module) -> int:
     if not sums:
         return 0
     total = 0
-    for name, part in zip(weights, torch.stack(sums).tolist(), strict=True):
-        total += (part & _MASK) * (2 * zlib.crc32(name.encode()) + 1)
+    for name, one in zip(weights, torch.stack(sums).tolist(), strict=True):
+        total += (one & _MASK) * (2 * zlib.crc32(name.encode()) + 1)
     return total & _MASK
 
 
+def digits(weights: Mapping[str, Tensor]) -> str:
+    """The checksum in hexadecimal digits: JSON has no integers of 64 bits."""
+    return f"{checksum(weights):016x}"
+
+
 def _tensor_sum(value: Tensor) -> Tensor:
-    """Sum over blocks, each times an odd number that grows with its place; a scalar, int64."""
+    """Sum over blocks, each times an odd number that grows with its position; a scalar, int64."""
     flat = value.detach().contiguous().view(-1)
     if flat.data_ptr() % 8:
-        flat = flat.clone()  # a view that begins between two words cannot be read as words
+        flat = flat.clone()  # a view that begins within eight bytes cannot be read as integers
     octets = flat.view(torch.uint8)
     whole = octets.numel() // 8
-    words = octets[: whole * 8].view(torch.int64)
+    integers = octets[: whole * 8].view(torch.int64)
     rest = octets[whole * 8 :].sum(dtype=torch.int64)
     blocks = whole // _BLOCK
-    sums = words[: blocks * _BLOCK].view(blocks, _BLOCK).sum(1)
-    place = torch.arange(1, 2 * blocks + 1, 2, device=flat.device)
-    tail = words[blocks * _BLOCK :].sum()
-    return (sums * place).sum() + tail * (2 * blocks + 1) + rest * (2 * blocks + 3)
+    sums = integers[: blocks * _BLOCK].view(blocks, _BLOCK).sum(1)
+    position = torch.arange(1, 2 * blocks + 1, 2, device=flat.device)
+    tail = integers[blocks * _BLOCK :].sum()
+    return (sums * position).sum() + tail * (2 * blocks + 1) + rest * (2 * blocks + 3)

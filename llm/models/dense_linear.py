@@ -1,5 +1,5 @@
 """Linear layers of a language model in float32 on a CPU through unirl.policy.dense: oneDNN instead
-of MKL, which leaves half of the speed of processors that are not Intel's unused. Source: none.
+of MKL, which leaves half of the speed of processors that are not Intel's unused.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.llm.models.model import ModelConfig, flat_weights, load_model
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
+"""What peft puts before the names of a model's parameters."""
 
 
 def add_adapters(model: Any, config: ModelConfig) -> Any:
@@ -51,7 +52,6 @@ def add_adapters(model: Any, config: ModelConfig) -> Any:
 
 
 def has_adapters(model: Any) -> bool:
-    """Whether `add_adapters` gave it some."""
     return hasattr(model, "peft_config")
 
 
@@ -65,7 +65,7 @@ def published_adapters(model: Any) -> dict[str, Tensor]:
 
 def with_base(weights: Weights, config: ModelConfig) -> Weights:
     """What engines need that load none: adapters as published, merged into the base, which is read
-    anew: kept, it would take a model's memory all the time. Other weights stay as they are.
+    again: kept, it would take a model's memory all the time. Other weights stay as they are.
     """
     if not any("lora_" in name for name in weights):
         return weights
@@ -93,7 +93,7 @@ def published_weights(model: Any) -> dict[str, Tensor]:
             merged = value
             if rest == "weight":
                 merged = (value.float() + deltas[layer].float()).to(value.dtype)
-            weights[f"{layer}.{rest}".removeprefix(_PREFIX)] = merged
+            weights[f"{layer}.{rest}".removeprefix(PREFIX)] = merged
         else:
-            weights[name.removeprefix(_PREFIX)] = value
+            weights[name.removeprefix(PREFIX)] = value
     return weights

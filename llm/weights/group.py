@@ -1,5 +1,5 @@
 """A small process group beside torch's own, for one learner-side process and the workers of an
-engine: torch's default group belongs to whoever else uses it. Source: torch.distributed.
+engine: torch's default group may be in use for something else. Source: torch.distributed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BroadcastGroup:
 
 def listen(host: str) -> socket.socket:
     """A free port of this address alone: torch itself would listen on all addresses of the machine,
-    and whoever reaches its store can read and write it.
+    and every process that reaches its store can read and write it.
     """
     family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, 0), family=family)
@@ -58,7 +58,7 @@ def join(
 
     Raises RuntimeError when not all came within the deadline.
     """
-    assert (listener is not None) == (rank == 0), "rank 0 listens, and nobody else"
+    assert (listener is not None) == (rank == 0), "rank 0 alone listens"
     limit = timedelta(seconds=seconds)
     dist: Any = torch.distributed
     settings = {"master_listen_fd": listener.detach(), "use_libuv": True} if listener else {}
@@ -68,7 +68,7 @@ def join(
         options._timeout = limit
         return BroadcastGroup(dist.ProcessGroupNCCL(store, rank, size, options), seconds)
     options = dist.ProcessGroupGloo._Options()
-    # By address: a machine's own name often leads nowhere, or to the wrong interface.
+    # By address: a machine's own name often resolves to nothing, or to the wrong interface.
     here = host if rank == 0 or host.startswith("127.") else _own_address(host, port)
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=here)]
     options._timeout = limit

@@ -1,11 +1,11 @@
-"""How weights lie one after the other in a single piece of memory: what travels between a learner's
-process and an inference engine's is this piece, and a table in plain JSON.
+"""How weights are packed one after the other into a single piece of memory: what travels between a
+learner's process and an inference engine's is this piece, and a table in plain JSON.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,82 +14,75 @@ from torch import Tensor
 from unirl.core.weights import Weights
 
 _ALIGNMENT = 64
-"""Bytes: no tensor begins within another one's cache line, so kernels may read it as it lies."""
+"""Bytes: no tensor begins within another one's cache line, so kernels may read it there."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one tensor lies: its first byte, and how to read from there."""
+class TensorSpan:
+    """Where one tensor is: its first byte, and how to read from there."""
 
     name: str
-    dtype: str
-    """As torch spells it, without "torch."."""
+    dtype: torch.dtype
     shape: tuple[int, ...]
     offset: int
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype itself; ValueError for a name that torch does not know."""
-        found = getattr(torch, self.dtype, None)
-        if not isinstance(found, torch.dtype):
-            raise ValueError(f"{self.dtype!r} is no dtype of torch")
-        return found
-
-    @property
     def num_bytes(self) -> int:
         """Without the rest up to the next tensor."""
-        return self.torch_dtype.itemsize * torch.Size(self.shape).numel()
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
 
     @property
     def end(self) -> int:
-        """Where the next tensor may begin."""
         return self.offset + -(-self.num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A table of places, in the order of the weights."""
+class MemoryLayout:
+    """The spans of all tensors, in the order of the weights."""
 
-    places: tuple[Place, ...]
-    num_bytes: int = field(init=False)
-    """Of the whole memory. Sender and receiver of a broadcast must agree on it to the byte."""
+    spans: tuple[TensorSpan, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "num_bytes", max((one.end for one in self.places), default=0))
+    @property
+    def num_bytes(self) -> int:
+        """Of the whole memory. Sender and receiver of a broadcast must agree on it to the byte."""
+        return max((one.end for one in self.spans), default=0)
 
     @classmethod
-    def of(cls, weights: Weights, dtype: torch.dtype | None = None) -> Layout:
-        """One place per tensor. dtype: what floating-point numbers become on the way."""
-        places, offset = [], 0
+    def of(cls, weights: Weights, dtype: torch.dtype | None = None) -> MemoryLayout:
+        """One span per tensor. dtype: what floating-point numbers become on the way."""
+        spans, offset = [], 0
         for name, value in weights.items():
             kind = dtype if dtype is not None and value.is_floating_point() else value.dtype
-            place = Place(name, str(kind).removeprefix("torch."), tuple(value.shape), offset)
-            places.append(place)
-            offset = place.end
-        return cls(tuple(places))
+            spans.append(TensorSpan(name, kind, tuple(value.shape), offset))
+            offset = spans[-1].end
+        return cls(tuple(spans))
 
     def as_json(self) -> list[list[Any]]:
-        """Nothing but lists, strings and numbers."""
-        return [[one.name, one.dtype, list(one.shape), one.offset] for one in self.places]
+        return [
+            [one.name, str(one.dtype).removeprefix("torch."), list(one.shape), one.offset]
+            for one in self.spans
+        ]
 
     @classmethod
-    def from_json(cls, table: Sequence[Sequence[Any]]) -> Layout:
-        """The inverse of `as_json`."""
-        return cls(tuple(Place(name, dtype, tuple(shape), at) for name, dtype, shape, at in table))
+    def from_json(cls, table: Sequence[Sequence[Any]]) -> MemoryLayout:
+        spans = (
+            TensorSpan(name, _dtype(kind), tuple(shape), at) for name, kind, shape, at in table
+        )
+        return cls(tuple(spans))
 
     def views(self, memory: Tensor) -> dict[str, Tensor]:
         """The tensors in `memory` (uint8, one dimension): views, no copies.
 
         Raises ValueError when the table reaches beyond the memory.
         """
-        end = max((one.offset + one.num_bytes for one in self.places), default=0)
+        end = max((one.offset + one.num_bytes for one in self.spans), default=0)
         if end > memory.numel():
             raise ValueError(f"weights need {end} bytes, the memory has {memory.numel()}")
         return {
             one.name: memory[one.offset : one.offset + one.num_bytes]
-            .view(one.torch_dtype)
+            .view(one.dtype)
             .view(one.shape)
-            for one in self.places
+            for one in self.spans
         }
 
     @torch.no_grad()
@@ -98,3 +91,11 @@ class Layout:
         views = self.views(memory)
         if views:
             torch._foreach_copy_(list(views.values()), [weights[name] for name in views])
+
+
+def _dtype(name: str) -> torch.dtype:
+    """As torch spells it, without "torch."; ValueError for a name that torch does not know."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name!r} is no dtype of torch")
+    return found

@@ -1,5 +1,5 @@
 """Folders that bear their owner's name: what a killed process left is removed by the next one that
-makes a folder of the same kind in the same place. Source: none.
+makes a folder of the same kind in the same parent.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from unirl.llm.weights.process import is_running, start_time
 class OwnFolder:
     """A folder of this process alone, made when it is first asked for.
 
-    parent: where it is to lie, for whoever else is to read it; "": among the temporary files of
-    this machine, where no other user can read it.
+    parent: a folder that all its readers can read; "": the temporary files of this machine, where
+    no other user can read it.
     """
 
     def __init__(self, kind: str, parent: str = "") -> None:
@@ -28,14 +28,18 @@ class OwnFolder:
         self._path: Path | None = None
 
     def path(self) -> Path:
-        """Where it is."""
         if self._path is None:
             parent = Path(self._parent or tempfile.gettempdir()).expanduser()
             remove_ownerless(self._kind, parent)
-            path = parent / f"{_prefix(self._kind)}{_owner()}-{secrets.token_hex(4)}"
+            path = parent / f"unirl-{self._kind}-{_owner()}-{secrets.token_hex(4)}"
             path.mkdir(mode=0o777 if self._parent else 0o700, parents=True)
             self._path = path
         return self._path
+
+    def keep_only(self, path: Path) -> None:
+        for other in self.path().iterdir():
+            if other != path:
+                shutil.rmtree(other) if other.is_dir() else other.unlink()
 
     def remove(self) -> None:
         """With all that is in it; idempotent."""
@@ -48,7 +52,7 @@ def remove_ownerless(kind: str, parent: Path) -> None:
     """Remove folders of this kind whose processes are gone. Those of other users stay, and those of
     processes that cannot be seen from here: of other machines, containers and boots.
     """
-    pattern = re.compile(rf"{re.escape(_prefix(kind) + _space())}-(\d+)-(\d+)-[0-9a-f]+")
+    pattern = re.compile(rf"unirl-{re.escape(kind)}-{_space()}-(\d+)-(\d+)-[0-9a-f]+")
     with contextlib.suppress(OSError):  # nothing is there yet, or it cannot be listed
         for path in list(parent.iterdir()):
             found = pattern.fullmatch(path.name)
@@ -56,10 +60,6 @@ def remove_ownerless(kind: str, parent: Path) -> None:
                 continue
             if path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.getuid():
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _prefix(kind: str) -> str:
-    return f"unirl-{kind}-"
 
 
 def _owner() -> str:

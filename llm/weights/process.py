@@ -20,7 +20,7 @@ def is_running(pid: int, began: str) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel says of it, from the state on."""
+    """The fields of /proc/PID/stat from the state on; [] when there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

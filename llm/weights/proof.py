@@ -1,7 +1,7 @@
 """Whether an engine really computes with the weights it was sent: exact readings of what it
 multiplies with, even where kernels keep a repacked copy that no longer looks like the weights.
 
-Source: none. A column of a linear layer is what the layer returns for a one-hot input, bit for bit:
+A column of a linear layer is what the layer returns for a one-hot input, bit for bit:
 all other products are 0.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unirl.core.weights import Weights
-from unirl.llm.models.checksum import checksum
+from unirl.llm.models.checksum import digits
 
 NUM_COLUMNS = 16
 """Columns of each matrix that are read back; others with each version."""
@@ -39,34 +39,28 @@ def canonical(value: Tensor, dtype: torch.dtype) -> Tensor:
     return (value.to(dtype) if value.is_floating_point() else value) + 0
 
 
-def reading(name: str, value: Tensor) -> str:
-    """A checksum in hexadecimal digits: JSON has no integers of 64 bits."""
-    return f"{checksum({name: value}):016x}"
-
-
 def unnamed_reading(value: Tensor) -> str:
     """A reading that does not depend on what the tensor is called: adapters are renamed."""
-    return reading("", canonical(value.cpu(), value.dtype))
+    return digits({"": canonical(value.cpu(), value.dtype)})
 
 
 def expected(weights: Weights, version: int, dtype: torch.dtype) -> dict[str, str]:
-    """The reading of each tensor that a worker must report."""
-    return {name: reading(name, sampled(one, version, dtype)) for name, one in weights.items()}
+    return {name: digits({name: sampled(one, version, dtype)}) for name, one in weights.items()}
 
 
 def differences(
-    wanted: Mapping[str, str], places: Sequence[Sequence[str]], received: Sequence[str]
+    wanted: Mapping[str, str], computed: Sequence[Sequence[str]], received: Sequence[str]
 ) -> str:
     """What is wrong with a worker's report, as a sentence; "" when all is well.
 
-    places: (place in the worker's model, name as sent, reading). received: names that the worker
-    read without finding a place for them: it proves only that they arrived.
+    computed: (path in the worker's model, name as sent, reading) of what it computes with.
+    received: names of which the worker can prove only that they arrived.
     """
-    wrong = [f"{place} (sent as {name})" for place, name, found in places if wanted[name] != found]
+    wrong = [f"{path} (sent as {name})" for path, name, found in computed if wanted[name] != found]
     if wrong:
         more = f" and {len(wrong) - 3} more" if wrong[3:] else ""
-        return f"{', '.join(wrong[:3])}{more} of {len(places)} readings differ"
-    seen = {name for _, name, _ in places} | set(received)
+        return f"{', '.join(wrong[:3])}{more} of {len(computed)} readings differ"
+    seen = {name for _, name, _ in computed} | set(received)
     missing = [name for name in wanted if name not in seen]
     if missing:
         return f"{len(missing)} of {len(wanted)} tensors never arrived, such as {missing[0]}"

@@ -1,4 +1,4 @@
-"""How long the parts of a swap of weights took. Source: none."""
+"""How long the phases of a swap of weights took."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from dataclasses import dataclass, field
 
 @dataclass
 class SwapTimes:
-    """Seconds of the last swap by part, and of all swaps together."""
+    """Seconds of the last swap by phase, and of all swaps together."""
 
     last: dict[str, float] = field(default_factory=dict)
     total: float = 0.0
     count: int = 0
 
     @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Time what happens inside under this name."""
+    def phase(self, name: str) -> Iterator[None]:
         begin = time.perf_counter()
         try:
             yield
@@ -26,15 +25,13 @@ class SwapTimes:
             self.last[name] = self.last.get(name, 0.0) + time.perf_counter() - begin
 
     def begin(self) -> None:
-        """A new swap: forget the parts of the last one."""
         self.last = {}
 
     def end(self) -> None:
-        """The swap is done and proven."""
         self.total += sum(self.last.values())
         self.count += 1
 
     def as_stats(self) -> dict[str, float]:
-        """swaps, swap_seconds (of all) and swap_<part>_seconds (of the last one)."""
-        parts = {f"swap_{name}_seconds": value for name, value in self.last.items()}
-        return {"swaps": float(self.count), "swap_seconds": self.total} | parts
+        """swaps, swap_seconds (of all) and swap_<phase>_seconds (of the last one)."""
+        phases = {f"swap_{name}_seconds": value for name, value in self.last.items()}
+        return {"swaps": float(self.count), "swap_seconds": self.total} | phases

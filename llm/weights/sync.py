@@ -30,10 +30,10 @@ class Receiver(Protocol):
     async def call_workers(self, method: str, arguments: list[str]) -> list[Any]:
         """Answers of all workers to a method of UniRL's extension."""
 
-    async def introduce(self, told: dict[str, Any]) -> None:
+    async def introduce(self, info: dict[str, Any]) -> None:
         """What the workers must know once."""
 
-    async def update(self, told: dict[str, Any], version: int) -> None:
+    async def update(self, info: dict[str, Any], version: int) -> None:
         """Take new weights over, under this version."""
 
     async def forget(self) -> None:
@@ -49,8 +49,8 @@ class Receiver(Protocol):
 class WeightSync:
     """Sends whole versions of the weights to a receiver, and makes it prove that it took them."""
 
-    def __init__(self, config: EngineConfig, receiver: Receiver, folder: str = "") -> None:
-        self._config, self._receiver, self._folder = config, receiver, folder
+    def __init__(self, config: EngineConfig, receiver: Receiver) -> None:
+        self._config, self._receiver = config, receiver
         self._sender: Sender | None = None
         self._workers: list[dict[str, Any]] = []
         self._introduced = False
@@ -58,7 +58,6 @@ class WeightSync:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the workers compute in."""
         found = getattr(torch, str(self._workers[0]["dtype"]))
         assert isinstance(found, torch.dtype)
         return found
@@ -80,32 +79,31 @@ class WeightSync:
             await self._introduce(weights)
         sender = self._sender
         assert sender is not None
-        with times.part("write"):
-            told = await asyncio.to_thread(sender.write, weights, self.dtype)
-            digits = told.pop("checksum")
-        with times.part("load"):
+        with times.phase("write"):
+            info = await asyncio.to_thread(sender.write, weights, self.dtype)
+            digits = info.pop("checksum")
+        with times.phase("load"):
             pushing = asyncio.create_task(asyncio.to_thread(sender.push))
             # While the workers load: neither waits for the other.
             reckoning = asyncio.create_task(
                 asyncio.to_thread(expected, weights, version, self.dtype)
             )
             try:
-                await receiver.update(told | {"version": version}, version)
+                await receiver.update(info | {"version": version}, version)
                 await self._joined(pushing)
                 await receiver.forget()
             except BaseException:
-                # Nobody asks any more how they ended.
+                # How they end matters no more.
                 pushing.cancel()
                 reckoning.cancel()
                 raise
-        with times.part("proof"):
+        with times.phase("proof"):
             wanted = await reckoning
             reports = await receiver.call_workers("unirl_proof", [str(version)])
             said = await receiver.weight_version()
         self._require(reports, said, wanted, version, digits)
 
     def close(self) -> None:
-        """Let go of memory and files; idempotent."""
         if self._sender is not None:
             self._sender.close()
             self._sender = None
@@ -119,7 +117,7 @@ class WeightSync:
         self._introduced = True
 
     async def _joined(self, task: asyncio.Task[None]) -> None:
-        """The sender's part of a step is done as well."""
+        """Until the sender has done its share of a step, too."""
         limit = self._config.timeout_seconds
         try:
             await asyncio.wait_for(task, limit)
@@ -135,9 +133,9 @@ class WeightSync:
         device = str(self._workers[0]["device"])
         ours = next(iter(weights.values())).device if weights else torch.device("cpu")
         if kind == "file":
-            return FileSender(self._folder)
+            return FileSender(self._config.folder)
         if kind == "collective":
-            # NCCL between GPUs alone: weights that lie on the host would first need one here, which
+            # NCCL between GPUs alone: weights on the host would first need one here, which
             # may be the very one the worker computes on, and NCCL refuses to meet itself.
             meets = ours if device == "cuda" and ours.type == "cuda" else torch.device("cpu")
             return CollectiveSender(len(self._workers), meets, limit)
@@ -171,7 +169,7 @@ class WeightSync:
             elif report["checksum"] != digits:
                 wrong = f"what arrived has checksum {report['checksum']}, not {digits}"
             else:
-                wrong = differences(wanted, report["places"], report["received"])
+                wrong = differences(wanted, report["computed"], report["received"])
             if wrong:
                 raise EngineFailed(
                     f"worker {index} of {peer} does not compute with the weights it was sent",

@@ -8,7 +8,7 @@ import base64
 import mmap
 import os
 import socket
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
-from unirl.llm.models.checksum import checksum
+from unirl.llm.models.checksum import digits
 from unirl.llm.weights.group import BroadcastGroup, join, listen
-from unirl.llm.weights.layout import Layout
+from unirl.llm.weights.layout import MemoryLayout
 from unirl.llm.weights.own_folder import OwnFolder
 
 MASTER = "127.0.0.1"
@@ -42,53 +42,45 @@ class Sender(Protocol):
         """
 
     def push(self) -> None:
-        """Send what `write` laid down, to workers that receive rather than fetch."""
+        """Send what `write` stored, to workers that receive rather than fetch."""
 
     def close(self) -> None:
-        """Let go of memory, files and connections; idempotent."""
+        """Release memory, files and connections; idempotent."""
 
 
 class SharedMemorySender:
     """Written once into an anonymous piece of shared memory that every worker of this machine and
-    user maps. It goes with this process, whatever ends it.
+    user maps. It ends with this process, whatever ends it.
     """
 
     def __init__(self) -> None:
         self._fd = -1
-        self._map: mmap.mmap | None = None
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = _no_memory()
 
     def introduction(self) -> dict[str, Any]:
-        """See Sender."""
         return {"kind": "shared"}
 
     def connect(self) -> None:
-        """See Sender."""
+        """Workers find the memory by its path."""
 
     def write(self, weights: Weights, dtype: torch.dtype) -> dict[str, Any]:
-        """See Sender."""
-        layout = Layout.of(weights, dtype)
-        if self._memory.numel() != layout.num_bytes:
-            self.close()
-            self._fd = os.memfd_create("unirl-weights", os.MFD_CLOEXEC)
-            os.ftruncate(self._fd, layout.num_bytes)
-            self._map = mmap.mmap(self._fd, layout.num_bytes)
-            self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
-        layout.write(weights, self._memory)
-        path = f"/proc/{os.getpid()}/fd/{self._fd}"
-        told = {"kind": "shared", "path": path, "table": layout.as_json()}
-        return told | {"checksum": _digits(layout.views(self._memory))}
+        self._memory, info = _pack(weights, dtype, self._memory, self._allocate)
+        return info | {"kind": "shared", "path": f"/proc/{os.getpid()}/fd/{self._fd}"}
 
     def push(self) -> None:
-        """See Sender."""
+        """Workers map the memory."""
 
     def close(self) -> None:
-        """See Sender."""
-        self._memory = torch.empty(0, dtype=torch.uint8)
-        self._map = None  # unmapped when the last view of it is gone
+        self._memory = _no_memory()  # unmapped when the last view of it is gone
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def _allocate(self, num_bytes: int) -> Tensor:
+        self.close()
+        self._fd = os.memfd_create("unirl-weights", os.MFD_CLOEXEC)
+        os.ftruncate(self._fd, num_bytes)
+        return torch.frombuffer(mmap.mmap(self._fd, num_bytes), dtype=torch.uint8)
 
 
 class CudaIpcSender:
@@ -98,37 +90,30 @@ class CudaIpcSender:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._memory: Tensor | None = None
+        self._memory = _no_memory()
 
     def introduction(self) -> dict[str, Any]:
-        """See Sender."""
         return {"kind": "cuda"}
 
     def connect(self) -> None:
-        """See Sender."""
+        """Workers find the memory by its handle."""
 
     def write(self, weights: Weights, dtype: torch.dtype) -> dict[str, Any]:
-        """See Sender."""
-        layout = Layout.of(weights, dtype)
-        if self._memory is None or self._memory.numel() != layout.num_bytes:
-            self._memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self._device)
-        layout.write(weights, self._memory)
+        self._memory, info = _pack(weights, dtype, self._memory, _allocator(self._device))
         # The workers read from streams of their own: the copies must have ended.
         torch.cuda.synchronize(self._device)
         storage: Any = self._memory.untyped_storage()
-        handle = storage._share_cuda_()
-        coded = [
-            base64.b64encode(one).decode() if isinstance(one, bytes) else one for one in handle
+        handle = [
+            base64.b64encode(one).decode() if isinstance(one, bytes) else one
+            for one in storage._share_cuda_()
         ]
-        told = {"kind": "cuda", "handle": coded, "table": layout.as_json()}
-        return told | {"checksum": _digits(layout.views(self._memory))}
+        return info | {"kind": "cuda", "handle": handle}
 
     def push(self) -> None:
-        """See Sender."""
+        """Workers open the memory."""
 
     def close(self) -> None:
-        """See Sender."""
-        self._memory = None
+        self._memory = _no_memory()
 
 
 class CollectiveSender:
@@ -141,10 +126,10 @@ class CollectiveSender:
         self._host = os.environ.get("UNIRL_MASTER_ADDR", MASTER)
         self._listener: socket.socket | None = None
         self._group: BroadcastGroup | None = None
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = _no_memory()
 
     def introduction(self) -> dict[str, Any]:
-        """See Sender. The port is taken from here on: nobody can come in between."""
+        """The port is in use from here on: no other process can take it in between."""
         if self._listener is None:
             self._listener = listen(self._host)
         return {
@@ -157,32 +142,25 @@ class CollectiveSender:
         }
 
     def connect(self) -> None:
-        """See Sender."""
-        told = {name: value for name, value in self.introduction().items() if name != "kind"}
+        settings = self.introduction()
+        del settings["kind"]
         listener, self._listener = self._listener, None
-        self._group = join(rank=0, listener=listener, **told)
+        self._group = join(rank=0, listener=listener, **settings)
 
     def write(self, weights: Weights, dtype: torch.dtype) -> dict[str, Any]:
-        """See Sender."""
-        layout = Layout.of(weights, dtype)
-        if self._memory.numel() != layout.num_bytes:
-            self._memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self._device)
-        layout.write(weights, self._memory)
-        told = {"kind": "collective", "table": layout.as_json()}
-        return told | {"checksum": _digits(layout.views(self._memory))}
+        self._memory, info = _pack(weights, dtype, self._memory, _allocator(self._device))
+        return info | {"kind": "collective"}
 
     def push(self) -> None:
-        """See Sender."""
         assert self._group is not None, "connect comes first"
         self._group.broadcast(self._memory)
 
     def close(self) -> None:
-        """See Sender."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
         self._group = None
-        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory = _no_memory()
 
 
 class FileSender:
@@ -195,39 +173,32 @@ class FileSender:
     def __init__(self, folder: str = "") -> None:
         self._folder = OwnFolder("weights", folder)
         self._written = 0
-        self._last: Path | None = None
 
     def introduction(self) -> dict[str, Any]:
-        """See Sender."""
         return {"kind": "file"}
 
     def connect(self) -> None:
-        """See Sender."""
+        """Workers find the file by its path."""
 
     def write(self, weights: Weights, dtype: torch.dtype) -> dict[str, Any]:
-        """See Sender."""
         save_file = import_safetensors().torch.save_file
         self._written += 1
         path = self._folder.path() / f"weights-{self._written}.safetensors"
-        part = path.with_suffix(".part")
+        partial = path.with_suffix(".partial")
         flat = {
             name: (value.to(dtype) if value.is_floating_point() else value).contiguous()
             for name, value in weights.items()
         }
-        save_file(flat, str(part))
-        part.replace(path)
-        if self._last is not None:
-            self._last.unlink(missing_ok=True)
-        self._last = path
-        return {"kind": "file", "path": str(path), "checksum": _digits(flat)}
+        save_file(flat, str(partial))
+        partial.replace(path)
+        self._folder.keep_only(path)
+        return {"kind": "file", "path": str(path), "checksum": digits(flat)}
 
     def push(self) -> None:
-        """See Sender."""
+        """Workers read the file."""
 
     def close(self) -> None:
-        """See Sender."""
         self._folder.remove()
-        self._last = None
 
 
 def import_safetensors() -> Any:
@@ -244,6 +215,22 @@ def import_safetensors() -> Any:
     return safetensors
 
 
-def _digits(weights: Weights) -> str:
-    """The checksum of all that is sent: JSON has no integers of 64 bits."""
-    return f"{checksum(weights):016x}"
+def _pack(
+    weights: Weights, dtype: torch.dtype, memory: Tensor, allocate: Callable[[int], Tensor]
+) -> tuple[Tensor, dict[str, Any]]:
+    """The weights in this memory, or in new memory where another size is needed; and how to read
+    it.
+    """
+    layout = MemoryLayout.of(weights, dtype)
+    if memory.numel() != layout.num_bytes:
+        memory = allocate(layout.num_bytes)
+    layout.write(weights, memory)
+    return memory, {"table": layout.as_json(), "checksum": digits(layout.views(memory))}
+
+
+def _allocator(device: torch.device) -> Callable[[int], Tensor]:
+    return lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
+def _no_memory() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8)

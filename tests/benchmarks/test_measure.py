@@ -1,4 +1,4 @@
-"""The benchmark harness weighs what it claims to weigh, and leaves nothing running."""
+"""The benchmark harness measures what it claims to measure, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -26,12 +26,17 @@ def measure() -> ModuleType:
     return module
 
 
-CHILD = "import time; block = bytearray({megabytes} * 10**6); time.sleep(1.2)"
+CHILD = "block = bytearray({megabytes} * 10**6); print(flush=True); input()"
 PARENT = """
-import subprocess, sys
-command = [sys.executable, "-c", {child!r}]
-children = [subprocess.Popen(command, start_new_session=new) for new in (False, True)]
-[child.wait() for child in children]
+import subprocess, sys, time
+command, pipe = [sys.executable, "-c", {child!r}], subprocess.PIPE
+children = [
+    subprocess.Popen(command, start_new_session=new, stdin=pipe, stdout=pipe)
+    for new in (False, True)
+]
+[child.stdout.readline() for child in children]
+time.sleep(0.5)  # both hold their memory for several samples
+[child.communicate(b"end") for child in children]
 """
 
 
@@ -72,7 +77,7 @@ def process(
     )
 
 
-def test_what_each_process_spent_is_told_by_its_newest_name(measure: ModuleType) -> None:
+def test_what_each_process_spent_is_under_its_newest_name(measure: ModuleType) -> None:
     before = {
         1: process(measure, "main", 10.0),
         2: process(measure, "python", 100.0),
@@ -95,7 +100,7 @@ def test_what_each_process_spent_is_told_by_its_newest_name(measure: ModuleType)
 def test_cores_by_process_add_up_to_the_cores_used_whatever_the_samples(
     measure: ModuleType,
 ) -> None:
-    # The window is 10 s long, the samples in it lie 6 s apart: the rate is that of the 6 s.
+    # The window is 10 s long, the samples in it are 6 s apart: the rate is that of the 6 s.
     run = measure.Run([])
     for seconds, ours, theirs in ((1.0, 0.0, 0.0), (3.0, 2.0, 1.0), (9.0, 8.0, 2.2), (20.0, 9, 9)):
         tree = {1: process(measure, "a", ours), 2: process(measure, "b", theirs)}
@@ -145,7 +150,7 @@ def test_the_last_json_object_on_standard_output_is_the_row(measure: ModuleType)
     assert result.row == {"a": 3}
 
 
-def test_a_failed_command_shows_its_own_words(measure: ModuleType) -> None:
+def test_a_failed_command_shows_its_own_output(measure: ModuleType) -> None:
     result = measure.run(
         [sys.executable, "-c", "raise SystemExit('no such env')"], timeout_seconds=30
     )

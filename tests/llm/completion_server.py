@@ -158,14 +158,14 @@ class _Handler(BaseHTTPRequestHandler):
         if path in ("/pause", "/resume"):
             state.paused = path == "/pause"
         elif path == "/start_weight_update" and state.updating:
-            told = "start_weight_update while one is active. Call finish_weight_update first."
-            self._answer(500, {"error": told})
+            error = "start_weight_update while one is active. Call finish_weight_update first."
+            self._answer(500, {"error": error})
             return
         elif path in ("/start_weight_update", "/finish_weight_update"):
             state.updating = path == "/start_weight_update"
         elif path == "/collective_rpc" and not state.has_extension:
-            told = f"Worker failed with error 'Method '{body['method']}' is not implemented.'"
-            self._answer(500, {"error": told})
+            error = f"Worker failed with error 'Method '{body['method']}' is not implemented.'"
+            self._answer(500, {"error": error})
             return
         workers = [{"dtype": "float32", "device": "cpu"}]
         self._answer(200, {"results": workers if path == "/collective_rpc" else []})
@@ -214,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
                 logits = state.weights[last]
                 drawn = distribution(logits, body["temperature"], body["top_k"])
                 last = int(torch.multinomial(drawn.exp(), 1, generator=generator))
-                told = drawn if state.processed else logits.log_softmax(-1)
+                reported = drawn if state.processed else logits.log_softmax(-1)
                 ended = last == END or index + 1 == body["max_tokens"]
                 choice: dict[str, Any] = {
                     "index": 0,
@@ -224,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
                 if state.gives_ids and body.get("return_token_ids"):
                     choice["token_ids"] = [last]
                 if state.gives_logp and body.get("logprobs") is not None:
-                    choice["logprobs"] = {"token_logprobs": [float(told[last])]}
+                    choice["logprobs"] = {"token_logprobs": [float(reported[last])]}
                 self._chunk({"choices": [choice]})
                 if ended:
                     break
@@ -240,9 +240,9 @@ class _Handler(BaseHTTPRequestHandler):
         logp = self.server_state.weights.log_softmax(-1)
         choices = []
         for index, prompt in enumerate(body["prompt"]):
-            told = [float(logp[a, b]) for a, b in itertools.pairwise(prompt)]
+            known = [float(logp[a, b]) for a, b in itertools.pairwise(prompt)]
             logprobs = (
-                {"token_logprobs": [None, *told, -0.5]} if self.server_state.gives_logp else None
+                {"token_logprobs": [None, *known, -0.5]} if self.server_state.gives_logp else None
             )
             choices.append({"index": index, "text": "", "logprobs": logprobs})
         return choices[::-1]

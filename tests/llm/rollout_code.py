@@ -44,7 +44,7 @@ async def with_a_tool(
         short = replace(request, sampling=replace(request.sampling, max_tokens=2))
         first = await rollout.engine.generate(short)
         longer = replace(request.sampling, max_tokens=6)
-        again = replace(request, sampling=longer, partial=first.told(TOLD))
+        again = replace(request, sampling=longer, partial=first.with_observation(TOLD))
         found.append(await rollout.engine.generate(again) if first.finish == "length" else first)
     return found
 

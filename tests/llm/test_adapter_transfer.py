@@ -1,4 +1,4 @@
-"""With engine.transfer lora only adapters travel, from the learner to vLLM's workers; whoever
+"""With engine.transfer lora only adapters travel, from learner to vLLM's workers; an engine that
 cannot take them is refused before anything starts, or gets them merged.
 """
 
@@ -69,7 +69,7 @@ def test_the_adapter_a_learner_publishes_is_one_that_vllm_can_load(tmp_path: Pat
     weights = learner_of(config).weights()
     assert weights and all("lora_" in name for name in weights)
     engine: Any = rollout_of(config).engine
-    path = engine._adapter.write(weights, 1, torch.float32)
+    path = engine.adapter.write(weights, 1, torch.float32)
     assert tmp_path in path.parents
     settings = json.loads((path / "adapter_config.json").read_text())
     assert (settings["r"], settings["lora_alpha"]) == (4, 16.0)

@@ -76,7 +76,7 @@ def test_a_folder_that_holds_a_model_is_left_alone(
     assert "is there already" in capsys.readouterr().err
 
 
-def test_a_run_without_a_language_model_is_told_so(
+def test_a_run_without_a_language_model_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.toml").write_text('recipe = "impala"\n[env]\nid = "CartPole-v1"\n')

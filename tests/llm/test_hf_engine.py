@@ -1,4 +1,4 @@
-"""The embedded engine generates what a plain forward pass says, whatever else is under way."""
+"""The embedded engine generates what a plain forward pass says, whatever else is in flight."""
 
 import asyncio
 import copy
@@ -19,7 +19,7 @@ from unirl.llm.engine import (
     Request,
     SamplingConfig,
 )
-from unirl.llm.engines.hf_engine import HfEngine
+from unirl.llm.engines.hf.engine import HfEngine
 from unirl.llm.models.model import ModelConfig, flat_weights, load_model, load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the engine runs transformers' models")
@@ -80,7 +80,7 @@ def _plain_logp(
 
 
 async def _until(engine: HfEngine, tokens: int) -> None:
-    """Let it go on until it has generated so many tokens."""
+    """Let it run until it has generated so many tokens."""
     while engine.stats()["generated_tokens"] < tokens:
         await asyncio.sleep(0)
 
@@ -187,7 +187,7 @@ def test_first_tokens_follow_the_softmax_of_the_model() -> None:
     assert square < freedom + 5 * (2 * freedom) ** 0.5
 
 
-def test_a_partial_completion_goes_on_as_if_never_interrupted() -> None:
+def test_a_partial_completion_continues_as_if_never_interrupted() -> None:
     requests = _requests(TEXTS, max_tokens=30)
     whole = _all(requests, _engine(endless=True))
 
@@ -345,7 +345,7 @@ def test_weights_are_refused_while_tokens_are_drawn_and_when_they_do_not_fit() -
         assert engine.version == -1
         task = asyncio.ensure_future(engine.generate(_requests(["12>"], max_tokens=50)[0]))
         await _until(engine, 3)
-        with pytest.raises(UniRLError, match=r"1 completions are under way.*pause"):
+        with pytest.raises(UniRLError, match=r"1 completions are in flight.*pause"):
             await engine.load_weights(weights, 1)
         await engine.pause()
         with pytest.raises(UniRLError, match="missing"):
@@ -401,7 +401,7 @@ def test_requests_that_cannot_be_are_explained() -> None:
                 await engine.generate(replace(request, prompt=prompt))
         first = asyncio.ensure_future(engine.generate(request))
         await asyncio.sleep(0)
-        with pytest.raises(UniRLError, match="under way already"):
+        with pytest.raises(UniRLError, match="in flight already"):
             await engine.generate(request)
         await first
 
@@ -450,7 +450,8 @@ def test_a_sleeping_engine_holds_no_cache_and_wakes_up_as_it_was() -> None:
         await engine.pause()
         await engine.sleep()
         await engine.sleep()
-        assert engine._generation.cache.data.numel() == 0
+        assert engine.generation is not None
+        assert engine.generation.cache.data.numel() == 0
         waiting = asyncio.ensure_future(_generate(engine, requests))
         for _ in range(5):
             await asyncio.sleep(0)

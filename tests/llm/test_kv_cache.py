@@ -2,7 +2,7 @@
 
 import torch
 
-from unirl.llm.engines.kv_cache import CacheShape, KeyValueCache
+from unirl.llm.engines.hf.kv_cache import CacheShape, KeyValueCache
 
 SHAPE = CacheShape(layers=2, heads=3, head_size=4)
 
@@ -31,7 +31,7 @@ def test_tokens_are_appended_where_each_row_ends() -> None:
     cache, kept = _filled(3, 20)
     length = torch.tensor([4, 19, 0])
     key, value = torch.randn(2, 3, 3, 4).unbind(0)
-    cache.append(1, cache.places(length), key.reshape(-1, 4), value.reshape(-1, 4))
+    cache.append(1, cache.next_cells(length), key.reshape(-1, 4), value.reshape(-1, 4))
     for row, place in enumerate(length.tolist()):
         kept[1, 0, row, :, place] = key[row]
         kept[1, 1, row, :, place] = value[row]

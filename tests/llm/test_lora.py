@@ -23,7 +23,7 @@ from unirl.learners.optimizer import OptimizerConfig
 from unirl.llm import assembly
 from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
 from unirl.llm.engine import Request, SamplingConfig
-from unirl.llm.engines.hf_engine import HfEngine
+from unirl.llm.engines.hf.engine import HfEngine
 from unirl.llm.models.lora import add_adapters, published_weights
 from unirl.llm.models.model import ModelConfig, load_flat_weights
 from unirl.llm.models.tiny import tiny_model, tiny_tokenizer
@@ -135,7 +135,7 @@ def test_the_base_serves_as_the_reference() -> None:
     )
 
 
-def test_a_checkpoint_holds_adapters_only_and_goes_on_bit_for_bit() -> None:
+def test_a_checkpoint_holds_adapters_only_and_continues_bit_for_bit() -> None:
     learner = learner_of(adapted(), minibatches=2, **FAST)
     for update in range(2):
         learner.step(batch_of(groups_with_rewards(update), update))

@@ -123,7 +123,7 @@ def test_the_checksum_sees_where_weights_are_but_not_their_order() -> None:
     assert checksum({"a": torch.cat([a, b])}) != checksum({"a": torch.cat([b, a])})
 
 
-def test_the_checksum_reads_tensors_that_begin_between_words() -> None:
+def test_the_checksum_reads_tensors_that_begin_within_eight_bytes() -> None:
     memory = torch.arange(64, dtype=torch.bfloat16)
     assert checksum({"a": memory[1:40]}) == checksum({"a": memory[1:40].clone()})
 

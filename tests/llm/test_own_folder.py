@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unirl.llm.engines.vllm_adapter import AdapterFolder
+from unirl.llm.engines.vllm.adapter import AdapterFolder
 from unirl.llm.weights.own_folder import OwnFolder, remove_ownerless
 from unirl.llm.weights.process import is_running, start_time
 from unirl.llm.weights.transfer import FileSender
@@ -75,7 +75,7 @@ def test_folders_of_the_living_and_of_others_stay(tmp_path: Path) -> None:
 
 def test_a_folder_is_made_when_it_is_first_needed_and_goes_with_its_owner(tmp_path: Path) -> None:
     parent = tmp_path / "not" / "there"
-    adapters = AdapterFolder(4, 8.0, str(parent))
+    adapters = AdapterFolder(8.0, str(parent))
     assert not parent.exists()
     own = OwnFolder("weights", str(parent))
     assert own.path() == own.path()
@@ -86,7 +86,7 @@ def test_a_folder_is_made_when_it_is_first_needed_and_goes_with_its_owner(tmp_pa
     assert not list(parent.iterdir())
 
 
-def test_a_number_that_was_given_anew_is_another_process() -> None:
+def test_a_number_that_was_given_again_is_another_process() -> None:
     began = start_time(os.getpid())
     assert is_running(os.getpid(), began)
     assert not is_running(os.getpid(), str(int(began) - 1))

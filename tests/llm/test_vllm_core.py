@@ -1,4 +1,4 @@
-"""A start or an end of vLLM that takes too long leaves no process and holds nobody up. In vLLM's
+"""A start or an end of vLLM that takes too long leaves no process and delays no caller. In vLLM's
 place is a package that only does what takes long: its processes and waits are real.
 """
 
@@ -76,13 +76,13 @@ class AsyncLLM:
 """
 _HEAD = """
 import asyncio, os, pathlib, subprocess, sys, time
-from unirl.llm.engines import vllm_core
+from unirl.llm.engines.vllm import core as vllm_core
 from unirl.llm.engine import EngineConfig, EngineFailed
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.weights.process import is_running, start_time
 
 marks = pathlib.Path(os.environ["MARKS"])
-vllm_core._GRACE_SECONDS = 0.5
+vllm_core.GRACE_SECONDS = 0.5
 config = EngineConfig(kind="vllm", timeout_seconds=1.0)
 
 def running():
@@ -98,12 +98,12 @@ def until(wanted):
         time.sleep(0.02)
 
 def new_core():
-    return vllm_core.VllmCore(config, ModelConfig(path=str(marks)), 0, lambda: False)
+    return vllm_core.VllmCore(config, ModelConfig(path=str(marks)), lambda: False)
 """
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A package named vllm, and a folder for what it does; in it, a model by its looks."""
     for name, text in (
         ("vllm/__init__.py", _VLLM),
@@ -119,11 +119,11 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(place: Path, script: str, *, build: float, shutdown: float = 0.0) -> float:
+def run(folder: Path, script: str, *, build: float, shutdown: float = 0.0) -> float:
     """The script's process must end well; the seconds from its mark "begin" to its end."""
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")]),
-        "MARKS": str(place / "marks"),
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+        "MARKS": str(folder / "marks"),
         "BUILD_SECONDS": str(build),
         "SHUTDOWN_SECONDS": str(shutdown),
     }
@@ -135,7 +135,7 @@ def run(place: Path, script: str, *, build: float, shutdown: float = 0.0) -> flo
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    return time.time() - (place / "marks" / "begin").stat().st_mtime
+    return time.time() - (folder / "marks" / "begin").stat().st_mtime
 
 
 _TOO_SLOW = """
@@ -153,9 +153,9 @@ asyncio.run(main())
 """
 
 
-def test_a_start_that_times_out_leaves_no_process_and_is_not_waited_for(place: Path) -> None:
-    assert run(place, _TOO_SLOW, build=40.0) < 20
-    assert not (place / "marks" / "shutdown").exists()
+def test_a_start_that_times_out_leaves_no_process_and_is_not_waited_for(folder: Path) -> None:
+    assert run(folder, _TOO_SLOW, build=40.0) < 20
+    assert not (folder / "marks" / "shutdown").exists()
 
 
 _LATE = """
@@ -171,8 +171,8 @@ asyncio.run(main())
 """
 
 
-def test_a_start_that_succeeds_too_late_is_shut_down(place: Path) -> None:
-    run(place, _LATE, build=4.0)
+def test_a_start_that_succeeds_too_late_is_shut_down(folder: Path) -> None:
+    run(folder, _LATE, build=2.5)
 
 
 _CANCELLED = """
@@ -195,15 +195,15 @@ asyncio.run(main())
 """
 
 
-def test_a_start_that_is_cancelled_ends_its_own_processes_alone(place: Path) -> None:
-    assert run(place, _CANCELLED, build=40.0) < 20
+def test_a_start_that_is_cancelled_ends_its_own_processes_alone(folder: Path) -> None:
+    assert run(folder, _CANCELLED, build=40.0) < 20
 
 
 _IMPATIENT = """
 async def main():
     core = new_core()
     await core.start()
-    scratch = core._scratch.path()
+    scratch = core.scratch.path()
     assert running()
     try:
         await asyncio.wait_for(core.close(), 0.5)
@@ -219,8 +219,8 @@ asyncio.run(main())
 """
 
 
-def test_whoever_loses_patience_with_the_end_still_leaves_no_process(place: Path) -> None:
-    assert run(place, _IMPATIENT, build=0.0, shutdown=60.0) < 20
+def test_a_caller_that_loses_patience_with_the_end_still_leaves_no_process(folder: Path) -> None:
+    assert run(folder, _IMPATIENT, build=0.0, shutdown=60.0) < 20
 
 
 _HANGING = """
@@ -237,5 +237,5 @@ asyncio.run(main())
 """
 
 
-def test_an_end_that_hangs_fits_into_what_a_runner_allows(place: Path) -> None:
-    assert run(place, _HANGING, build=0.0, shutdown=60.0) < 20
+def test_an_end_that_hangs_fits_into_what_a_runner_allows(folder: Path) -> None:
+    assert run(folder, _HANGING, build=0.0, shutdown=60.0) < 20

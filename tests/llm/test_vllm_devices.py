@@ -13,7 +13,7 @@ import pytest
 
 from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig
-from unirl.llm.engines.vllm_arguments import environment
+from unirl.llm.engines.vllm.arguments import environment
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -72,7 +72,7 @@ def test_each_engine_sees_its_own_devices(
     assert dict(os.environ) == before
 
 
-def test_devices_that_nobody_may_see_are_refused(
+def test_devices_that_no_process_may_see_are_refused(
     vllm: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "2")

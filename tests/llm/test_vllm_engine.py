@@ -20,8 +20,8 @@ import torch
 
 from unirl.errors import UniRLError
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
-from unirl.llm.engines.vllm_engine import VllmEngine
-from unirl.llm.engines.vllm_processes import _descendants
+from unirl.llm.engines.vllm.engine import VllmEngine
+from unirl.llm.engines.vllm.processes import descendants
 from unirl.llm.models.model import ModelConfig, flat_weights
 from unirl.llm.weights.process import is_running, start_time
 from unirl.llm.weights.proof import differences, expected
@@ -78,8 +78,8 @@ async def batch(engine: VllmEngine, requests: list[Request]) -> list[Completion]
 
 
 async def some_tokens(engine: VllmEngine) -> None:
-    """Until a few tokens of a request under way have come."""
-    states = engine._core.llm.output_processor.request_states
+    """Until a few tokens of a request in flight have come."""
+    states = engine.core.llm.output_processor.request_states
     while not any(one.detokenizer.num_output_tokens() > 4 for one in states.values()):
         await asyncio.sleep(0.005)
 
@@ -147,11 +147,11 @@ def test_a_swap_under_frozen_requests_marks_each_token_and_recomputes_what_was_c
         assert one.version == (31,) * count + (32,) * (len(one.version) - count)
         if 0 < count < len(one.tokens):
             mixed += 1
-            told = torch.tensor(one.logp)
+            reported = torch.tensor(one.logp)
             by_old, by_new = (logp(model, PROMPT, one.tokens, 1.0) for model in (old, new))
-            assert float((told - by_old)[:count].abs().max()) <= 1e-4
-            # Only with the whole past computed anew are these the new weights' own.
-            assert float((told - by_new)[count:].abs().max()) <= 1e-4
+            assert float((reported - by_old)[:count].abs().max()) <= 1e-4
+            # Only with the whole past computed again are these the new weights' own.
+            assert float((reported - by_new)[count:].abs().max()) <= 1e-4
     assert mixed > 0
 
 
@@ -163,11 +163,11 @@ def test_prefixes_cached_under_old_weights_are_not_used_under_new_ones(
         model = other(version)
         ask(engine.load_weights(flat_weights(model), version))
         one = ask(engine.generate(request("long", prompt, max_tokens=8)))
-        told = logp(model, prompt, one.tokens, 1.0)
-        assert float((told - torch.tensor(one.logp)).abs().max()) <= 1e-4
+        reported = logp(model, prompt, one.tokens, 1.0)
+        assert float((reported - torch.tensor(one.logp)).abs().max()) <= 1e-4
 
 
-def test_an_aborted_completion_goes_on_as_if_nothing_had_been(engine: VllmEngine, ask: Ask) -> None:
+def test_an_aborted_completion_continues_as_if_not_aborted(engine: VllmEngine, ask: Ask) -> None:
     model = other(51)
 
     async def interrupted() -> tuple[Completion, Completion, Completion]:
@@ -256,14 +256,14 @@ def test_stale_kernels_are_found_by_the_proof(engine: VllmEngine, ask: Ask) -> N
 
     async def reloaded() -> str:
         await engine.load_weights(old, 71)
-        reports = await engine._core.call_workers("unirl_proof", ["71"])
+        reports = await engine.core.call_workers("unirl_proof", ["71"])
         wanted = expected(old, 71, torch.float32)
-        assert not differences(wanted, reports[0]["places"], reports[0]["received"])
-        places = {place for place, _, _ in reports[0]["places"]}
-        assert {name for _, name, _ in reports[0]["places"]} == set(old)
-        assert "lm_head.weight" in places
+        assert not differences(wanted, reports[0]["computed"], reports[0]["received"])
+        paths = {path for path, _, _ in reports[0]["computed"]}
+        assert {name for _, name, _ in reports[0]["computed"]} == set(old)
+        assert "lm_head.weight" in paths
         return differences(
-            expected(new, 71, torch.float32), reports[0]["places"], reports[0]["received"]
+            expected(new, 71, torch.float32), reports[0]["computed"], reports[0]["received"]
         )
 
     assert "readings differ" in ask(reloaded())
@@ -290,7 +290,7 @@ def test_weights_that_do_not_fit_break_the_engine_off(folder: Path) -> None:
 def test_weights_also_travel_by(transfer: Any, folder: Path, tmp_path: Path) -> None:
     async def travel() -> None:
         engine = VllmEngine(
-            ModelConfig(path=str(folder)), config(transfer=transfer), folder=str(tmp_path)
+            ModelConfig(path=str(folder)), config(transfer=transfer, folder=str(tmp_path))
         )
         try:
             await engine.start()
@@ -323,8 +323,7 @@ def test_an_adapter_alone_travels(folder: Path, tmp_path: Path) -> None:
     async def travel() -> None:
         engine = VllmEngine(
             ModelConfig(path=str(folder), lora_rank=4, lora_alpha=8),
-            config(transfer="lora"),
-            folder=str(tmp_path),
+            config(transfer="lora", folder=str(tmp_path)),
         )
         try:
             await engine.start()
@@ -338,8 +337,8 @@ def test_an_adapter_alone_travels(folder: Path, tmp_path: Path) -> None:
                 await engine.load_weights(weights, version)
                 made = await batch(engine, [request(str(i), seed=i) for i in range(4)])
                 for one in made:
-                    told = logp(model, PROMPT, one.tokens, 1.0)
-                    assert float((told - torch.tensor(one.logp)).abs().max()) <= 1e-4
+                    reported = logp(model, PROMPT, one.tokens, 1.0)
+                    assert float((reported - torch.tensor(one.logp)).abs().max()) <= 1e-4
                     assert set(one.version) == {version}
         finally:
             await engine.close()
@@ -348,8 +347,8 @@ def test_an_adapter_alone_travels(folder: Path, tmp_path: Path) -> None:
 
 
 def family(engine: VllmEngine) -> list[tuple[int, str]]:
-    core = engine._core._family.core
-    return [(pid, start_time(pid)) for pid in (core, *_descendants(core))]
+    core = engine.core.processes.core
+    return [(pid, start_time(pid)) for pid in (core, *descendants(core))]
 
 
 @pytest.mark.parametrize("victim", ["core", "worker"])
@@ -397,15 +396,15 @@ _OWNER = """
 import asyncio, sys
 from unirl.llm.engine import EngineConfig, Request, SamplingConfig
 from unirl.llm.models.model import ModelConfig
-from unirl.llm.engines.vllm_engine import VllmEngine
-from unirl.llm.engines.vllm_processes import _descendants
+from unirl.llm.engines.vllm.engine import VllmEngine
+from unirl.llm.engines.vllm.processes import descendants
 
 async def main():
     engine = VllmEngine(ModelConfig(path=sys.argv[1]),
                         EngineConfig(kind="vllm", memory_gib=0.25, timeout_seconds=180))
     await engine.start()
-    core = engine._core._family.core
-    print("PIDS", core, *_descendants(core), flush=True)
+    core = engine.core.processes.core
+    print("PIDS", core, *descendants(core), flush=True)
     while True:
         await engine.generate(Request("a", (1, 5), SamplingConfig(max_tokens=400), 1))
 
@@ -439,7 +438,7 @@ def test_settings_that_vllm_does_not_know_are_refused_with_a_suggestion(folder: 
     async def start(**settings: Any) -> None:
         await VllmEngine(ModelConfig(path=str(folder)), config(**settings)).start()
 
-    with pytest.raises(UniRLError, match="did you mean max_num_seqs"):
+    with pytest.raises(UniRLError, match='did you mean "max_num_seqs"'):
         asyncio.run(start(options={"max_num_seq": "3"}))
     with pytest.raises(UniRLError, match="does not take"):
         asyncio.run(start(max_context=100000))

@@ -15,11 +15,9 @@ import pytest
 import torch
 
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
-from unirl.llm.engines.openai_engine import OpenAiEngine
-from unirl.llm.engines.openai_http import HttpClient
-from unirl.llm.engines.vllm_processes import _descendants
-from unirl.llm.engines.vllm_server import VllmServer
-from unirl.llm.http import BadStatus
+from unirl.llm.engines.openai.engine import OpenAiEngine
+from unirl.llm.engines.vllm.processes import descendants
+from unirl.llm.http import BadStatus, HttpClient
 from unirl.llm.models.model import ModelConfig, flat_weights
 from unirl.llm.weights.process import is_running, start_time
 
@@ -28,6 +26,7 @@ pytest.importorskip("transformers", reason="the reference is transformers")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 from tests.llm.packed_groups import make_groups  # noqa: E402
+from tests.llm.vllm_server_process import VllmServer  # noqa: E402
 from unirl.llm.models.tiny import make_tiny, tiny_model  # noqa: E402
 from unirl.llm.training.teacher_server import TeacherServer  # noqa: E402
 from unirl.llm.training.token_batch import TokenBatch  # noqa: E402
@@ -40,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     folder = make_tiny(tmp_path_factory.mktemp("model") / "tiny")
     config = EngineConfig(kind="vllm", memory_gib=0.25, max_sequences=16, timeout_seconds=240)
     with VllmServer(ModelConfig(path=str(folder)), config) as running:
-        members = [running.pid, *_descendants(running.pid)]
+        members = [running.pid, *descendants(running.pid)]
         began = [(pid, start_time(pid)) for pid in members]
         yield running
     assert not [pid for pid, start in began if is_running(pid, start)]
@@ -108,8 +107,8 @@ def test_a_teacher_behind_it_tells_what_its_model_says(server: VllmServer) -> No
         for begin, end in itertools.pairwise(group.starts.tolist()):
             prompt = tuple(group.prompt.tolist())
             wanted = logp(model, tuple(group.token[begin:end].tolist()), 1.0, prompt)
-            told = found[first + begin : first + end]
-            assert float((told - wanted).abs().max()) <= 1e-4
+            reported = found[first + begin : first + end]
+            assert float((reported - wanted).abs().max()) <= 1e-4
         first += group.token.numel()
 
 
@@ -140,22 +139,22 @@ def test_a_swap_under_way_over_http(server: VllmServer) -> None:
             assert one.version == (3,) * count + (4,) * (len(one.version) - count)
             if 0 < count < len(one.tokens):
                 mixed += 1
-                told = torch.tensor(one.logp)
-                assert float((told - logp(old, one.tokens, 1.0))[:count].abs().max()) <= 1e-4
-                assert float((told - logp(new, one.tokens, 1.0))[count:].abs().max()) <= 1e-4
+                reported = torch.tensor(one.logp)
+                assert float((reported - logp(old, one.tokens, 1.0))[:count].abs().max()) <= 1e-4
+                assert float((reported - logp(new, one.tokens, 1.0))[count:].abs().max()) <= 1e-4
         if mixed:
             break
     assert mixed > 0
 
 
-def test_a_server_goes_on_after_a_swap_that_was_killed_in_its_middle(server: VllmServer) -> None:
+def test_a_server_continues_after_a_swap_that_was_killed_in_its_middle(server: VllmServer) -> None:
     """As a killed actor leaves it: paused, an update begun."""
     model = tiny_model(6)
 
     async def left() -> None:
-        http = HttpClient(server.url, seconds=60.0).root()
-        await http.order("/pause?mode=abort&clear_cache=false")
-        await http.order("/start_weight_update")
+        http = HttpClient(server.url, {}, seconds=60.0).root()
+        await http.post_json("/pause?mode=abort&clear_cache=false", once=True)
+        await http.post_json("/start_weight_update", once=True)
 
     async def next_one() -> list[Completion]:
         engine = engine_at(server)
@@ -203,11 +202,15 @@ def test_a_swap_that_fails_leaves_the_server_running(server: VllmServer) -> None
 
 
 def test_a_vllm_without_the_extension_says_so_by_its_name(server: VllmServer) -> None:
-    """By which a server that has none is told from one that failed."""
+    """By which a server that has none is known from one that failed."""
 
     async def ask() -> None:
         asked = {"method": "unirl_describe_not", "args": []}
-        await HttpClient(server.url, seconds=60.0).root().order("/collective_rpc", asked)
+        await (
+            HttpClient(server.url, {}, seconds=60.0)
+            .root()
+            .post_json("/collective_rpc", asked, once=True)
+        )
 
     with pytest.raises(BadStatus, match="unirl_describe"):
         asyncio.run(ask())

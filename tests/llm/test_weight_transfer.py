@@ -17,18 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from unirl.llm.engines.vllm_parts import computed_parts
-from unirl.llm.engines.vllm_worker import _read_file, _shared
-from unirl.llm.models.checksum import checksum
+from unirl.llm.engines.vllm.model_tensors import computed_tensors
+from unirl.llm.engines.vllm.worker import map_shared, read_file
+from unirl.llm.models.checksum import checksum, digits
 from unirl.llm.weights.group import join
-from unirl.llm.weights.layout import Layout
+from unirl.llm.weights.layout import MemoryLayout
 from unirl.llm.weights.proof import (
     NUM_COLUMNS,
     canonical,
     columns,
     differences,
     expected,
-    reading,
     sampled,
 )
 from unirl.llm.weights.transfer import CollectiveSender, FileSender, SharedMemorySender
@@ -53,11 +52,11 @@ def some_weights(seed: int = 0) -> dict[str, torch.Tensor]:
 def test_what_was_laid_down_is_read_back(shapes: list[list[int]], half: bool) -> None:
     weights = {f"w{i}": torch.randn(shape) for i, shape in enumerate(shapes)}
     dtype = torch.bfloat16 if half else torch.float32
-    layout = Layout.of(weights, dtype)
+    layout = MemoryLayout.of(weights, dtype)
     memory = torch.zeros(layout.num_bytes, dtype=torch.uint8)
     layout.write(weights, memory)
     table = json.loads(json.dumps(layout.as_json()))
-    found = Layout.from_json(table).views(memory)
+    found = MemoryLayout.from_json(table).views(memory)
     assert list(found) == list(weights)
     for name, value in weights.items():
         assert torch.equal(found[name], value.to(dtype))
@@ -66,67 +65,69 @@ def test_what_was_laid_down_is_read_back(shapes: list[list[int]], half: bool) ->
 @given(shapes=st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_sender_and_receiver_agree_on_the_size_of_the_memory(shapes: list[list[int]]) -> None:
-    layout = Layout.of({f"w{i}": torch.zeros(shape) for i, shape in enumerate(shapes)})
-    told = Layout.from_json(json.loads(json.dumps(layout.as_json())))
-    assert told == layout
-    assert told.num_bytes == layout.num_bytes
+    layout = MemoryLayout.of({f"w{i}": torch.zeros(shape) for i, shape in enumerate(shapes)})
+    info = MemoryLayout.from_json(json.loads(json.dumps(layout.as_json())))
+    assert info == layout
+    assert info.num_bytes == layout.num_bytes
     assert layout.num_bytes % 64 == 0
 
 
 def test_a_table_that_reaches_beyond_the_memory_is_refused() -> None:
-    layout = Layout.of(some_weights())
+    layout = MemoryLayout.of(some_weights())
     with pytest.raises(ValueError, match="bytes"):
         layout.views(torch.zeros(100, dtype=torch.uint8))
 
 
 def test_no_name_of_a_dtype_is_taken_for_anything_else() -> None:
     with pytest.raises(ValueError, match="no dtype"):
-        Layout.from_json([["w", "load", [1], 0]])
+        MemoryLayout.from_json([["w", "load", [1], 0]])
 
 
 _READER = """
 import json, sys, torch
 from unirl.llm.models.checksum import checksum
-from unirl.llm.engines.vllm_worker import _shared
-from unirl.llm.weights.layout import Layout
-told = json.loads(sys.stdin.read())
-print(checksum(Layout.from_json(told["table"]).views(_shared(told["path"]))))
+from unirl.llm.engines.vllm.worker import map_shared
+from unirl.llm.weights.layout import MemoryLayout
+for line in sys.stdin:
+    info = json.loads(line)
+    weights = MemoryLayout.from_json(info["table"]).views(map_shared(info["path"]))
+    print(checksum(weights), flush=True)
 """
 
 
 def test_another_process_reads_shared_memory_to_the_bit() -> None:
     sender = SharedMemorySender()
-    for seed in (0, 1):
-        told = sender.write(some_weights(seed), torch.bfloat16)
-        done = subprocess.run(
-            [sys.executable, "-c", _READER],
-            input=json.dumps(told),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert f"{int(done.stdout):016x}" == told["checksum"]
+    with subprocess.Popen(
+        [sys.executable, "-c", _READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as reader:
+        assert reader.stdin is not None and reader.stdout is not None
+        for seed in (0, 1):
+            info = sender.write(some_weights(seed), torch.bfloat16)
+            print(json.dumps(info), file=reader.stdin, flush=True)
+            assert f"{int(reader.stdout.readline()):016x}" == info["checksum"]
+        reader.stdin.close()
+    assert reader.returncode == 0
     sender.close()
     sender.close()
 
 
 def test_shared_memory_goes_with_its_sender() -> None:
     sender = SharedMemorySender()
-    told = sender.write(some_weights(), torch.float32)
+    info = sender.write(some_weights(), torch.float32)
     descriptors = len(os.listdir("/proc/self/fd"))
-    view = _shared(told["path"])
+    view = map_shared(info["path"])
     sender.close()
-    assert not os.path.exists(told["path"]) or len(os.listdir("/proc/self/fd")) < descriptors
-    assert int(view.sum()) > 0  # whoever mapped it may read on
+    assert not os.path.exists(info["path"]) or len(os.listdir("/proc/self/fd")) < descriptors
+    assert int(view.sum()) > 0  # a process that mapped it may read on
 
 
 def test_a_file_holds_the_newest_weights_alone(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="the file is one of safetensors")
     sender = FileSender(str(tmp_path))
     for seed in (0, 1):
-        told = sender.write(some_weights(seed), torch.float32)
+        info = sender.write(some_weights(seed), torch.float32)
         assert len(list(tmp_path.iterdir())) == 1
-        assert f"{checksum(dict(_read_file(told['path']))):016x}" == told["checksum"]
+        assert f"{checksum(dict(read_file(info['path']))):016x}" == info["checksum"]
     sender.close()
     assert not list(tmp_path.iterdir())
 
@@ -135,10 +136,10 @@ _WORKER = """
 import json, sys, torch
 from unirl.llm.models.checksum import checksum
 from unirl.llm.weights.group import join
-from unirl.llm.weights.layout import Layout
-told = json.loads(sys.stdin.readline())
-group = join(rank=1, **told)
-layout = Layout.from_json(json.loads(sys.stdin.readline()))
+from unirl.llm.weights.layout import MemoryLayout
+info = json.loads(sys.stdin.readline())
+group = join(rank=1, **info)
+layout = MemoryLayout.from_json(json.loads(sys.stdin.readline()))
 memory = torch.empty(layout.num_bytes, dtype=torch.uint8)
 group.broadcast(memory)
 print(f"{checksum(layout.views(memory)):016x}")
@@ -158,16 +159,16 @@ def listening() -> set[tuple[str, int]]:
     return found
 
 
-def test_weights_of_odd_sizes_reach_another_process_and_nobody_else_can_listen() -> None:
+def test_weights_of_odd_sizes_reach_another_process_and_no_other_can_listen() -> None:
     before = listening()
     sender = CollectiveSender(1, torch.device("cpu"), 60.0)
-    told = {k: v for k, v in sender.introduction().items() if k != "kind"}
+    info = {k: v for k, v in sender.introduction().items() if k != "kind"}
     weights = {"w": torch.randn(5, 3), "b": torch.randn(7)}  # 28 bytes at the end
     with subprocess.Popen(
         [sys.executable, "-c", _WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as worker:
         assert worker.stdin is not None and worker.stdout is not None
-        print(json.dumps(told), file=worker.stdin, flush=True)
+        print(json.dumps(info), file=worker.stdin, flush=True)
         sender.connect()
         opened = listening() - before
         sent = sender.write(weights, torch.float32)
@@ -175,7 +176,7 @@ def test_weights_of_odd_sizes_reach_another_process_and_nobody_else_can_listen()
         sender.push()
         assert worker.stdout.readline().strip() == sent["checksum"]
     sender.close()
-    assert told["port"] in {port for _, port in opened}
+    assert info["port"] in {port for _, port in opened}
     assert {address for address, _ in opened} == {"0100007F"}  # 127.0.0.1
 
 
@@ -191,23 +192,23 @@ def test_the_port_of_a_collective_is_taken_from_the_moment_it_is_named() -> None
 
 def test_a_group_of_two_broadcasts_to_the_bit() -> None:
     sender = CollectiveSender(1, torch.device("cpu"), 20.0)
-    told = {k: v for k, v in sender.introduction().items() if k != "kind"}
+    info = {k: v for k, v in sender.introduction().items() if k != "kind"}
     received: dict[str, torch.Tensor] = {}
 
     def worker() -> None:
-        group = join(rank=1, **told)
+        group = join(rank=1, **info)
         received["memory"] = torch.empty(layout.num_bytes, dtype=torch.uint8)
         group.broadcast(received["memory"])
 
     weights = some_weights()
-    layout = Layout.of(weights)
+    layout = MemoryLayout.of(weights)
     thread = threading.Thread(target=worker)
     thread.start()
     sender.connect()
     sent = sender.write(weights, torch.float32)
     sender.push()
     thread.join(20)
-    found = Layout.from_json(sent["table"]).views(received["memory"])
+    found = MemoryLayout.from_json(sent["table"]).views(received["memory"])
     assert f"{checksum(found):016x}" == sent["checksum"]
     sender.close()
 
@@ -232,7 +233,7 @@ def test_other_columns_are_read_with_each_version_and_in_time_all() -> None:
 def test_the_sign_of_zero_is_no_difference() -> None:
     plus, minus = torch.zeros(4, 4), -torch.zeros(4, 4)
     assert checksum({"w": plus}) != checksum({"w": minus})
-    assert reading("w", canonical(plus, plus.dtype)) == reading("w", canonical(minus, plus.dtype))
+    assert digits({"w": canonical(plus, plus.dtype)}) == digits({"w": canonical(minus, plus.dtype)})
 
 
 class _Packed(nn.Module):
@@ -297,22 +298,22 @@ class _Model(nn.Module):
 def report(model: nn.Module, weights: dict[str, torch.Tensor], version: int) -> list[list[str]]:
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
     return [
-        [place, name, reading(name, canonical(value, torch.float32))]
-        for place, name, value in computed_parts(model, shapes, version)
+        [path, name, digits({name: canonical(value, torch.float32)})]
+        for path, name, value in computed_tensors(model, shapes, version)
     ]
 
 
 def test_the_proof_reads_fused_padded_and_tied_weights_back_to_the_bit() -> None:
     weights = some_weights()
     del weights["steps"]
-    places = report(_Model(weights), weights, 3)
-    assert {place for place, _, _ in places} == {
+    computed = report(_Model(weights), weights, 3)
+    assert {path for path, _, _ in computed} == {
         "model.layers.0.qk_proj.weight",
         "model.layers.0.norm.weight",
         "model.embed_tokens.weight",
         "lm_head.weight",
     }
-    assert differences(expected(weights, 3, torch.float32), places, []) == ""
+    assert differences(expected(weights, 3, torch.float32), computed, []) == ""
 
 
 def test_the_proof_finds_a_tied_head_that_kept_its_old_copy() -> None:
@@ -329,11 +330,11 @@ def test_the_proof_finds_a_tied_head_that_kept_its_old_copy() -> None:
 
 def test_the_proof_finds_tensors_that_never_arrived() -> None:
     weights = some_weights()
-    places = report(_Model(weights), weights, 5)
+    computed = report(_Model(weights), weights, 5)
     assert "1 of 5 tensors never arrived, such as steps" in differences(
-        expected(weights, 5, torch.float32), places, []
+        expected(weights, 5, torch.float32), computed, []
     )
-    assert differences(expected(weights, 5, torch.float32), places, ["steps"]) == ""
+    assert differences(expected(weights, 5, torch.float32), computed, ["steps"]) == ""
 
 
 def test_one_changed_weight_in_a_read_column_is_a_difference() -> None:
@@ -342,4 +343,4 @@ def test_one_changed_weight_in_a_read_column_is_a_difference() -> None:
     changed = weights["model.layers.0.q_proj.weight"].clone()
     changed[7, columns(24, 6)[3]] += 0.5
     name = "model.layers.0.q_proj.weight"
-    assert reading(name, sampled(changed, 6, torch.bfloat16)) != wanted[name]
+    assert digits({name: sampled(changed, 6, torch.bfloat16)}) != wanted[name]

@@ -12,7 +12,7 @@ from unirl.core.actor import ActorContext
 from unirl.core.weights import Weights
 from unirl.llm import assembly
 from unirl.llm.engine import EngineFailed
-from unirl.llm.engines.hf_engine import HfEngine
+from unirl.llm.engines.hf.engine import HfEngine
 from unirl.llm.rollout import Rollout
 from unirl.storage.checkpoint import load_checkpoint
 

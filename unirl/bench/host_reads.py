@@ -21,31 +21,31 @@ READS = {
 
 @contextmanager
 def host_reads(device: torch.device) -> Iterator[list[str]]:
-    """Gather where tensors are read on the host while the context lasts; complete at its end.
+    """Gather the lines of code that read tensors on the host while the context lasts; complete at
+    its end.
 
-    On CUDA torch tells (set_sync_debug_mode); it does not know of explicit waits, such as
+    On CUDA torch warns of them (set_sync_debug_mode); it does not know of explicit waits, such as
     torch.cuda.synchronize(). On the CPU nothing waits: the calls that would wait are counted.
     """
     if device.type == "cuda":
-        with _told_by_cuda() as places:
-            yield places
+        with _cuda_warnings() as lines:
+            yield lines
     else:
         with CountHostReads() as reads:
-            yield reads.places
+            yield reads.lines
 
 
 class CountHostReads(TorchFunctionMode):
-    """`with CountHostReads() as reads: ...; reads.names` lists the calls in order, `reads.places`
-    where they were made. Sees calls of this thread only.
+    """`with CountHostReads() as reads: ...; reads.names` lists the calls in order, `reads.lines`
+    the lines of code that made them. Sees calls of this thread only.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
-        self.places: list[str] = []
+        self.lines: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See TorchFunctionMode."""
         name = getattr(func, "__name__", "")
         masked = name == "__getitem__" and any(
             isinstance(index, torch.Tensor) and index.dtype == torch.bool
@@ -53,36 +53,36 @@ class CountHostReads(TorchFunctionMode):
         )
         if name in READS or masked:
             self.names.append(name)
-            self.places.append(_caller())
+            self.lines.append(_caller())
         return func(*args, **(kwargs or {}))
 
 
 @contextmanager
-def _told_by_cuda() -> Iterator[list[str]]:
-    places: list[str] = []
+def _cuda_warnings() -> Iterator[list[str]]:
+    lines: list[str] = []
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            yield places
+            yield lines
         finally:
             torch.cuda.set_sync_debug_mode(before)
-            places += [
-                _place(one.filename, one.lineno)
-                for one in told
+            lines += [
+                _line(one.filename, one.lineno)
+                for one in caught
                 if "synchronizing CUDA operation" in str(one.message)
             ]
 
 
 def _caller() -> str:
     """The innermost line that is neither torch's nor this file's."""
-    own = (os.path.dirname(torch.__file__), __file__)
+    skipped = (os.path.dirname(torch.__file__), __file__)
     frame: Any = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(skipped):
         frame = frame.f_back
-    return _place(frame.f_code.co_filename, frame.f_lineno)
+    return _line(frame.f_code.co_filename, frame.f_lineno)
 
 
-def _place(path: str, line: int) -> str:
-    return f"{os.path.join(*path.split(os.sep)[-2:])}:{line}"
+def _line(path: str, number: int) -> str:
+    return f"{os.path.join(*path.split(os.sep)[-2:])}:{number}"

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 from unirl.actors.sampler import SamplerConfig
 from unirl.actors.vector import ActorConfig
-from unirl.bench.parts import section
+from unirl.bench.section import section
+from unirl.bench.stages import Figures
 from unirl.errors import UniRLError
 
 Shape: TypeAlias = Mapping[str, Any]
@@ -21,7 +22,6 @@ Shape: TypeAlias = Mapping[str, Any]
 Knob: TypeAlias = Callable[[Shape], Iterator[Shape]]
 """From a shape to those that differ from it in one respect."""
 
-_MOST_GROUPS = 4
 _GAIN = 1.03
 """Less is within what two measurements of the same differ by."""
 
@@ -31,10 +31,15 @@ class Tried:
     """What came of one shape."""
 
     shape: Shape
-    rate: float | None
-    """Environment steps per second; None: it cannot be run."""
+    figures: Figures | None
+    """Of the plan end to end; None: it cannot be run."""
     reason: str = ""
     """Why not."""
+
+    @property
+    def rate(self) -> float:
+        """Environment steps per second; 0 of what cannot be run."""
+        return 0.0 if self.figures is None else float(self.figures["env_steps_per_second"])
 
 
 def start_of(config: Any, num_cores: int) -> Shape:
@@ -44,8 +49,8 @@ def start_of(config: Any, num_cores: int) -> Shape:
         SamplerConfig: ("num_workers", "num_groups", "num_envs", "num_policy_workers"),
         ActorConfig: ("num_actors", "num_envs"),
     }[kind]
-    part, runner = getattr(config, name), config.runner
-    shape = {f"{name}.{key}": getattr(part, key) for key in keys}
+    production, runner = getattr(config, name), config.runner
+    shape = {f"{name}.{key}": getattr(production, key) for key in keys}
     shape["queue.batch_size"] = config.queue.batch_size
     if kind is ActorConfig:
         shape["runner.kind"] = runner.kind
@@ -71,14 +76,14 @@ def knobs_of(config: Any, num_cores: int, *, free_batch: bool = False) -> list[K
     if kind is SamplerConfig:
         knobs = [
             knob(f"{name}.num_workers", counts),
-            knob(f"{name}.num_groups", [n for n in (1, 2, 4) if n <= _MOST_GROUPS]),
+            knob(f"{name}.num_groups", (1, 2, 4)),
             envs,
             knob(f"{name}.num_policy_workers", counts),
             threads,
         ]
     else:
-        places = config.queue.max_staleness + 1
-        knobs = [_processes_knob(name, counts, places), envs, threads]
+        ratio = config.queue.max_staleness + 1
+        knobs = [_processes_knob(name, counts, ratio), envs, threads]
     return [*knobs, _batch_knob] if free_batch else knobs
 
 
@@ -92,11 +97,11 @@ def search(
     """
     tried = [attempt(start)]
     best = tried[0]
-    if best.rate is None:
+    if best.figures is None:
         raise UniRLError(
             "the shape to start from cannot be run",
             best.reason,
-            "mend the config; unirl train --dry-run shows it",
+            "correct the config; unirl train --dry-run shows it",
         )
     for knob in knobs:
         while True:
@@ -106,21 +111,20 @@ def search(
                 break
             found = [attempt(shape) for shape in fresh]
             tried += found
-            fastest = max(found, key=lambda one: one.rate or 0.0)
-            if (fastest.rate or 0.0) < _GAIN * (best.rate or 0.0):
+            fastest = max(found, key=lambda one: one.rate)
+            if fastest.rate < _GAIN * best.rate:
                 break
             best = fastest
     return tried, best
 
 
 def _production(config: Any) -> tuple[str, type[SamplerConfig] | type[ActorConfig]]:
-    """The section of the config that says who steps the environments, and its class."""
-    sampler, actor = section(config, SamplerConfig), section(config, ActorConfig)
-    queue_and_runner = hasattr(config, "queue") and hasattr(config, "runner")
-    if sampler is not None and queue_and_runner:
-        return sampler[0], SamplerConfig
-    if actor is not None and queue_and_runner:
-        return actor[0], ActorConfig
+    """The section of the config that says which processes step the environments, and its class."""
+    if hasattr(config, "queue") and hasattr(config, "runner"):
+        if (sampler := section(config, SamplerConfig)) is not None:
+            return sampler[0], SamplerConfig
+        if (actor := section(config, ActorConfig)) is not None:
+            return actor[0], ActorConfig
     raise UniRLError(
         "this recipe has no shape that could be tuned",
         "its config must have the sections queue and runner, and a SamplerConfig or an ActorConfig",
@@ -144,9 +148,9 @@ def _envs_knob(key: str, free_batch: bool) -> Knob:
     return turn
 
 
-def _processes_knob(name: str, counts: Sequence[int], places: int) -> Knob:
-    """One process for all, or a process for each of so many actors. places: slots of the queue per
-    slot of a batch.
+def _processes_knob(name: str, counts: Sequence[int], slots_ratio: int) -> Knob:
+    """One process for all, or a process for each of so many actors. slots_ratio: slots of the queue
+    per slot of a batch.
     """
     actors, envs = f"{name}.num_actors", f"{name}.num_envs"
 
@@ -155,7 +159,7 @@ def _processes_knob(name: str, counts: Sequence[int], places: int) -> Knob:
         for count in counts:
             apart = {**shape, "runner.kind": "processes", actors: count}
             rows = shape[envs] * shape["queue.batch_size"]
-            if count > places * shape["queue.batch_size"] and rows % count == 0:
+            if count > slots_ratio * shape["queue.batch_size"] and rows % count == 0:
                 # Too few slots for so many actors: smaller ones.
                 apart |= {envs: rows // count, "queue.batch_size": count}
             yield apart

@@ -2,74 +2,78 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from unirl.bench import usage
+from unirl.bench.stages import Figures, rates
 
 
-@dataclass(frozen=True)
-class Mark:
-    """One moment."""
+class Spent(NamedTuple):
+    """What was done and used between two moments; at one moment, since whatever each counts from.
 
-    seconds: float
-    """Of the monotonic clock."""
-    cpu_seconds: float
-    """Of this process and its descendants."""
+    seconds: of the monotonic clock. CPU seconds: of this process with its descendants, of this
+    process alone, and of everything on this machine where that is known (else 0).
+    """
+
     num_steps: int
-    machine_cpu_seconds: float | None
-    """Of everything on this machine, where that is known."""
+    seconds: float
+    cpu_seconds: float
+    own_cpu_seconds: float
+    machine_cpu_seconds: float
+
+    def since(self, start: Spent) -> Spent:
+        """What came between that moment and this one."""
+        differences = map(operator.sub, self[1:], start[1:])
+        return Spent(self.num_steps - start.num_steps, *differences)
 
 
 class Stopwatch:
-    """Ticks after each piece of work; the window lies between two ticks, so no piece is cut.
+    """Ticks after each piece of work; the window is between two ticks, so no piece is cut.
 
-    It begins with the first tick that comes `warm_up_seconds` after the very first one, and ends
-    with the first that comes `seconds` later. on_begin is called when it begins.
+    It begins with the first tick that comes after the warm-up (a quarter of `seconds`, at most 3 s,
+    from the first tick on), and ends with the first that comes `seconds` later.
     """
 
-    def __init__(
-        self, seconds: float, warm_up_seconds: float, on_begin: Callable[[], None]
-    ) -> None:
-        self._seconds, self._warm_up_seconds, self._on_begin = seconds, warm_up_seconds, on_begin
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._first_seconds: float | None = None
-        self.start: Mark | None = None
-        self.end: Mark | None = None
+        self._start: Spent | None = None
+        self.window: Spent | None = None
+        """None before it is over."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the warm-up is over."""
+        return self._start is not None
 
     def tick(self, num_steps: int) -> bool:
         """num_steps: done so far. True: the window is over."""
         now = time.monotonic()
         if self._first_seconds is None:
             self._first_seconds = now
-        elif self.start is None:
-            if now - self._first_seconds >= self._warm_up_seconds:
-                self._on_begin()
-                self.start = _mark(num_steps)
-        elif self.end is None and now - self.start.seconds >= self._seconds:
-            self.end = _mark(num_steps)
-        return self.end is not None
+        elif self._start is None:
+            if now - self._first_seconds >= min(3.0, self._seconds / 4):
+                self._start = _now(num_steps)
+        elif self.window is None and now - self._start.seconds >= self._seconds:
+            self.window = _now(num_steps).since(self._start)
+        return self.window is not None
 
-    def figures(self) -> dict[str, float]:
-        """Steps, seconds, and what follows from them; empty before the window is over."""
-        if self.start is None or self.end is None:
-            return {}
-        seconds = self.end.seconds - self.start.seconds
-        num_steps = self.end.num_steps - self.start.num_steps
-        cpu_seconds = self.end.cpu_seconds - self.start.cpu_seconds
-        before, after = self.start.machine_cpu_seconds, self.end.machine_cpu_seconds
-        others = 0.0 if before is None or after is None else after - before - cpu_seconds
-        return {
-            "env_steps": num_steps,
-            "seconds": seconds,
-            "env_steps_per_second": num_steps / seconds,
-            "core_us_per_env_step": 1e6 * cpu_seconds / max(num_steps, 1),
-            "cores_used": cpu_seconds / seconds,
-            "cores_used_by_others": max(0.0, others / seconds),
-        }
+    def figures(self) -> Figures:
+        """Steps, seconds, and what follows from them, once the window is over."""
+        assert self.window is not None
+        steps, seconds, cpu_seconds, _, machine = self.window
+        others = max(0.0, (machine - cpu_seconds) / seconds)
+        return {**rates(steps, seconds, cpu_seconds), "cores_used_by_others": others}
 
 
-def _mark(num_steps: int) -> Mark:
-    cpu_seconds = usage.tree_cpu_seconds(os.getpid())
-    return Mark(time.monotonic(), cpu_seconds, num_steps, usage.machine_cpu_seconds())
+def _now(num_steps: int) -> Spent:
+    return Spent(
+        num_steps,
+        time.monotonic(),
+        usage.tree_cpu_seconds(os.getpid()),
+        time.process_time(),
+        usage.machine_cpu_seconds() or 0.0,
+    )

@@ -1,5 +1,5 @@
-"""One stage measured in a tree of processes of its own: its memory and CPU time are known, and
-nothing of it stays behind.
+"""A measurement in a tree of processes of its own: its memory and CPU time are known, and nothing
+of it stays behind.
 """
 
 from __future__ import annotations
@@ -12,100 +12,90 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from unirl.bench import usage
-from unirl.bench.errors import RemoteTrace, StageCrashed, Unmeasurable, parts_of
-from unirl.bench.stages import Figures, StageName, measure
-from unirl.errors import UniRLError
+from unirl.bench.apart import measure_apart
+from unirl.bench.end_to_end import measure_end_to_end
+from unirl.bench.stages import Figures, StageName
+from unirl.errors import UniRLError, format_error
 from unirl.runners.fork_server import interrupts_blocked
 from unirl.runners.plan import Plan
-from unirl.runners.process_settings import die_with_parent
+from unirl.runners.process_settings import die_with_parent, keep_freed_memory
 
 _SAMPLE_SECONDS = 0.5
+_START_SECONDS = 120.0
 _GRACE_SECONDS = 12.0
-"""How long a stage may take to end its processes: longer than a runner takes."""
+"""How long a trial may take to end its processes: longer than a runner takes."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What is measured."""
+def run_trial(plan: Plan, seconds: float, *, apart: bool = False) -> dict[StageName, Figures]:
+    """Figures of each stage measured, with the `peak_memory_mb` of the process tree.
 
-    stage: StageName
-    plan: Plan
-    seconds: float
-    """Length of the window, after start and warm-up."""
-    rows_per_forward: float | None = None
-    """For inference: what was measured end to end."""
-
-    def run(self) -> Figures:
-        """Figures of the stage, with `peak_memory_mb` of its tree since the window began.
-
-        Raises Unmeasurable where the plan does not allow it, what ended the plan (UniRLError),
-        StageCrashed for anything else. However it ends, no process is left.
-        """
-        log_dir = Path(tempfile.mkdtemp(prefix="unirl-bench-"))
-        try:
-            with _process(self, log_dir) as (process, receiver):
-                figures = self._follow(process, receiver, log_dir)
-        except (Unmeasurable, KeyboardInterrupt):
-            shutil.rmtree(log_dir)
-            raise
-        # After any other error the logs stay: they say why.
+    apart: one actor and the learner in turns, stage by stage; else the plan end to end. Raises
+    UniRLError for whatever ends the trial. However it ends, no process is left.
+    """
+    log_dir = Path(tempfile.mkdtemp(prefix="unirl-bench-"))
+    try:
+        figures = _run(plan, seconds, apart, log_dir)
+    except KeyboardInterrupt:
         shutil.rmtree(log_dir)
-        return figures
-
-    def _follow(self, process: SpawnProcess, receiver: Connection, log_dir: Path) -> Figures:
-        """Weigh the tree until the process has reported."""
-        assert process.pid is not None
-        peak_mb, patience = 0.0, self.plan.queue.timeout_seconds + 120.0
-        deadline, begun = time.monotonic() + patience, False
-        while True:
-            if receiver.poll(_SAMPLE_SECONDS):
-                kind, content = _receive(receiver, process, log_dir)
-                if kind == "end":
-                    return {**content, "peak_memory_mb": peak_mb}
-                if kind != "begin":
-                    raise _error(kind, content, log_dir)
-                deadline, begun = time.monotonic() + 2 * self.seconds + patience, True
-            if begun:
-                peak_mb = max(peak_mb, usage.memory_mb(usage.tree(process.pid)))
-            if time.monotonic() > deadline:
-                raise UniRLError(
-                    f"stage {self.stage} does not {'end' if begun else 'begin'}",
-                    f"it was given {patience:.0f} s more than it measures",
-                    f"see {log_dir}, or raise queue.timeout_seconds",
-                )
+        raise
+    shutil.rmtree(log_dir)  # after an error the logs stay: they say why
+    return figures
 
 
-@contextmanager
-def _process(trial: Trial, log_dir: Path) -> Iterator[tuple[SpawnProcess, Connection]]:
-    # Spawned: a fork of this process would share its memory, and be weighed by half.
+def _run(plan: Plan, seconds: float, apart: bool, log_dir: Path) -> dict[StageName, Figures]:
+    # Spawned: a fork of this process would share its memory, and count only half of it.
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(
-        target=_main, args=(trial, log_dir, sender, os.getpid()), name=f"unirl-{trial.stage}"
-    )
-    seen: dict[int, usage.ProcessInfo] = {}
+    arguments = (plan, seconds, apart, log_dir, sender, os.getpid())
+    process = context.Process(target=_main, args=arguments, name="unirl-bench")
     try:
         with interrupts_blocked():  # Ctrl-C is for this process, which ends the other
             process.start()
         sender.close()
-        yield process, receiver
+        limit_seconds = _START_SECONDS + plan.learner.queue.timeout_seconds + 3 * seconds
+        return _follow(process, receiver, limit_seconds, log_dir)
     finally:
         if process.pid is not None:
-            seen = usage.tree(process.pid)
-            _end(process, seen)
+            _end(process, usage.tree(process.pid))
         receiver.close()
 
 
-def _end(process: SpawnProcess, seen: dict[int, usage.ProcessInfo]) -> None:
+def _follow(
+    process: BaseProcess, receiver: Connection, limit_seconds: float, log_dir: Path
+) -> dict[StageName, Figures]:
+    """Sample the memory of the tree until the process has reported."""
+    assert process.pid is not None
+    peak_mb, deadline = 0.0, time.monotonic() + limit_seconds
+    while not receiver.poll(_SAMPLE_SECONDS):
+        peak_mb = max(peak_mb, usage.memory_mb(usage.tree(process.pid)))
+        if time.monotonic() > deadline:
+            raise UniRLError(
+                "the measurement does not end",
+                f"it was given {limit_seconds:.0f} s",
+                f"see {log_dir}, or raise queue.timeout_seconds",
+            )
+    try:
+        outcome: dict[StageName, Figures] | UniRLError = receiver.recv()
+    except EOFError:
+        process.join(_GRACE_SECONDS)
+        outcome = UniRLError(
+            f"the process that measures ended with exit code {process.exitcode}",
+            "it should have reported figures",
+            f"see its output in {log_dir}",
+        )
+    if isinstance(outcome, UniRLError):
+        raise outcome
+    return {stage: {**one, "peak_memory_mb": peak_mb} for stage, one in outcome.items()}
+
+
+def _end(process: BaseProcess, seen: dict[int, usage.ProcessInfo]) -> None:
     """End what may still run: kindly, then not."""
     process.terminate()
     process.join(_GRACE_SECONDS)
@@ -117,47 +107,42 @@ def _end(process: SpawnProcess, seen: dict[int, usage.ProcessInfo]) -> None:
     process.join()
 
 
-def _receive(receiver: Connection, process: SpawnProcess, log_dir: Path) -> tuple[str, Any]:
-    try:
-        kind, content = receiver.recv()
-    except EOFError:
-        process.join(_GRACE_SECONDS)
-        return "crash", f"exit code {process.exitcode}; its output is in {log_dir}"
-    return kind, content
-
-
-def _error(kind: str, content: Any, log_dir: Path) -> Exception:
-    if kind == "unmeasurable":
-        return Unmeasurable(content)
-    if kind == "refused":
-        return UniRLError(*content)
-    error = StageCrashed(f"a stage of the benchmark failed; its logs are in {log_dir}")
-    error.__cause__ = RemoteTrace(content)
-    return error
-
-
-def _main(trial: Trial, log_dir: Path, sender: Connection, parent_pid: int) -> None:
+def _main(
+    plan: Plan, seconds: float, apart: bool, log_dir: Path, sender: Connection, parent_pid: int
+) -> None:
     """What the process does: measure, report, leave nothing behind."""
     os.setsid()  # Ctrl-C reaches the terminal's group only
     die_with_parent(parent_pid)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    output = log_dir / "stage.txt"
+    output = log_dir / "output.txt"
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)  # engines print their names
         os.dup2(file.fileno(), 2)
+    keep_freed_memory()
+    threads = plan.runner.learner_threads
+    if threads or plan.runner.kind != "inline":
+        torch.set_num_threads(threads or 1)
     try:
-        figures = measure(
-            trial.stage,
-            trial.plan,
-            trial.seconds,
-            log_dir,
-            lambda: sender.send(("begin", None)),
-            trial.rows_per_forward,
-        )
-        sender.send(("end", figures))
-    except Unmeasurable as error:
-        sender.send(("unmeasurable", error.what))
+        if apart:
+            sender.send(measure_apart(plan, seconds))
+        else:
+            sender.send({"end_to_end": measure_end_to_end(plan, seconds, log_dir)})
     except UniRLError as error:
-        sender.send(("refused", parts_of(error, output)))
-    except Exception:
-        sender.send(("crash", traceback.format_exc()))
+        sender.send(without_run(error, output))
+    except Exception as error:
+        traceback.print_exc()
+        sender.send(UniRLError(format_error(error), remedy=f"full trace: {output}"))
+
+
+def without_run(error: UniRLError, output: Path) -> UniRLError:
+    """The error without advice that only a run can follow: a trial has no run folder, and nothing
+    of it can be resumed. output: where its log is.
+    """
+    return UniRLError(
+        *(
+            part.replace("the run's log.txt", str(output)).replace(
+                "`unirl resume`", "measure again"
+            )
+            for part in error.parts
+        )
+    )

@@ -1,4 +1,4 @@
-"""What a tree of processes costs: CPU seconds and memory, as Linux tells in /proc; source: proc(5).
+"""What a tree of processes costs: CPU seconds and memory, as Linux shows them in /proc (proc(5)).
 
 Memory is PSS (`smaps_rollup`), so a page that several processes share is counted once; CPU time is
 that of every process of the tree, reaped children included. Standard library only: it is also read

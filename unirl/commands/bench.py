@@ -1,5 +1,5 @@
 """`unirl bench`: what each stage of a plan can do, what limits it, and the benchmark scripts of a
-clone; source: none.
+clone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,6 @@ from unirl.commands.train import recipe_and_files
 from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
-    from unirl.bench.limits import Limit
     from unirl.bench.stages import Figures, StageName
     from unirl.runners.plan import Plan
 
@@ -33,55 +32,37 @@ _QUIET_CORES = 0.15
 """What other processes may use without being mentioned."""
 
 
-@dataclass(frozen=True)
-class Suite:
-    """Shipped configs that belong together."""
-
-    summary: str
-    """One line."""
-    configs: tuple[str, ...]
-    """Their names, measured in this order."""
-    needs: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """The module and the extra without which a config is left out."""
-
-
-@dataclass(frozen=True)
-class Scripts:
-    """Benchmark scripts of a clone that belong together."""
-
-    summary: str
-    """One line."""
-    scripts: tuple[tuple[str, ...], ...]
-    """Files of benchmarks/ with their arguments, run in this order."""
-
-
-SUITES: Mapping[str, Suite] = MappingProxyType(
+SUITES: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "atari": Suite("Pong: IMPALA and asynchronous PPO (shallow CNN).", ("pong", "appo-pong")),
-        "mujoco": Suite(
+        "atari": ("Pong: IMPALA and asynchronous PPO (shallow CNN).", ("pong", "appo-pong")),
+        "mujoco": (
             "HalfCheetah: IMPALA, asynchronous PPO, PPO.",
             ("halfcheetah", "appo-halfcheetah", "ppo-halfcheetah"),
         ),
-        "classic": Suite("CartPole: IMPALA, PPO.", ("cartpole", "ppo-cartpole")),
-        "isaac": Suite(
+        "classic": ("CartPole: IMPALA, PPO.", ("cartpole", "ppo-cartpole")),
+        "isaac": (
             "Simulators on a device: Cartpole in torch, Ant on MuJoCo Warp.",
             ("sim-cartpole", "warp-ant"),
-            needs={"warp-ant": ("mujoco_warp", "warp")},
         ),
     }
 )
-"""Suites by name."""
+"""By name: one line on it, and shipped configs, measured in this order."""
 
-SCRIPTS: Mapping[str, Scripts] = MappingProxyType(
+NEEDS: Mapping[str, tuple[str, str]] = MappingProxyType({"warp-ant": ("mujoco_warp", "warp")})
+"""The module and the extra without which a config is left out."""
+
+SCRIPTS: Mapping[str, tuple[str, tuple[tuple[str, ...], ...]]] = MappingProxyType(
     {
-        "queue": Scripts("What moving one sample costs, beside a memcpy.", (("queue_speed.py",),)),
-        "classic": Scripts(
+        "queue": ("What moving one sample costs, beside a memcpy.", (("queue_speed.py",),)),
+        "classic": (
             "Training throughput on Pong, then on CartPole, beside other systems.",
             (("throughput.py", "pong"), ("throughput.py", "cartpole")),
         ),
     }
 )
-"""What `unirl bench scripts` runs, by name."""
+"""What `unirl bench scripts` runs, by name: one line on it, and files of benchmarks/ with their
+arguments, in order.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,7 +70,7 @@ class BenchOptions:
     """Flags of `unirl bench` besides the recipe's own."""
 
     seconds: float = 10.0
-    """How long each stage is measured, after start and warm-up. More: steadier figures."""
+    """How long each measurement lasts, after start and warm-up. More: steadier figures."""
     json: bool = False
     """Print one JSON object instead of tables."""
 
@@ -116,20 +97,19 @@ class Chosen:
 def bench(arguments: Sequence[str]) -> int:
     """Measure a suite or a plan of one's own, or run scripts. Without arguments: list them."""
     if not arguments:
-        _list({name: suite.summary for name, suite in SUITES.items()})
-        _list({f"scripts {name}": one.summary for name, one in SCRIPTS.items()})
+        _list({name: summary for name, (summary, _) in SUITES.items()})
+        _list({f"scripts {name}": summary for name, (summary, _) in SCRIPTS.items()})
         return 0
     if arguments[0] == "scripts":
         return _run_scripts(arguments[1:])
     name, _ = _name_and_files(arguments, BenchOptions)
     rest = list(arguments)
-    wanted: Sequence[Sequence[str]] = [rest]
-    absent: Mapping[str, str] = {}
+    wanted, absent = [rest], dict[str, str]()
     if name is not None and name in SUITES:
         rest.remove(name)
-        absent = left_out(SUITES[name])
-        present = [config for config in SUITES[name].configs if config not in absent]
-        wanted = [[f"@{config}", *rest] for config in present]
+        _, suite = SUITES[name]
+        absent = left_out(suite)
+        wanted = [[f"@{config}", *rest] for config in suite if config not in absent]
     elif name is not None and name not in registry.RECIPES and "." not in name:
         known = [*SUITES, "scripts", *registry.RECIPES]
         raise UniRLError(
@@ -149,14 +129,17 @@ def bench(arguments: Sequence[str]) -> int:
     if options.json:
         from unirl.host import usable_cores
 
-        suite = name if name in SUITES else None
-        head = {"suite": suite, "seconds": options.seconds, "cores": usable_cores()}
-        print(json.dumps({**head, "plans": reports, "left_out": dict(absent)}))
+        head = {
+            "suite": name if name in SUITES else None,
+            "seconds": options.seconds,
+            "cores": usable_cores(),
+        }
+        print(json.dumps({**head, "plans": reports, "left_out": absent}))
     return 0
 
 
 def choose(arguments: Sequence[str], options: type[T], command: str) -> tuple[Chosen, T]:
-    """What the words of a command choose: recipe, then config files in order, then flags.
+    """What the arguments of a command choose: recipe, then config files in order, then flags.
 
     options: the command's own flags.
     """
@@ -206,7 +189,7 @@ def check_seconds(seconds: float) -> None:
 
 
 def say(text: str) -> None:
-    """What is being done now, for whoever waits."""
+    """What is being done now, on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -225,90 +208,71 @@ def _way_to(name: str) -> str | None:
     return None
 
 
-def left_out(suite: Suite) -> dict[str, str]:
+def left_out(suite: Sequence[str], needs: Mapping[str, tuple[str, str]] = NEEDS) -> dict[str, str]:
     """Configs that cannot be measured here, each with the reason."""
     return {
         config: f"{module} is not installed (pip install 'unirl[{extra}]')"
-        for config, (module, extra) in suite.needs.items()
-        if importlib.util.find_spec(module) is None
+        for config, (module, extra) in needs.items()
+        if config in suite and importlib.util.find_spec(module) is None
     }
 
 
 def _measure(chosen: Chosen, plan: Plan, options: BenchOptions) -> dict[str, Any]:
-    """Measure the stages of a plan, print them unless they shall be JSON, return them as such."""
-    from unirl.bench.errors import Unmeasurable
+    """Measure a plan end to end and stage by stage: what is printed as JSON, or as a table."""
     from unirl.bench.limits import find_limit
-    from unirl.bench.stages import stages_of
-    from unirl.bench.trial import Trial
+    from unirl.bench.trial import run_trial
     from unirl.host import usable_cores
 
-    figures: dict[StageName, Figures] = {}
-    reasons: dict[StageName, str] = {}
-    # End to end first: it tells how many environments a policy worker decides for at a time.
-    stages = stages_of(plan)
-    for stage in reversed(stages):
-        if not options.json:
-            say(f"{chosen.title}: {stage.replace('_', ' ')}, {options.seconds:g} s ...")
-        rows = figures.get("end_to_end", {}).get("rows_per_forward")
-        try:
-            figures[stage] = Trial(stage, plan, options.seconds, rows).run()
-        except Unmeasurable as error:
-            reasons[stage] = error.what
-    limit = find_limit(plan, figures, usable_cores())
     if not options.json:
-        _print(chosen, plan, figures, reasons, limit)
-    return {
+        say(f"{chosen.title}: end to end, then stage by stage, {options.seconds:g} s each ...")
+    figures, apart, reason = run_trial(plan, options.seconds), {}, None
+    try:
+        apart = run_trial(plan, options.seconds, apart=True)
+    except UniRLError as error:
+        reason = error.what
+    figures = {**apart, **figures}
+    limit = find_limit(plan, figures, usable_cores())
+    report = {
         "name": chosen.title,
         "recipe": chosen.recipe,
         "env": _env_id(chosen.config),
         "runner": plan.runner.kind,
-        "stages": {stage: figures.get(stage) for stage in stages},
-        "not_measured": reasons,
+        "stages": figures,
+        "not_measured": reason,
         "limit": {"stage": limit.stage, "text": limit.text, "settings": list(limit.settings)},
     }
+    if not options.json:
+        print_report(report)
+    return report
 
 
-def _print(
-    chosen: Chosen,
-    plan: Plan,
-    figures: Mapping[StageName, Figures],
-    reasons: Mapping[StageName, str],
-    limit: Limit,
-) -> None:
-    from unirl.bench.stages import stages_of
+def print_report(report: Mapping[str, Any]) -> None:
+    """One plan's part of the JSON object, for people."""
     from unirl.bench.table import print_table
 
-    words = [chosen.title, chosen.recipe, _env_id(chosen.config), plan.runner.kind]
+    words = [report[name] for name in ("name", "recipe", "env", "runner")]
     print(" ".join(dict.fromkeys(word for word in words if word)))
-    stages, columns = stages_of(plan), ["stage", "env steps/s"]
-    is_simulated = "simulation" in stages
-    if is_simulated:
-        columns.append("physics steps/s")
-    columns += ["core-us/step", "cores", "peak MB", "staleness mean, max"]
+    stages: Mapping[StageName, Figures] = report["stages"]
+    columns = ["stage", "env steps/s", "core-us/step", "cores", "peak MB", "staleness mean, max"]
     rows = []
-    for stage in stages:
-        one, name = figures.get(stage), stage.replace("_", " ")
-        if one is None:
-            rows.append([name, *["-"] * (len(columns) - 1)])
-            continue
-        ages = "-"
-        if "staleness_mean" in one:
-            ages = f"{one['staleness_mean']:.2f}, {one['staleness_max']:.0f}"
-        rate, *others = figure_cells(one)
-        if is_simulated:
-            physics = one.get("physics_steps_per_second")
-            others.insert(0, "-" if physics is None else f"{physics:,.0f}")
-        rows.append([name, rate, *others, ages])
-    print_table(columns, rows, bold=len(stages) - 1)
-    for stage, reason in reasons.items():
-        print(f"{stage.replace('_', ' ')} was not measured: {reason}")
-    if "host_reads_per_iteration" in (whole := figures.get("end_to_end", {})):
-        places = ", ".join(whole["host_reads_at"])
-        print(f"Host reads: {whole['host_reads_per_iteration']:g} per iteration ({places}).")
-    print(limit.text)
-    for line in disturbance(figures.values()):
-        print(line)
-    print(flush=True)
+    for stage, one in stages.items():
+        has_ages = "staleness_mean" in one
+        ages = f"{one['staleness_mean']:.2f}, {one['staleness_max']:.0f}" if has_ages else "-"
+        rows.append([stage.replace("_", " "), *figure_cells(one), ages])
+    simulated = [one for one in stages.values() if "physics_steps_per_env_step" in one]
+    for one in simulated:
+        columns.insert(2, "physics steps/s")
+        for row, other in zip(rows, stages.values(), strict=True):
+            rate = one["physics_steps_per_env_step"] * other["env_steps_per_second"]
+            row.insert(2, f"{rate:,.0f}" if other in (one, stages["end_to_end"]) else "-")
+    print_table(columns, rows, bold=len(rows) - 1)
+    print(report["limit"]["text"])
+    if report["not_measured"] is not None:
+        print(f"Stages were not measured one by one: {report['not_measured']}")
+    for one in simulated:
+        lines = ", ".join(one["host_reads_at"])
+        print(f"Host reads: {one['host_reads_per_iteration']:g} per iteration ({lines}).")
+    print("\n".join([*disturbance(stages.values()), ""]), flush=True)
 
 
 def figure_cells(figures: Figures) -> list[str]:
@@ -344,7 +308,7 @@ def _list(summaries: Mapping[str, str]) -> None:
 def _run_scripts(arguments: Sequence[str]) -> int:
     """Run scripts of a clone's benchmarks/; further flags go to them. Without a name: list them."""
     if not arguments:
-        _list({name: scripts.summary for name, scripts in SCRIPTS.items()})
+        _list({name: summary for name, (summary, _) in SCRIPTS.items()})
         return 0
     name, *flags = arguments
     if name not in SCRIPTS:
@@ -357,23 +321,19 @@ def _run_scripts(arguments: Sequence[str]) -> int:
     if not folder.is_dir():
         raise UniRLError(
             "benchmark scripts are not installed",
-            f"they lie in benchmarks/ of a clone; there is no {folder}",
+            f"they are in benchmarks/ of a clone; there is no {folder}",
             f"clone the repository and run unirl bench scripts {name} there",
         )
-    for script, *words in SCRIPTS[name].scripts:
-        code = _run(folder / script, [*words, *flags], name)
+    for script, *words in SCRIPTS[name][1]:
+        if not (folder / script).is_file():
+            raise UniRLError(
+                f'the benchmark scripts "{name}" are not complete here',
+                f"they run {script}, and {folder} has no such file",
+                "update the clone",
+            )
+        command = [sys.executable, str(folder / script), *words, *flags]
+        print(f"== {shlex.join(command[1:])}", flush=True)
+        code = subprocess.run(command, cwd=folder.parent).returncode
         if code:
             return code
     return 0
-
-
-def _run(script: Path, words: Sequence[str], name: str) -> int:
-    if not script.is_file():
-        raise UniRLError(
-            f'the benchmark scripts "{name}" are not complete here',
-            f"they run {script.name}, and {script.parent} has no such file",
-            "update the clone",
-        )
-    command = [sys.executable, str(script), *words]
-    print(f"== {shlex.join(command[1:])}", flush=True)
-    return subprocess.run(command, cwd=script.parent.parent).returncode

@@ -1,21 +1,24 @@
-"""`unirl tune`: try shapes of a plan for seconds each, write the fastest as TOML; source: none."""
+"""`unirl tune`: try shapes of a plan for seconds each, write the fastest as TOML."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 from unirl import config as configs
-from unirl.commands.bench import Chosen, check_seconds, choose, disturbance, figure_cells, say
+from unirl.commands.bench import check_seconds, choose, disturbance, figure_cells, say
 from unirl.errors import UniRLError
 from unirl.storage import disk
 
 if TYPE_CHECKING:
     from unirl.bench.shapes import Shape, Tried
-    from unirl.bench.stages import Figures
+    from unirl.bench.stages import Figures, StageName
+    from unirl.runners.plan import Plan
+
+    Measure: TypeAlias = Callable[[Plan, float], dict[StageName, Figures]]
 
 
 @dataclass(frozen=True)
@@ -34,102 +37,74 @@ class TuneOptions:
         check_seconds(self.seconds)
 
 
-def tune(arguments: Sequence[str]) -> int:
-    """Try shapes end to end, one knob after the other, and write the fastest."""
+def tune(arguments: Sequence[str], measure: Measure | None = None) -> int:
+    """Try shapes end to end, one knob after the other, and write the fastest.
+
+    measure: figures of a plan from so many seconds; None: in a process tree of its own.
+    """
     chosen, options = choose(arguments, TuneOptions, "tune")
     _check_out(options.out)
-    from unirl.bench.shapes import knobs_of, search, start_of
+    from unirl.bench.shapes import Tried, knobs_of, search, start_of
+    from unirl.bench.table import plain_lines, print_table
+    from unirl.bench.trial import run_trial
     from unirl.host import usable_cores
 
+    measure = measure or run_trial
     num_cores = usable_cores()
     start = start_of(chosen.config, num_cores)
-    chosen.plan()  # what is wrong with the config as it is has its own words
-    knobs = knobs_of(chosen.config, num_cores, free_batch=options.free_batch)
-    attempts = _Attempts(chosen, start, options.seconds)
-    tried, best = search(start, knobs, attempts.attempt)
-    comment = [*_outcome(start, tried[0], best, options), *attempts.disturbance()]
-    toml = configs.to_toml(attempts.config(best.shape), recipe=chosen.recipe, **_name_of(chosen))
-    columns, rows = attempts.table(tried, best)
-    if options.out is None:
-        from unirl.bench.table import plain_lines
+    chosen.plan()  # an error of the config as it is needs no attempt
 
+    def attempt(shape: Shape) -> Tried:
+        changes = _flags(start, shape) or "as it is"
+        say(f"{chosen.title}: {changes}, {options.seconds:g} s ...")
+        try:
+            plan = chosen.module.plan(configs.override(chosen.config, dict(shape)))
+            return Tried(shape, measure(plan, options.seconds)["end_to_end"])
+        except UniRLError as error:
+            return Tried(shape, None, "; ".join(error.parts[:2]))
+
+    knobs = knobs_of(chosen.config, num_cores, free_batch=options.free_batch)
+    tried, best = search(start, knobs, attempt)
+    columns, rows = _table(tried, best)
+    comment = [
+        *_outcome(tried[0], best, options),
+        *disturbance(one.figures for one in tried if one.figures is not None),
+    ]
+    config = configs.override(chosen.config, dict(best.shape))
+    # With a name the run folder is called so.
+    name = {"name": chosen.title} if chosen.title != chosen.recipe else {}
+    toml = configs.to_toml(config, recipe=chosen.recipe, **name)
+    if options.out is None:
         print("\n".join(f"# {line}" for line in [*plain_lines(columns, rows), *comment]))
         print(toml, end="")
         return 0
-    from unirl.bench.table import print_table
-
     with disk.explained(options.out, "free some space, then call it again"):
         text = "".join(f"# {line}\n" for line in comment) + toml
         disk.replace_text(options.out, text)
     print_table(columns, rows, bold=tried.index(best))
-    print("\n".join(comment))
-    print(f"wrote {options.out}")
+    print("\n".join([*comment, f"wrote {options.out}"]))
     return 0
 
 
-class _Attempts:
-    """Runs shapes of one config and remembers their figures."""
-
-    def __init__(self, chosen: Chosen, start: Shape, seconds: float) -> None:
-        self._chosen, self._start, self._seconds = chosen, start, seconds
-        self._figures: list[Figures | None] = []
-
-    def config(self, shape: Shape) -> Any:
-        """The config in this shape."""
-        return configs.override(self._chosen.config, dict(shape))
-
-    def attempt(self, shape: Shape) -> Tried:
-        """Run a shape end to end; what cannot be run is said, not raised."""
-        from unirl.bench.errors import StageCrashed
-        from unirl.bench.shapes import Tried
-        from unirl.bench.trial import Trial
-
-        changes = _words({key: value for key, value in shape.items() if self._start[key] != value})
-        say(f"{self._chosen.title}: {changes or 'as it is'}, {self._seconds:g} s ...")
-        try:
-            plan = self._chosen.module.plan(self.config(shape))
-            figures = Trial("end_to_end", plan, self._seconds).run()
-        except UniRLError as error:
-            self._figures.append(None)
-            return Tried(shape, None, "; ".join(error.parts[:2]))
-        except StageCrashed as error:
-            self._figures.append(None)
-            return Tried(shape, None, str(error))
-        self._figures.append(figures)
-        return Tried(shape, figures["env_steps_per_second"])
-
-    def disturbance(self) -> list[str]:
-        """A sentence on what other processes used meanwhile, if it was much."""
-        return disturbance(figures for figures in self._figures if figures is not None)
-
-    def table(self, tried: Sequence[Tried], best: Tried) -> tuple[list[str], list[list[str]]]:
-        """Columns and rows of what was tried, in order."""
-        keys = list(self._start)
-        columns = ["", *(key.partition(".")[2] for key in keys)]
-        columns += ["env steps/s", "core-us/step", "cores", "peak MB", ""]
-        rows = []
-        for one, figures in zip(tried, self._figures, strict=True):
-            marks = [
-                word
-                for word, is_so in (("current", one.shape == self._start), ("fastest", one is best))
-                if is_so
-            ]
-            cells = figure_cells(figures) if figures is not None else ["-"] * 4
-            values = [str(one.shape[key]) for key in keys]
-            rows.append([", ".join(marks), *values, *cells, one.reason])
-        return columns, rows
+def _table(tried: Sequence[Tried], best: Tried) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of what was tried, in order, the current shape first."""
+    keys = list(best.shape)
+    columns = ["", *(key.partition(".")[2] for key in keys)]
+    columns += ["env steps/s", "core-us/step", "cores", "peak MB", ""]
+    rows = []
+    for one in tried:
+        marks = ["current"] * (one is tried[0]) + ["fastest"] * (one is best)
+        cells = ["-"] * 4 if one.figures is None else figure_cells(one.figures)
+        rows.append([", ".join(marks), *(str(one.shape[key]) for key in keys), *cells, one.reason])
+    return columns, rows
 
 
-def _outcome(start: Shape, first: Tried, best: Tried, options: TuneOptions) -> list[str]:
+def _outcome(first: Tried, best: Tried, options: TuneOptions) -> list[str]:
     """What was found, and what it means for learning, line by line."""
-    assert first.rate is not None and best.rate is not None
-    if best is first:
-        found = "The current shape is the fastest, or within 3% of it: it stays."
-    else:
-        changed = {key: value for key, value in best.shape.items() if start[key] != value}
-        found = (
-            f"{best.rate / first.rate:.2f} times as fast as the current shape: {_words(changed)}."
-        )
+    found = "The current shape is the fastest, or within 3% of it: it stays."
+    if best is not first:
+        changed, ratio = _flags(first.shape, best.shape), best.rate / first.rate
+        found = f"{ratio:.2f} times as fast as the current shape: {changed}."
     same = "Unroll length and max_staleness are as they were"
     if options.free_batch:
         return [found, f"{same}; samples per update may have changed (--free-batch)."]
@@ -140,13 +115,10 @@ def _outcome(start: Shape, first: Tried, best: Tried, options: TuneOptions) -> l
     ]
 
 
-def _words(shape: Shape) -> str:
-    return " ".join(f"{configs.flag_of(key)} {value}" for key, value in shape.items())
-
-
-def _name_of(chosen: Chosen) -> dict[str, str]:
-    """The run's name, if the config had one: its run folder is called so."""
-    return {"name": chosen.title} if chosen.title != chosen.recipe else {}
+def _flags(start: Shape, shape: Shape) -> str:
+    """What differs from the start, as flags."""
+    changes = [key for key in shape if shape[key] != start[key]]
+    return " ".join(f"{configs.flag_of(key)} {shape[key]}" for key in changes)
 
 
 def _check_out(out: Path | None) -> None:
@@ -163,7 +135,7 @@ def _check_out(out: Path | None) -> None:
         raise UniRLError(
             f'"{out}" cannot be written',
             "the system does not allow it",
-            "choose another place, or mend its permissions",
+            "choose another folder, or change its permissions",
         )
     if out.suffix != ".toml":
         raise UniRLError(

@@ -67,7 +67,6 @@ IDS = {"pong": "Pong-v5", "halfcheetah": "HalfCheetah-v5"}
 
 
 def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
-    """See Peer."""
     import torch
 
     torch.set_num_threads(settings["num_threads"])

@@ -65,7 +65,6 @@ DECISIONS = "num_decisions_learned_lifetime"
 
 
 def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
-    """See Peer."""
     import ray
     from ray.rllib.algorithms.impala import IMPALAConfig
     from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
@@ -82,7 +81,7 @@ def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
             return super().compute_loss_for_module(module_id=module_id, batch=batch, **rest)
 
     ray.init(
-        # Names for the scheduler, not cores: every actor must find a place.
+        # Names for the scheduler, not cores: every actor must be scheduled.
         num_cpus=4,
         include_dashboard=False,
         log_to_driver=False,

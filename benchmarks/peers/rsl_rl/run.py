@@ -56,7 +56,6 @@ class TimeIsOver(Exception):
 
 
 def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
-    """See Peer."""
     import torch
 
     torch.set_num_threads(settings["num_threads"])

@@ -91,7 +91,6 @@ IDS = {
 
 
 def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
-    """See Peer."""
     from sample_factory.algo.runners.runner import AlgoObserver
     from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
     from sample_factory.envs.env_utils import register_env

@@ -73,7 +73,6 @@ IDS = {"pong": "ALE/Pong-v5", "cartpole": "CartPole-v1", "halfcheetah": "HalfChe
 
 
 def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
-    """See Peer."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback

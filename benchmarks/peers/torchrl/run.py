@@ -55,7 +55,6 @@ IDS = {"pong": "ALE/Pong-v5", "cartpole": "CartPole-v1", "halfcheetah": "HalfChe
 
 
 def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
-    """See Peer."""
     import torch
 
     torch.set_num_threads(settings["num_threads"])

@@ -1,4 +1,4 @@
-"""What TRL runs on each task, and what else might be faster; source: none."""
+"""What TRL runs on each task, and what else might be faster."""
 
 from __future__ import annotations
 

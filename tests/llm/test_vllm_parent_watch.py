@@ -11,20 +11,20 @@ import pytest
 
 from unirl.llm.weights.process import is_running, start_time
 
-_MEMBER = """
+_WATCHED = """
 import errno, os, sys, time
-from unirl.llm.engines.vllm_lifeline import hold_on
+from unirl.llm.engines.vllm.parent_watch import watch_owner
 def forbidden(pid, flags=0):
     raise PermissionError(errno.EPERM, "Operation not permitted")
 if sys.argv[1] == "forbidden":
     os.pidfd_open = forbidden
-hold_on()
+watch_owner()
 print(os.getpid(), flush=True)
 time.sleep(60)
 """
 _OWNER = """
 import os, subprocess, sys, time
-from unirl.llm.engines.vllm_lifeline import OWNER, owner_tag
+from unirl.llm.engines.vllm.parent_watch import OWNER, owner_tag
 command = [sys.executable, sys.argv[1], sys.argv[2]]
 subprocess.Popen(command, env=os.environ | {OWNER: owner_tag()})
 time.sleep(60)
@@ -32,9 +32,9 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("pidfd", ["allowed", "forbidden"])
-def test_a_member_lives_as_long_as_its_owner(pidfd: str, tmp_path: Path) -> None:
-    script = tmp_path / "member.py"
-    script.write_text(_MEMBER)
+def test_a_process_lives_as_long_as_its_owner(pidfd: str, tmp_path: Path) -> None:
+    script = tmp_path / "watched.py"
+    script.write_text(_WATCHED)
     with subprocess.Popen(
         [sys.executable, "-c", _OWNER, str(script), pidfd],
         stdout=subprocess.PIPE,
@@ -53,5 +53,5 @@ def test_a_member_lives_as_long_as_its_owner(pidfd: str, tmp_path: Path) -> None
             time.sleep(0.05)
         assert not is_running(pid, began)
     assert alive
-    told = (tmp_path / "log").read_text()
-    assert ("cannot be waited for" in told) == (pidfd == "forbidden")
+    logged = (tmp_path / "log").read_text()
+    assert ("cannot be waited for" in logged) == (pidfd == "forbidden")

@@ -1,4 +1,4 @@
-"""The processes that an engine brought up, so that none is left behind. Source: none."""
+"""The processes that an engine brought up, so that none is left behind."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from pathlib import Path
 from unirl.llm.weights.process import is_running, start_time
 
 
-class Family:
-    """Processes born while an engine started, and their children. Any thread may ask."""
+class EngineProcesses:
+    """Processes that began while an engine started, and their children. Any thread may ask."""
 
     def __init__(self) -> None:
-        self._members: dict[int, str] = {}
+        self._began: dict[int, str] = {}
         """Start times by number."""
         self._lock = threading.Lock()
-        self._birth: tuple[int, frozenset[int]] | None = None
+        self._starting: tuple[int, frozenset[int]] | None = None
         """While an engine starts: the thread that does it, and its children from before."""
         self.core = 0
         """The first of them: vLLM's EngineCore."""
 
     @contextmanager
-    def born(self) -> Iterator[None]:
-        """Children of this thread that appear inside belong to the family: from the moment they
-        do, for whoever has to end them may not be able to wait for the end of this.
+    def starting(self) -> Iterator[None]:
+        """Children of this thread that appear inside are the engine's: from the moment they do, for
+        they may have to be ended before this ends.
         """
         thread = threading.get_native_id()
         with self._lock:
-            self._birth = thread, frozenset(_children_of_thread(os.getpid(), thread))
+            self._starting = thread, frozenset(_children_of_thread(os.getpid(), thread))
         try:
             yield
         finally:
             self.note_children()
             with self._lock:
-                self._birth = None
+                self._starting = None
 
     def note_children(self) -> None:
-        """Remember who is below by now: they cannot be found any more when the core is dead."""
+        """Note the descendants so far: they cannot be found any more when the core is dead."""
         with self._lock:
-            if self._birth is not None:
-                thread, before = self._birth
+            if self._starting is not None:
+                thread, before = self._starting
                 for pid in _children_of_thread(os.getpid(), thread):
                     if pid not in before and not _is_helper(pid):
-                        self._members.setdefault(pid, start_time(pid))
+                        self._began.setdefault(pid, start_time(pid))
                         self.core = self.core or pid
-            for pid in list(self._members):
-                for child in _descendants(pid):
-                    self._members.setdefault(child, start_time(child))
+            for pid in list(self._began):
+                for child in descendants(pid):
+                    self._began.setdefault(child, start_time(child))
 
     def alive(self) -> bool:
         """Whether the core is; True as long as it is not known."""
-        return not self.core or is_running(self.core, self._members[self.core])
+        return not self.core or is_running(self.core, self._began[self.core])
 
     def kill(self, seconds: float = 5.0) -> None:
         """End all that still runs, children included; returns when they are gone."""
         self.note_children()
         end = time.monotonic() + seconds
         with self._lock:
-            members = dict(self._members)
-        for pid, began in members.items():
-            if is_running(pid, began):
+            began = dict(self._began)
+        for pid, start in began.items():
+            if is_running(pid, start):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         while time.monotonic() < end:
-            if not any(is_running(pid, began) for pid, began in members.items()):
+            if not any(is_running(pid, start) for pid, start in began.items()):
                 return
             time.sleep(0.02)
 
@@ -89,10 +89,10 @@ def _children_of_thread(pid: int, thread: int) -> list[int]:
     return [int(child) for child in text.split()]
 
 
-def _descendants(pid: int) -> list[int]:
+def descendants(pid: int) -> list[int]:
     found: list[int] = []
     for child in _children(pid):
-        found += [child, *_descendants(child)]
+        found += [child, *descendants(child)]
     return found
 
 

@@ -1,17 +1,10 @@
-"""vLLM's OpenAI-compatible server with what UniRL needs in it, as a process of its own.
-
-By hand: python -m unirl.llm.engines.vllm_server --model DIR --port 8000, and any other flag of
-vLLM's server; then engine.kind vllm with engine.url http://127.0.0.1:8000/v1. It listens on this
-machine alone unless --host says otherwise: its development endpoints are open to whoever reaches
-it.
-Source: vllm.entrypoints.openai.api_server.
-"""
+"""vLLM's server as UniRL starts it, in a process of its own."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import runpy
 import signal
 import socket
 import subprocess
@@ -19,22 +12,21 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 from unirl.llm.engine import EngineConfig, EngineFailed
-from unirl.llm.engines.vllm_arguments import (
+from unirl.llm.engines.vllm.arguments import (
     engine_arguments,
     import_vllm,
     model_folder,
-    shown,
     variables,
 )
-from unirl.llm.engines.vllm_lifeline import OWNER, hold_on, owner_tag
-from unirl.llm.engines.vllm_worker import BACKEND, EXTENSION
+from unirl.llm.engines.vllm.parent_watch import OWNER, owner_tag
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.weights.own_folder import OwnFolder
 
-_SERVER = "vllm.entrypoints.openai.api_server"
 _LOOPBACK = "127.0.0.1"
 
 
@@ -59,10 +51,10 @@ class VllmServer:
         with socket.socket() as probe:
             probe.bind((_LOOPBACK, 0))
             port = probe.getsockname()[1]
-        flags = shown(engine_arguments(self._config, self._model, folder))
+        flags = as_flags(engine_arguments(self._config, self._model, folder))
         environment = variables(self._config) | dict(os.environ) | {OWNER: owner_tag()}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "unirl.llm.engines.vllm_server", "--port", str(port), *flags],
+            [sys.executable, "-m", "unirl.llm.engines.vllm.server", "--port", str(port), *flags],
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -89,7 +81,7 @@ class VllmServer:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(10)
-            # Its session is its own: whoever is left in it belongs to it.
+            # Its session is its own: what is left in it belongs to it.
             end = time.monotonic() + 10
             with contextlib.suppress(ProcessLookupError):
                 while time.monotonic() < end:
@@ -128,24 +120,14 @@ class VllmServer:
         )
 
 
-def main() -> None:
-    """Run vLLM's server in this process, with the flags UniRL needs where they are not given."""
-    import_vllm()
-    os.environ.setdefault("VLLM_SERVER_DEV_MODE", "1")
-    for name, value in variables(EngineConfig(kind="vllm")).items():
-        os.environ.setdefault(name, value)
-    needed = {
-        "--host": _LOOPBACK,
-        "--worker-extension-cls": EXTENSION,
-        "--weight-transfer-config": f'{{"backend": "{BACKEND}"}}',
-        "--logprobs-mode": "processed_logprobs",
-    }
-    for flag, value in needed.items():
-        if not any(one.split("=")[0] == flag for one in sys.argv):
-            sys.argv += [flag, value]
-    hold_on()
-    runpy.run_module(_SERVER, run_name="__main__")
-
-
-if __name__ == "__main__":
-    main()
+def as_flags(arguments: Mapping[str, Any]) -> list[str]:
+    """Engine arguments as flags of vLLM's server."""
+    flags: list[str] = []
+    for name, value in arguments.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(flag if value else "--no-" + flag[2:])
+        else:
+            text = json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+            flags += [flag, text]
+    return flags

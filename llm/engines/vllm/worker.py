@@ -1,8 +1,8 @@
 """What UniRL adds to each of vLLM's workers: a weight-transfer backend, a read-back of what the
-worker computes with, and a lifeline to the process that wants the engine.
+worker computes with, and a watch over the process that wants the engine.
 
 vLLM imports this module in its workers (--worker-extension-cls
-unirl.llm.engines.vllm_worker.Extension).
+unirl.llm.engines.vllm.worker.Extension).
 Source: vLLM's interface WeightTransferEngine (vllm.distributed.weight_transfer.base).
 """
 
@@ -18,16 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unirl.llm.engines.vllm_lifeline import hold_on
-from unirl.llm.engines.vllm_parts import adapter_parts, computed_parts, refresh_tied_heads
-from unirl.llm.models.checksum import checksum
+from unirl.llm.engines.vllm.model_tensors import (
+    adapter_readings,
+    computed_tensors,
+    refresh_tied_heads,
+)
+from unirl.llm.engines.vllm.parent_watch import watch_owner
+from unirl.llm.models.checksum import digits
 from unirl.llm.weights.group import BroadcastGroup, join
-from unirl.llm.weights.layout import Layout
-from unirl.llm.weights.proof import canonical, reading, sampled
+from unirl.llm.weights.layout import MemoryLayout
+from unirl.llm.weights.proof import canonical, sampled
 
 BACKEND = "unirl"
 """Its name among vLLM's weight-transfer backends."""
-EXTENSION = "unirl.llm.engines.vllm_worker.Extension"
+EXTENSION = "unirl.llm.engines.vllm.worker.Extension"
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +42,6 @@ class _Extension:
     """
 
     def unirl_describe(self) -> dict[str, Any]:
-        """What the sender must know of this worker."""
         worker: Any = self
         dtype = str(worker.model_config.dtype).removeprefix("torch.")
         return {"dtype": dtype, "pid": os.getpid(), "device": worker.device.type}
@@ -50,18 +53,18 @@ class _Extension:
         dtype = worker.model_config.dtype
         parallel = worker.parallel_config
         received: dict[str, str] = engine.readings
-        places: list[list[str]] = []
+        computed: list[list[str]] = []
         # A worker that holds a shard proves what arrived; a whole one proves what it multiplies
         # with.
         if parallel.tensor_parallel_size == 1 and parallel.pipeline_parallel_size == 1:
-            for place, name, value in computed_parts(
+            for path, name, value in computed_tensors(
                 worker.get_model(), engine.shapes, int(version)
             ):
-                places.append([place, name, reading(name, canonical(value, dtype))])
+                computed.append([path, name, digits({name: canonical(value, dtype)})])
         return {
             "version": engine.version,
             "checksum": engine.checksum,
-            "places": places,
+            "computed": computed,
             "received": received,
         }
 
@@ -69,7 +72,7 @@ class _Extension:
         """Readings of an adapter as this worker holds it: {layer: [of A, of B]}."""
         worker: Any = self
         manager = worker.model_runner.lora_manager._adapter_manager
-        return adapter_parts(manager, int(adapter))
+        return adapter_readings(manager, int(adapter))
 
 
 def _backend() -> type:
@@ -104,8 +107,6 @@ def _backend() -> type:
         table: list[list[Any]] = field(default_factory=list)
 
     class UniRLTransfer(WeightTransferEngine):  # type: ignore[misc]
-        """Takes whole versions of the weights, in the layout that the sender describes."""
-
         init_info_cls = Introduction
         update_info_cls = Update
         supports_draft_weight_update = False
@@ -140,11 +141,11 @@ def _backend() -> type:
 
         def receive_weights(self, update_info: Update) -> None:
             weights = self._fetch(update_info)
-            self.checksum = f"{checksum(weights):016x}"
+            self.checksum = digits(weights)
             self.shapes = {name: tuple(value.shape) for name, value in weights.items()}
             dtype = self.model_config.dtype
             self.readings = {
-                name: reading(name, sampled(value, update_info.version, dtype))
+                name: digits({name: sampled(value, update_info.version, dtype)})
                 for name, value in weights.items()
             }
             self.model.load_weights(iter(weights.items()))
@@ -161,9 +162,9 @@ def _backend() -> type:
             self._memory = None
 
         def _fetch(self, update: Update) -> dict[str, Tensor]:
-            layout = Layout.from_json(update.table)
+            layout = MemoryLayout.from_json(update.table)
             if update.kind == "shared":
-                self._memory = _shared(update.path)
+                self._memory = map_shared(update.path)
             elif update.kind == "cuda":
                 self._memory = _opened(update.handle, self.device)
             elif update.kind == "collective":
@@ -172,7 +173,7 @@ def _backend() -> type:
                 self._memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self.device)
                 self._group.broadcast(self._memory)
             elif update.kind == "file":
-                return dict(_read_file(update.path))
+                return dict(read_file(update.path))
             else:
                 raise ValueError(f"transfer kind {update.kind!r} is unknown to this worker")
             return layout.views(self._memory)
@@ -180,7 +181,7 @@ def _backend() -> type:
     return UniRLTransfer
 
 
-def _shared(path: str) -> Tensor:
+def map_shared(path: str) -> Tensor:
     """The sender's memory, mapped: as long as a view of it lives."""
     with open(path, "r+b") as file:
         mapped = mmap.mmap(file.fileno(), 0)
@@ -188,7 +189,6 @@ def _shared(path: str) -> Tensor:
 
 
 def _opened(handle: list[Any], device: torch.device) -> Tensor:
-    """The sender's memory on this GPU."""
     import base64
 
     _, *rest = (base64.b64decode(one) if isinstance(one, str) else one for one in handle)
@@ -197,7 +197,7 @@ def _opened(handle: list[Any], device: torch.device) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
 
-def _read_file(path: str) -> Iterator[tuple[str, Tensor]]:
+def read_file(path: str) -> Iterator[tuple[str, Tensor]]:
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
@@ -211,7 +211,7 @@ def _enter() -> type:
 
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, _backend())
-        hold_on()
+        watch_owner()
         # All is shut down by then, and the interpreter's last garbage collection may take ten
         # seconds, or hang.
         atexit.register(os._exit, 0)

@@ -1,4 +1,4 @@
-"""What an engine behind a server says when the server refuses; source: none."""
+"""What an engine behind a server says when the server refuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from unirl.llm.http import BadStatus
 def refusal(
     error: BadStatus, url: str, *, model: str, key_variable: str
 ) -> UniRLError | EngineFailed:
-    """UniRLError for what no repetition mends, else EngineFailed."""
+    """UniRLError for what no repetition fixes, else EngineFailed."""
     if error.status in (401, 403):
         return UniRLError(
             f"{url} asks for a key (status {error.status})",
@@ -44,7 +44,6 @@ def unknown_model(url: str, model: str, names: Sequence[str]) -> UniRLError:
 
 
 def no_token_ids(url: str) -> UniRLError:
-    """Text cannot be turned back into the tokens that were drawn."""
     return UniRLError(
         f"{url} returns no token ids",
         "completions must have token_ids when return_token_ids is true: text cannot be turned "
@@ -53,17 +52,15 @@ def no_token_ids(url: str) -> UniRLError:
     )
 
 
-def no_log_probabilities(url: str, num_tokens: int, num_told: int) -> UniRLError:
-    """Without them nothing can be learned from the tokens."""
+def no_log_probabilities(url: str, num_tokens: int, num_logp: int) -> UniRLError:
     return UniRLError(
         f"{url} returns no log-probabilities",
-        f"{num_tokens} tokens came with {num_told} of them",
+        f"{num_tokens} tokens came with {num_logp} of them",
         "use a server that returns them for logprobs = 0, such as vLLM or SGLang",
     )
 
 
 def other_distribution(url: str, rule: str) -> UniRLError:
-    """Its log-probabilities are not the behaviour's."""
     return UniRLError(
         f"{url} returns log-probabilities of another distribution",
         rule,
@@ -79,6 +76,6 @@ def takes_no_weights(url: str, *, needed: bool) -> UniRLError:
         "engine vllm needs vLLM's development endpoints and UniRL's worker extension"
         if needed
         else "only vLLM with VLLM_SERVER_DEV_MODE=1 and SGLang have endpoints for that",
-        "start it with python -m unirl.llm.engines.vllm_server, "
+        "start it with python -m unirl.llm.engines.vllm.server, "
         "or use it where weights stay as they are",
     )

@@ -1,5 +1,5 @@
-"""The model and the sequences it generates: one step at a time, without a word about who asked for
-them or when they may run. Source: none.
+"""The model and the sequences it generates, one step at a time; who asked for them, and when they
+may run, is the engine's business.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from unirl.errors import UniRLError
 from unirl.llm.engine import Finish
-from unirl.llm.engines import hf_attention
 from unirl.llm.engines.decoding import draw
-from unirl.llm.engines.hf_attention import Decode, Prefill, Probe, Step
-from unirl.llm.engines.hf_rows import Rows, Running
-from unirl.llm.engines.kv_cache import KeyValueCache
+from unirl.llm.engines.hf import attention
+from unirl.llm.engines.hf.attention import CacheShapeProbe, Decode, Prefill, Step
+from unirl.llm.engines.hf.kv_cache import KeyValueCache
+from unirl.llm.engines.hf.sequences import Running, SequenceTable
 from unirl.llm.models import model as models
 from unirl.llm.models.dense_linear import quicken
 
@@ -25,7 +25,7 @@ _STOP_MARGIN = 8
 
 
 class Generation:
-    """Rows of a model's cache, and the tokens they have so far. What ends is told to who waits.
+    """Rows of a model's cache, and the tokens they have so far. Futures of rows that end are set.
 
     max_context: tokens of prompt and completion together; 0: what the model allows. Raises
     UniRLError for models that keep their memory elsewhere than in attention.
@@ -35,11 +35,11 @@ class Generation:
         self, model: Any, tokenizer: Any, device: torch.device, *, max_context: int = 0
     ) -> None:
         self.model = model.to(device).eval().requires_grad_(False)
-        self.rows = Rows()
+        self.rows = SequenceTable()
         self._tokenizer, self._device = tokenizer, device
-        hf_attention.plug_in(model)
+        attention.plug_in(model)
         quicken(model)
-        probe = Probe()
+        probe = CacheShapeProbe()
         self._forward(np.zeros(1, np.int64), np.zeros(1, np.int64), probe)
         layers = model.config.get_text_config().num_hidden_layers
         self.cache = KeyValueCache(
@@ -68,9 +68,9 @@ class Generation:
         sources = torch.tensor(source, device=self._device)
         step = Prefill(self.cache, lengths, sources, first)
         tokens = np.array([token for document in documents for token in document])
-        places = np.concatenate([np.arange(length) for length in lengths])
+        positions = np.concatenate([np.arange(length) for length in lengths])
         ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1
-        logits = self._forward(tokens, places, step, logits_to_keep=ends)
+        logits = self._forward(tokens, positions, step, logits_to_keep=ends)
         self.rows.add(new, self.context)
         self.counts["prefilled_tokens"] += len(tokens)
         self._draw(first, logits.index_select(0, sources), version)
@@ -80,14 +80,14 @@ class Generation:
         length = self.rows.length
         longest, shortest = int(length.max()), int(length.min())
         self._reserve(len(self.rows), longest + 1)
-        places = torch.from_numpy(length.copy()).to(self._device)  # host -> device, once per step
-        step = Decode(self.cache, places, longest, shortest)
-        logits = self._forward(self.rows.last, places, step)
+        positions = torch.from_numpy(length.copy()).to(self._device)  # host -> device, per step
+        step = Decode(self.cache, positions, longest, shortest)
+        logits = self._forward(self.rows.last, positions, step)
         length += 1
         self._draw(0, logits, version)
 
     def end(self, over: list[tuple[int, Finish]]) -> None:
-        """Tell who waits for these rows, and close the gaps they leave. Ascending by row."""
+        """Complete these rows, ascending, and close the gaps they leave."""
         for row, finish in over:
             self.rows.running[row].end(self.rows.completion(row, finish))
         used = int(self.rows.length.max())
@@ -95,7 +95,7 @@ class Generation:
             self.cache.move(*self.rows.remove([row for row, _ in over]), used)
 
     def move(self, device: torch.device) -> None:
-        """Model and cache, to another device; a cache that nobody uses is given back."""
+        """Model and cache, to another device; an unused cache is released."""
         self.model.to(device)
         if not self.rows:
             self.cache.clear()
@@ -107,16 +107,15 @@ class Generation:
         with torch.inference_mode():
             self.cache.reserve(rows, positions, used_rows=used, used_positions=longest)
 
-    def _forward(self, tokens: Any, places: Any, step: Step, **settings: Any) -> Tensor:
+    def _forward(self, tokens: Any, positions: Any, step: Step, **settings: Any) -> Tensor:
         """Logits [N, V] of tokens [N] at these positions [N]."""
-        ids, positions = (torch.as_tensor(one).to(self._device)[None] for one in (tokens, places))
         with torch.inference_mode():
             result = self.model(
-                input_ids=ids,
-                position_ids=positions,
+                input_ids=torch.as_tensor(tokens).to(self._device)[None],
+                position_ids=torch.as_tensor(positions).to(self._device)[None],
                 use_cache=False,
                 **settings,
-                **{hf_attention.STEP: step},
+                **{attention.STEP: step},
             )
         logits: Tensor = result.logits[0]
         return logits
@@ -150,7 +149,6 @@ class Generation:
 
 
 def _context(model: Any, wanted: int) -> int:
-    """Tokens of prompt and completion together, which the model must allow."""
     try:
         allowed = models.context_length(model)
     except UniRLError:

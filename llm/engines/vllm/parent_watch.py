@@ -1,5 +1,5 @@
 """Processes of an inference engine end with the process that wants it, whatever ends that one:
-vLLM's EngineCore does not notice by itself that nobody is left to ask it.
+vLLM's EngineCore does not notice by itself that no process is left to ask it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def owner_tag() -> str:
     return f"{os.getpid()}:{start_time(os.getpid())}"
 
 
-def hold_on() -> None:
+def watch_owner() -> None:
     """Watch the owner and this process's parent (the engine's core, or the owner itself) from a
     thread: when either is gone, kill the parent and this process. Without an owner: nothing.
     """
@@ -36,7 +36,9 @@ def hold_on() -> None:
     number, _, began = tag.partition(":")
     owner, parent = int(number), os.getppid()
     core = parent if parent not in (owner, 1) else 0
-    watch = threading.Thread(target=_watch, args=(owner, began, core), name="lifeline", daemon=True)
+    watch = threading.Thread(
+        target=_watch, args=(owner, began, core), name="parent-watch", daemon=True
+    )
     watch.start()
 
 

@@ -6,7 +6,6 @@ Source: peft's adapter_config.json and adapter_model.safetensors.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,26 +15,23 @@ import torch
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.llm.engine import EngineFailed
+from unirl.llm.models.lora import PREFIX
 from unirl.llm.weights.own_folder import OwnFolder
 from unirl.llm.weights.proof import unnamed_reading
 from unirl.llm.weights.transfer import import_safetensors
 
 ADAPTER_NAME, ADAPTER_ID = "unirl", 1
-_PREFIX = "base_model.model."
-_PARTS = (".lora_A.weight", ".lora_B.weight")
 
 
 class AdapterFolder:
     """Writes adapters, and knows what a worker must hold after loading one.
 
-    alpha: adapters are scaled by alpha / rank. rank 0: read it from the tensors, and scale by 1.
-    folder: see OwnFolder.
+    alpha: adapters are scaled by alpha / rank. folder: see OwnFolder.
     """
 
-    def __init__(self, rank: int = 0, alpha: float = 1.0, folder: str = "") -> None:
-        self._rank, self._alpha = rank, alpha
+    def __init__(self, alpha: float, folder: str) -> None:
+        self._alpha = alpha
         self._folder = OwnFolder("adapter", folder)
-        self._last: Path | None = None
         self._wanted: dict[str, set[str]] = {}
 
     def write(self, weights: Weights, version: int, dtype: torch.dtype) -> Path:
@@ -51,13 +47,13 @@ class AdapterFolder:
                 f"of {len(weights)} tensors none is called lora_A or lora_B",
                 "set model.lora_rank above 0, or engine.transfer to shared",
             )
-        rank = int(next(v.shape[0] for n, v in tensors.items() if n.endswith(_PARTS[0])))
+        rank = int(next(v.shape[0] for n, v in tensors.items() if n.endswith(".lora_A.weight")))
         settings: dict[str, Any] = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "bias": "none",
             "r": rank,
-            "lora_alpha": self._alpha if self._rank else rank,
+            "lora_alpha": self._alpha,
             "target_modules": sorted({name.split(".")[-3] for name in tensors}),
         }
         flat = {
@@ -67,11 +63,9 @@ class AdapterFolder:
         path.mkdir(exist_ok=True)
         (path / "adapter_config.json").write_text(json.dumps(settings, indent=1))
         import_safetensors().torch.save_file(flat, str(path / "adapter_model.safetensors"))
-        if self._last is not None and self._last != path:
-            shutil.rmtree(self._last, ignore_errors=True)
-        self._last = path
+        self._folder.keep_only(path)
         # vLLM multiplies B by alpha / r when it loads it.
-        scale = float(settings["lora_alpha"]) / rank
+        scale = self._alpha / rank
         self._wanted = {
             name: {unnamed_reading(value), unnamed_reading(value * scale)}
             for name, value in flat.items()
@@ -81,7 +75,7 @@ class AdapterFolder:
     def require(self, reports: Sequence[Mapping[str, Sequence[str]]], peer: str) -> None:
         """EngineFailed unless every worker holds all of this adapter, and nothing else."""
         for index, report in enumerate(reports):
-            found = {one for parts in report.values() for one in parts}
+            found = {one for readings in report.values() for one in readings}
             known = {one for pair in self._wanted.values() for one in pair}
             lost = [name for name, pair in self._wanted.items() if not pair & found]
             if lost or not found <= known:
@@ -93,14 +87,12 @@ class AdapterFolder:
                 )
 
     def close(self) -> None:
-        """Remove what was written; idempotent."""
         self._folder.remove()
-        self._last = None
 
 
 def _peft_name(name: str) -> str:
     """base_model.model.<layer>.lora_A.weight, without the adapter's own name."""
     before, dot, after = name.partition(".lora_")
     kind = after[0]
-    clean = before if before.startswith(_PREFIX) else _PREFIX + before
+    clean = before if before.startswith(PREFIX) else PREFIX + before
     return f"{clean}{dot}{kind}.weight"

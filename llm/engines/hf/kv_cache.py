@@ -1,5 +1,5 @@
-"""Keys and values of the sequences under way: one row per sequence, no padding on the left, rows
-without gaps between them. Source: none.
+"""Keys and values of the sequences being generated: one row per sequence, no padding on the left,
+rows without gaps between them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _STEP = 64
 
 @dataclass(frozen=True)
 class CacheShape:
-    """What one token leaves behind, per layer."""
+    """What is stored of one token, per layer."""
 
     layers: int
     heads: int
@@ -27,7 +27,7 @@ class KeyValueCache:
     """Memory [layers, 2, rows, heads, positions, head_size] that grows as needed; 0 is keys, 1 is
     values.
 
-    Row r holds positions 0 .. length of its sequence; what lies behind is finite rubbish that masks
+    Row r holds positions 0 .. length of its sequence; what follows is finite rubbish that masks
     hide, so fresh memory is zeroed (a masked NaN would still be NaN).
     """
 
@@ -48,16 +48,13 @@ class KeyValueCache:
 
     @property
     def rows(self) -> int:
-        """Sequences there is memory for."""
         return self.data.shape[2]
 
     @property
     def positions(self) -> int:
-        """Tokens per sequence there is memory for."""
         return self.data.shape[4]
 
     def to(self, device: torch.device) -> None:
-        """Move it, contents and all."""
         self._device = device
         self.data, self._base = self.data.to(device), self._base.to(device)
 
@@ -88,15 +85,15 @@ class KeyValueCache:
         here[0] = key.index_select(0, source)
         here[1] = value.index_select(0, source)
 
-    def places(self, length: Tensor) -> Tensor:
+    def next_cells(self, length: Tensor) -> Tensor:
         """Where the next token of rows 0 .. n-1 goes, for `append`: length [n] -> [n * heads]."""
         return (self._base[: len(length)] + length[:, None]).view(-1)
 
-    def append(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
+    def append(self, layer: int, cells: Tensor, key: Tensor, value: Tensor) -> None:
         """One more token per row: key, value [n * heads, head_size]."""
         flat = self.data[layer].view(2, -1, self.shape.head_size)
-        flat[0].index_copy_(0, places, key)
-        flat[1].index_copy_(0, places, value)
+        flat[0].index_copy_(0, cells, key)
+        flat[1].index_copy_(0, cells, value)
 
     def move(self, sources: list[int], targets: list[int], positions: int) -> None:
         """Copy whole rows over others, up to this position: how gaps are closed."""

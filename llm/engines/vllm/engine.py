@@ -15,13 +15,12 @@ from unirl.llm.engine import (
     Capabilities,
     Completion,
     EngineConfig,
-    Finish,
     PauseMode,
     Request,
 )
-from unirl.llm.engines.usage import Usage, continuation_seed, extend, nothing_left
-from unirl.llm.engines.vllm_adapter import ADAPTER_ID, ADAPTER_NAME, AdapterFolder
-from unirl.llm.engines.vllm_core import VllmCore, closed
+from unirl.llm.engines.usage import Usage, continuation_seed, extend, finish_of
+from unirl.llm.engines.vllm.adapter import ADAPTER_ID, ADAPTER_NAME, AdapterFolder
+from unirl.llm.engines.vllm.core import VllmCore, closed
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.weights.sync import WeightSync
 
@@ -29,25 +28,18 @@ from unirl.llm.weights.sync import WeightSync
 class VllmEngine:
     """Engine (see there) on vLLM. One event loop for all calls.
 
-    folder: where engine.transfer file and lora write; "": a temporary folder of this machine. With
-    engine.transfer lora, lora_rank and lora_alpha must be the learner's.
+    With engine.transfer lora, lora_rank and lora_alpha must be the learner's.
     """
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        config: EngineConfig | None = None,
-        *,
-        folder: str = "",
-        seed: int = 0,
-    ) -> None:
-        self._config = config = config or EngineConfig(kind="vllm")
+    def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
+        self._config = config
         self._usage = Usage()
-        self._core = VllmCore(config, model, seed, lambda: bool(self._usage.ids))
-        self._sync = WeightSync(config, self._core, folder)
-        self._adapter = None
+        self.core = VllmCore(config, model, lambda: bool(self._usage.ids))
+        self._sync = WeightSync(config, self.core)
+        self.adapter = None
+        """Where adapters are written; None where whole weights travel."""
         if config.transfer == "lora":
-            self._adapter = AdapterFolder(model.lora_rank, model.lora_alpha, folder)
+            self.adapter = AdapterFolder(model.lora_alpha, config.folder)
         self._lora: Any = None
         self._version = -1
         self._starting = asyncio.Lock()
@@ -55,90 +47,83 @@ class VllmEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See Engine. sleep: where engine.options has enable_sleep_mode."""
+        """sleep: where engine.options has enable_sleep_mode."""
         asked = self._config.options.get("enable_sleep_mode", "false").lower()
         return Capabilities(sleep=asked == "true")
 
     @property
     def version(self) -> int:
-        """See Engine."""
         return self._version
 
     async def start(self) -> None:
-        """See Engine. Raises UniRLError when vllm is missing or refuses its arguments."""
+        """Raises UniRLError when vllm is missing or refuses its arguments."""
         async with self._starting:
             if self._closed:
                 raise closed()
-            if self._core.llm is None:
-                self._sync.meet(await self._core.start())
+            if self.core.llm is None:
+                self._sync.meet(await self.core.start())
 
     async def generate(self, request: Request) -> Completion:
-        """See Engine."""
-        self._require_ready()
-        before = request.partial
-        if nothing_left(request):
+        self._require_started()
+        if request.num_left <= 0:
             return extend(request, (), (), (), "length")
         self._check_length(request)
-        parameters = self._parameters(request)
-        prompt = [*request.prompt, *(before.tokens if before else ())]
+        parameters, prompt = self._parameters(request), list(request.document)
         with self._usage.running(request.id):
-            output = await self._core.first(self._finished(prompt, parameters, request.id))
+            output = await self.core.first(self._finished(prompt, parameters, request.id))
         done = output.outputs[0]
         tokens = tuple(done.token_ids)
         logp = tuple(float(value) for value in done.logprobs.logprobs) if tokens else ()
         self._usage.count(prompt=len(prompt), generated=len(tokens))
-        return extend(
-            request, tokens, logp, self._versions(done.weight_versions, len(tokens)), _finish(done)
-        )
+        version = self._versions(done.weight_versions, len(tokens))
+        return extend(request, tokens, logp, version, finish_of(done.finish_reason))
 
     async def abort(self, ids: list[str] | None = None) -> None:
-        """See Engine."""
-        if self._core.llm is None:
+        if self.core.llm is None:
             return
         wanted = list(self._usage.ids) if ids is None else [i for i in ids if i in self._usage.ids]
         if wanted:
-            await self._core.ask(self._core.llm.abort(wanted), "to abort requests")
+            await self.core.ask(self.core.llm.abort(wanted), "to abort requests")
 
     async def pause(self, mode: PauseMode = "keep") -> None:
-        """See Engine. wait has no deadline but that of a core that falls silent."""
-        self._require_ready()
-        call = self._core.llm.pause_generation(mode=mode, clear_cache=False)
+        """wait has no deadline but that of a core that falls silent."""
+        self._require_started()
+        call = self.core.llm.pause_generation(mode=mode, clear_cache=False)
         if mode == "wait":
-            await self._core.first(call)
+            await self.core.first(call)
         else:
-            await self._core.ask(call, f"to pause ({mode})")
+            await self.core.ask(call, f"to pause ({mode})")
         self._paused = True
         self._usage.pause()
 
     async def resume(self) -> None:
-        """See Engine."""
-        self._require_ready()
-        await self._core.ask(self._core.llm.resume_generation(), "to resume")
+        self._require_started()
+        await self.core.ask(self.core.llm.resume_generation(), "to resume")
         self._paused = False
         self._usage.resume()
 
     async def load_weights(self, weights: Weights, version: int) -> None:
-        """See Engine. Pauses by itself (keep) where it is not paused and requests are running.
+        """Pauses by itself (keep) where it is not paused and requests are running.
 
         Raises EngineFailed when a worker does not compute with what was sent; the engine is of no
         use then.
         """
         await self.start()
-        self._require_ready()
+        self._require_started()
         self._sync.times.begin()
         pause = not self._paused and bool(self._usage.ids)
         if pause:
-            with self._sync.times.part("pause"):
+            with self._sync.times.phase("pause"):
                 await self.pause("keep")
         try:
-            if self._adapter is not None:
+            if self.adapter is not None:
                 await self._load_adapter(weights, version)
             else:
                 await self._sync.load(weights, version)
         except BaseException as error:
             # Whatever it computes with now belongs to no version.
             if not isinstance(error, UniRLError):
-                self._core.break_off(error)
+                self.core.break_off(error)
             raise
         self._version = version
         self._sync.times.end()
@@ -146,44 +131,41 @@ class VllmEngine:
             await self.resume()
 
     async def sleep(self) -> None:
-        """See Engine."""
-        if self.capabilities.sleep and self._core.llm is not None:
-            await self._core.ask(self._core.llm.sleep(level=1, mode="keep"), "to sleep")
+        if self.capabilities.sleep and self.core.llm is not None:
+            await self.core.ask(self.core.llm.sleep(level=1, mode="keep"), "to sleep")
             self._paused = True
 
     async def wake(self) -> None:
-        """See Engine."""
-        if self.capabilities.sleep and self._core.llm is not None:
-            await self._core.ask(self._core.llm.wake_up(), "to wake up")
+        if self.capabilities.sleep and self.core.llm is not None:
+            await self.core.ask(self.core.llm.wake_up(), "to wake up")
             self._paused = False
 
     def stats(self) -> Mapping[str, float]:
-        """See Engine; and swaps, swap_seconds, swap_<part>_seconds of the last one."""
+        """And swaps, swap_seconds, swap_<phase>_seconds of the last one."""
         return self._usage.as_stats() | self._sync.times.as_stats()
 
     async def close(self) -> None:
-        """See Engine. Leaves no process."""
+        """Leaves no process."""
         if self._closed:
             return
         self._closed = True
         try:
-            await self._core.close()
+            await self.core.close()
         finally:
             self._sync.close()
-            if self._adapter is not None:
-                self._adapter.close()
+            if self.adapter is not None:
+                self.adapter.close()
 
     def _parameters(self, request: Request) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        how, before = request.sampling, request.partial
-        done = len(before.tokens) if before else 0
+        how = request.sampling
         return SamplingParams(
             temperature=how.temperature,
             top_p=how.top_p,
             top_k=how.top_k,
-            max_tokens=how.max_tokens - done,
+            max_tokens=request.num_left,
             stop=list(how.stop) or None,
             include_stop_str_in_output=True,
             detokenize=bool(how.stop),
@@ -196,7 +178,7 @@ class VllmEngine:
 
     async def _finished(self, prompt: list[int], parameters: Any, name: str) -> Any:
         last = None
-        stream = self._core.llm.generate(
+        stream = self.core.llm.generate(
             {"prompt_token_ids": prompt}, parameters, name, lora_request=self._lora
         )
         async for output in stream:
@@ -204,8 +186,8 @@ class VllmEngine:
         return last
 
     def _check_length(self, request: Request) -> None:
-        longest = self._core.llm.model_config.max_model_len
-        length = len(request.prompt) + len(request.partial.tokens if request.partial else ())
+        longest = self.core.llm.model_config.max_model_len
+        length = len(request.document)
         if length >= longest:
             raise UniRLError(
                 f"a prompt of {length} tokens leaves no room for a completion",
@@ -214,7 +196,7 @@ class VllmEngine:
             )
 
     def _versions(self, spans: Any, count: int) -> tuple[int, ...]:
-        """Of each token. vLLM calls weights "default" that nobody sent."""
+        """Of each token. vLLM calls its own weights "default"."""
         if not spans:
             return (self._version,) * count
         return tuple(
@@ -226,33 +208,27 @@ class VllmEngine:
     async def _load_adapter(self, weights: Weights, version: int) -> None:
         from vllm.lora.request import LoRARequest
 
-        assert self._adapter is not None
+        assert self.adapter is not None
         times = self._sync.times
-        with times.part("write"):
-            path = await asyncio.to_thread(self._adapter.write, weights, version, self._sync.dtype)
-        # The same id, loaded in place: frozen requests go on under the new adapter, too.
+        with times.phase("write"):
+            path = await asyncio.to_thread(self.adapter.write, weights, version, self._sync.dtype)
+        # The same id, loaded in place: frozen requests continue under the new adapter, too.
         request = LoRARequest(ADAPTER_NAME, ADAPTER_ID, str(path), load_inplace=True)
-        with times.part("load"):
-            await self._core.ask(self._core.llm.add_lora(request), "to load the adapter")
-            await self._core.ask(
-                self._core.llm.update_weight_version(str(version)), "to take the version"
+        with times.phase("load"):
+            await self.core.ask(self.core.llm.add_lora(request), "to load the adapter")
+            await self.core.ask(
+                self.core.llm.update_weight_version(str(version)), "to take the version"
             )
-            await self._core.forget()
-        with times.part("proof"):
-            reports = await self._core.call_workers("unirl_adapter", [str(ADAPTER_ID)])
-            self._adapter.require(reports, self._core.peer())
+            await self.core.forget()
+        with times.phase("proof"):
+            reports = await self.core.call_workers("unirl_adapter", [str(ADAPTER_ID)])
+            self.adapter.require(reports, self.core.peer())
         # Requests need not load it again.
         self._lora = LoRARequest(ADAPTER_NAME, ADAPTER_ID, str(path))
 
-    def _require_ready(self) -> None:
+    def _require_started(self) -> None:
         if self._closed:
             raise closed()
-        if self._core.llm is None:
-            raise UniRLError("the engine is not ready", "start comes first", "await start()")
-        self._core.require_alive()
-
-
-def _finish(done: Any) -> Finish:
-    if done.finish_reason == "abort":
-        return "aborted"
-    return "length" if done.finish_reason == "length" else "stop"
+        if self.core.llm is None:
+            raise UniRLError("the engine has not started", "start comes first", "await start()")
+        self.core.require_alive()

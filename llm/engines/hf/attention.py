@@ -1,7 +1,7 @@
 """Attention of the embedded engine: plugged into transformers' AttentionInterface, it finds keys
-and values in a KeyValueCache instead of transformers' own. Source: none.
+and values in a KeyValueCache instead of transformers' own.
 
-All tokens of a step travel as one row [1, N] through the model, whatever sequence they belong to:
+All tokens of a step pass through the model as one row [1, N], whatever sequence they belong to:
 linear layers see no padding, and `logits_to_keep` picks the positions that need logits. Only here
 does it matter who may see whom.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from unirl.errors import UniRLError
-from unirl.llm.engines.kv_cache import CacheShape, KeyValueCache
+from unirl.llm.engines.hf.kv_cache import CacheShape, KeyValueCache
 
 NAME = "unirl_cached"
 """The attention implementation, as transformers knows it."""
@@ -35,8 +35,8 @@ class Step(Protocol):
         """
 
 
-class Probe:
-    """Finds out what the layers of a model leave behind; every token sees only itself."""
+class CacheShapeProbe:
+    """Finds the shape of what the layers of a model keep; every token sees only itself."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[int, ...]] = {}
@@ -44,7 +44,6 @@ class Probe:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
-        """See Step."""
         self._seen[layer] = (key.shape[1], key.shape[2], value.shape[2])
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
 
@@ -67,8 +66,8 @@ class Prefill:
     """New sequences: each prompt attends to itself once, and its keys and values are copied to all
     rows that begin with it.
 
-    lengths [U] of the prompts, which lie one after the other; source [new]: the prompt of each new
-    row; first: the row they begin at.
+    lengths [U] of the prompts, one after the other; source [new]: the prompt of each new row;
+    first: the row they begin at.
     """
 
     def __init__(
@@ -81,9 +80,9 @@ class Prefill:
             # Attention alone is padded, on the right, where causality hides it.
             length = torch.tensor(lengths)
             begin = length.cumsum(0) - length
-            place = torch.arange(self._longest)
-            gather = begin[:, None] + place.minimum(length[:, None] - 1)
-            real = (place < length[:, None]).view(-1).nonzero()[:, 0]
+            position = torch.arange(self._longest)
+            gather = begin[:, None] + position.minimum(length[:, None] - 1)
+            real = (position < length[:, None]).view(-1).nonzero()[:, 0]
             self._gather = gather.view(-1).to(source.device)
             self._real = real.to(source.device)
         self._masks: dict[int, Tensor] = {}
@@ -91,7 +90,6 @@ class Prefill:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
-        """See Step."""
         q, k, v = (self._padded(one) for one in (query, key, value))
         self._cache.fill(layer, self._first, self._source, k, v)
         windowed = 0 < window < self._longest
@@ -115,8 +113,8 @@ class Prefill:
 
     def _mask(self, window: int, device: torch.device) -> Tensor:
         if window not in self._masks:
-            place = torch.arange(self._longest, device=device)
-            age = place[:, None] - place
+            position = torch.arange(self._longest, device=device)
+            age = position[:, None] - position
             self._masks[window] = (age >= 0) & (age < window)
         return self._masks[window]
 
@@ -128,7 +126,7 @@ class Decode:
 
     def __init__(self, cache: KeyValueCache, length: Tensor, longest: int, shortest: int) -> None:
         self._cache, self._length = cache, length
-        self._places = cache.places(length)
+        self._cells = cache.next_cells(length)
         self._end = longest + 1
         self._ragged = shortest != longest
         self._masks: dict[int, Tensor | None] = {}
@@ -136,9 +134,8 @@ class Decode:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
-        """See Step."""
         rows, heads, size = key.shape
-        self._cache.append(layer, self._places, key.reshape(-1, size), value.reshape(-1, size))
+        self._cache.append(layer, self._cells, key.reshape(-1, size), value.reshape(-1, size))
         memory = self._cache.data[layer, :, :rows, :, : self._end]
         # Queries that share a head of keys attend as if they were positions: nothing is repeated.
         result = functional.scaled_dot_product_attention(
@@ -156,8 +153,8 @@ class Decode:
             if not self._ragged and not 0 < window < self._end:
                 self._masks[window] = None
             else:
-                place = torch.arange(self._end, device=self._length.device)
-                age = self._length[:, None] - place
+                position = torch.arange(self._end, device=self._length.device)
+                age = self._length[:, None] - position
                 hidden = age < 0
                 if window:
                     hidden |= age >= window

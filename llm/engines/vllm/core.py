@@ -1,4 +1,4 @@
-"""The line to vLLM's EngineCore: how it is brought up, asked with a deadline, watched and ended.
+"""vLLM's EngineCore: how it is brought up, asked with a deadline, watched and ended.
 
 Source: vLLM's AsyncLLM (vllm.v1.engine.async_llm).
 """
@@ -13,19 +13,19 @@ from typing import Any, TypeVar
 
 from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig, EngineFailed
-from unirl.llm.engines.vllm_arguments import (
+from unirl.llm.engines.vllm.arguments import (
     engine_arguments,
     environment,
     import_vllm,
     model_folder,
 )
-from unirl.llm.engines.vllm_call import DaemonCall
-from unirl.llm.engines.vllm_processes import Family
+from unirl.llm.engines.vllm.daemon_call import DaemonCall
+from unirl.llm.engines.vllm.processes import EngineProcesses
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.weights.own_folder import OwnFolder
 
 _Answer = TypeVar("_Answer")
-_GRACE_SECONDS = 10.0
+GRACE_SECONDS = 10.0
 """vLLM has the same limit for its start: it cleans up better than a kill does."""
 _SHUTDOWN_SECONDS = 2.0
 """For vLLM's own end, before what is left is killed. Within a second all is let go of; what follows
@@ -38,15 +38,13 @@ log = logging.getLogger(__name__)
 class VllmCore:
     """An AsyncLLM of this process with everything behind it; a Receiver of weights.
 
-    busy: whether requests are under way, so that silence means something.
+    busy: whether requests are in flight, so that silence means something.
     """
 
-    def __init__(
-        self, config: EngineConfig, model: ModelConfig, seed: int, busy: Callable[[], bool]
-    ):
-        self._config, self._model, self._seed, self._busy = config, model, seed, busy
-        self._family = Family()
-        self._scratch = OwnFolder("vllm")
+    def __init__(self, config: EngineConfig, model: ModelConfig, busy: Callable[[], bool]) -> None:
+        self._config, self._model, self._busy = config, model, busy
+        self.processes = EngineProcesses()
+        self.scratch = OwnFolder("vllm")
         self._build_call: DaemonCall[Any] | None = None
         self._broken: asyncio.Future[None] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -60,7 +58,7 @@ class VllmCore:
         call = self._build_call = DaemonCall(self._build, self._end_late)
         done: set[asyncio.Future[Any]] = set()
         try:
-            done, _ = await asyncio.wait({call.future}, timeout=limit + _GRACE_SECONDS)
+            done, _ = await asyncio.wait({call.future}, timeout=limit + GRACE_SECONDS)
         finally:
             if not done:
                 self._end_processes()
@@ -74,12 +72,11 @@ class VllmCore:
         self._build_call = None
         self._broken = asyncio.get_running_loop().create_future()
         self._watch = asyncio.create_task(self._keep_watch())
-        self._family.note_children()
+        self.processes.note_children()
         await self.ask(self.llm.get_supported_tasks(), "to say what it can do")
         return await self.call_workers("unirl_describe", [])
 
     def require_alive(self) -> None:
-        """Raise EngineFailed when it is broken already."""
         if self._broken is not None and self._broken.done():
             self._broken.result()
 
@@ -87,7 +84,7 @@ class VllmCore:
         """All waits end with this error: EngineFailed, whatever it is."""
         if self._broken is not None and not self._broken.done():
             self._broken.set_exception(error if isinstance(error, EngineFailed) else self._died())
-            self._broken.exception()  # seen: nobody need be waiting
+            self._broken.exception()  # seen: there may be no call that waits
 
     async def close(self) -> None:
         """End all its processes; idempotent."""
@@ -97,40 +94,37 @@ class VllmCore:
         try:
             if self.llm is not None:
                 if self.llm.output_handler is not None:
-                    self.llm.output_handler.cancel()  # or it tells that the core died
+                    self.llm.output_handler.cancel()  # or it logs that the core died
                 ending = DaemonCall(lambda: self.llm.shutdown(_SHUTDOWN_SECONDS))
                 await asyncio.wait({ending.future}, timeout=1.5 * _SHUTDOWN_SECONDS)
         finally:
-            # Also when whoever closes it has lost patience.
+            # Also when the caller has lost patience.
             self._end_processes()
-            self._scratch.remove()
+            self.scratch.remove()
             self.break_off(closed())
 
     # What WeightSync asks of a vLLM, whichever way it is reached.
 
     async def call_workers(self, method: str, arguments: list[str]) -> list[Any]:
-        """The answers of all workers to a method of the extension."""
         call = self.llm.collective_rpc(method, args=tuple(arguments))
         return list(await self.ask(call, f"to answer {method}"))
 
-    async def introduce(self, told: dict[str, Any]) -> None:
-        """init_weight_transfer_engine."""
+    async def introduce(self, info: dict[str, Any]) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
-        request = WeightTransferInitRequest(init_info=told)
+        request = WeightTransferInitRequest(init_info=info)
         await self.ask(self.llm.init_weight_transfer_engine(request), "to meet the sender")
 
-    async def update(self, told: dict[str, Any], version: int) -> None:
-        """start_weight_update, update_weights, finish_weight_update."""
+    async def update(self, info: dict[str, Any], version: int) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await self.ask(self.llm.start_weight_update(), "to take weights")
-        request = WeightTransferUpdateRequest(update_info=told)
+        request = WeightTransferUpdateRequest(update_info=info)
         await self.ask(self.llm.update_weights(request), "to load weights")
         await self.ask(self.llm.finish_weight_update(str(version)), "to finish loading")
 
     async def forget(self) -> None:
-        """Drop cached keys and values, also of frozen requests: they compute theirs anew."""
+        """Drop cached keys and values, also of frozen requests: they compute theirs again."""
         call = self.llm.reset_prefix_cache(reset_running_requests=True)
         if not await self.ask(call, "to drop its cache"):
             raise EngineFailed(
@@ -140,12 +134,10 @@ class VllmCore:
             )
 
     async def weight_version(self) -> str:
-        """What EngineCore says of itself."""
         return str(await self.ask(self.llm.get_weight_version(), "to name its version"))
 
     def peer(self) -> str:
-        """How errors call it."""
-        return f"vLLM's EngineCore (process {self._family.core or '?'})"
+        return f"vLLM's EngineCore (process {self.processes.core or '?'})"
 
     async def ask(self, call: Awaitable[_Answer], what: str) -> _Answer:
         """The answer of EngineCore within the deadline."""
@@ -196,7 +188,7 @@ class VllmCore:
         limit, asked = self._config.timeout_seconds, time.monotonic()
         while True:
             await asyncio.sleep(0.2)
-            if self.llm.errored or not self._family.alive():
+            if self.llm.errored or not self.processes.alive():
                 self.break_off(self._died())
                 return
             if time.monotonic() - asked > limit / 2 and self._busy():
@@ -221,24 +213,23 @@ class VllmCore:
         )
 
     def _end_processes(self) -> None:
-        """End what is there, and what a start that is still under way may yet bring about."""
+        """End what is there, and what an unfinished start may yet bring about."""
         if self._build_call is not None:
             self._build_call.abandon()
-        self._family.kill()
+        self.processes.kill()
 
     def _end_late(self, llm: Any) -> None:
-        """A start that nobody waited for came to an end all the same."""
         try:
             llm.shutdown(_SHUTDOWN_SECONDS)
         finally:
-            self._family.kill()
-            self._scratch.remove()
+            self.processes.kill()
+            self.scratch.remove()
 
     def _build(self) -> Any:
         with environment(self._config):
             vllm = import_vllm()
-            folder = model_folder(self._model, self._scratch)
-            arguments = engine_arguments(self._config, self._model, folder, seed=self._seed)
+            folder = model_folder(self._model, self.scratch)
+            arguments = engine_arguments(self._config, self._model, folder)
             try:
                 prepared = vllm.AsyncEngineArgs(**arguments).create_engine_config()
             except (ValueError, OSError, TypeError, ImportError, RuntimeError) as error:
@@ -251,17 +242,16 @@ class VllmCore:
 
             if self._build_call is not None and self._build_call.is_abandoned:
                 raise closed()
-            with self._family.born():
+            with self.processes.starting():
                 try:
                     return AsyncLLM.from_vllm_config(prepared, disable_log_stats=True)
                 except Exception as error:
                     raise EngineFailed(
                         f"vLLM did not start: {' '.join(str(error).split())[:300]}",
-                        f"it must be ready within {self._config.timeout_seconds:g} s",
+                        f"it must start within {self._config.timeout_seconds:g} s",
                         "its own messages above name the cause",
                     ) from error
 
 
 def closed() -> EngineFailed:
-    """What is said to whoever asks an engine that was closed."""
     return EngineFailed("the engine is closed", "nothing can be asked of it", "make a new one")

@@ -2,9 +2,9 @@
 at a time, on CPU or CUDA; sequences join and leave between steps (continuous batching, Orca, OSDI
 2022).
 
-A step runs on the event loop itself, not in a thread, and gives way after it. So nothing changes
+A step runs on the event loop itself, not in a thread, and yields after it. So nothing changes
 during a step: abort, pause and new weights need no locks, and what is admitted when follows from
-the order of calls alone: two runs that make the same calls generate the same. What else lives on
+the order of calls alone: two runs that make the same calls generate the same. What else runs on
 the loop (rewards, above all) runs between steps and must be short.
 """
 
@@ -30,8 +30,8 @@ from unirl.llm.engine import (
     PauseMode,
     Request,
 )
-from unirl.llm.engines.hf_generation import Generation
-from unirl.llm.engines.hf_rows import Running
+from unirl.llm.engines.hf.generation import Generation
+from unirl.llm.engines.hf.sequences import Running
 from unirl.llm.models import model as models
 from unirl.llm.models.checksum import checksum
 
@@ -42,7 +42,7 @@ _PREFILL_TOKENS = 8192
 
 
 class HfEngine:
-    """See Engine. `start` loads the model; the first `generate` does it where nobody has.
+    """Engine (see there) in this process. `start`, else the first `generate`, loads the model.
 
     loaded: a model and its tokenizer that are there already; the engine then owns the model.
     """
@@ -57,7 +57,8 @@ class HfEngine:
         self._settings, self._config = model, config or EngineConfig()
         self._device = torch.device(device_of(self._config.device, "engine.device"))
         self._loaded = loaded
-        self._generation: Generation | None = None
+        self.generation: Generation | None = None
+        """The model and its sequences; None before `start` and after a failure."""
         self._version = -1
         self._waiting: list[Running] = []
         self._ids: set[str] = set()
@@ -73,20 +74,16 @@ class HfEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        """See Engine."""
         return Capabilities(sleep=True)
 
     @property
     def version(self) -> int:
-        """See Engine."""
         return self._version
 
     async def start(self) -> None:
-        """See Engine."""
         self._started()
 
     async def generate(self, request: Request) -> Completion:
-        """See Engine."""
         generation = self._started()
         self._check(request, generation)
         done = request.partial
@@ -99,7 +96,7 @@ class HfEngine:
         self._waiting.append(running)
         self._ids.add(request.id)
         self._counts["prompt_tokens"] += len(request.prompt)
-        self._go()
+        self._continue()
         try:
             return await future
         except asyncio.CancelledError:
@@ -109,38 +106,36 @@ class HfEngine:
             self._ids.discard(request.id)
 
     async def abort(self, ids: list[str] | None = None) -> None:
-        """See Engine."""
         wanted = None if ids is None else set(ids)
         self._abort(
-            [one for one in self._under_way() if wanted is None or one.request.id in wanted]
+            [one for one in self._in_flight() if wanted is None or one.request.id in wanted]
         )
 
     async def pause(self, mode: PauseMode = "keep") -> None:
-        """See Engine. wait: requests made before this call are finished; later ones wait."""
-        if mode == "wait" and self._under_way() and not self._paused:
+        """wait: requests made before this call are finished; later ones wait."""
+        if mode == "wait" and self._in_flight() and not self._paused:
             self._last_order = self._orders - 1
             drained = asyncio.get_running_loop().create_future()
             self._drained.append(drained)
             await drained
         if mode == "abort":
-            self._abort(self._under_way())
+            self._abort(self._in_flight())
         self._freeze()
 
     async def resume(self) -> None:
-        """See Engine."""
         if self._asleep:
             self._resume_awake = True  # it cannot work before `wake`
             return
         self._paused, self._last_order = False, None
-        self._go()
+        self._continue()
 
     async def load_weights(self, weights: Weights, version: int) -> None:
-        """See Engine. Frozen sequences keep the keys and values of the weights that made them."""
+        """Frozen sequences keep the keys and values of the weights that made them."""
         model = self._started().model
-        if self._under_way() and not self._paused:
+        if self._in_flight() and not self._paused:
             raise UniRLError(
                 "engine hf cannot take new weights now",
-                f"{len(self._under_way())} completions are under way, and it is not paused",
+                f"{len(self._in_flight())} completions are in flight, and it is not paused",
                 "await engine.pause() first, engine.resume() after",
             )
         models.load_flat_weights(model, weights)
@@ -155,41 +150,39 @@ class HfEngine:
         self._version = version
 
     async def sleep(self) -> None:
-        """See Engine. On CUDA, model and cache move to the host's memory."""
-        if self._generation is None or self._asleep:
+        """On CUDA, model and cache move to the host's memory."""
+        if self.generation is None or self._asleep:
             return
         self._asleep, self._resume_awake = True, not self._paused
         self._freeze()
-        self._generation.move(torch.device("cpu"))
+        self.generation.move(torch.device("cpu"))
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     async def wake(self) -> None:
-        """See Engine."""
-        if self._asleep and self._generation is not None:
-            self._generation.move(self._device)
+        if self._asleep and self.generation is not None:
+            self.generation.move(self._device)
             self._asleep = False
             if self._resume_awake:
                 await self.resume()
 
     def stats(self) -> Mapping[str, float]:
-        """See Engine. prefilled_tokens: of prompts, after sharing; running and waiting: now."""
+        """prefilled_tokens: of prompts, after sharing; running and waiting: now."""
         counts = {"generated_tokens": 0.0, **self._counts}
         running = 0
-        if self._generation is not None:
-            counts |= self._generation.counts
-            running = len(self._generation.rows)
+        if self.generation is not None:
+            counts |= self.generation.counts
+            running = len(self.generation.rows)
         return counts | {"running": running, "waiting": len(self._waiting)}
 
     async def close(self) -> None:
-        """See Engine."""
         if self._failure is None:
             self._fail("engine hf is closed", "it generates nothing any more", "make a new one")
 
     def _started(self) -> Generation:
         if self._failure is not None:
             raise self._failure
-        if self._generation is None:
+        if self.generation is None:
             if self._loaded is None:
                 dtype = self._settings.dtype if self._config.dtype == "auto" else self._config.dtype
                 settings = replace(self._settings, dtype=dtype)
@@ -197,13 +190,13 @@ class HfEngine:
                 model = models.load_model(settings, self._device)
             else:
                 (model, tokenizer), self._loaded = self._loaded, None
-            self._generation = Generation(
+            self.generation = Generation(
                 model, tokenizer, self._device, max_context=self._config.max_context
             )
-        return self._generation
+        return self.generation
 
     def _check(self, request: Request, generation: Generation) -> None:
-        prompt, partial = request.prompt, request.partial
+        prompt, document = request.prompt, request.document
         if len(prompt) + 1 > generation.context:
             raise UniRLError(
                 f"the prompt of request {request.id} is too long",
@@ -212,8 +205,7 @@ class HfEngine:
                 "drop long prompts (task.max_prompt), or raise engine.max_context where the model "
                 "allows it",
             )
-        tokens = prompt + (partial.tokens if partial else ())
-        if not prompt or min(tokens) < 0 or max(tokens) >= generation.vocabulary:
+        if not prompt or min(document) < 0 or max(document) >= generation.vocabulary:
             raise UniRLError(
                 f"the prompt of request {request.id} is not one of this model's",
                 f"it must have at least one token, each from 0 to {generation.vocabulary - 1}",
@@ -221,22 +213,22 @@ class HfEngine:
             )
         if request.id in self._ids:
             raise UniRLError(
-                f'request "{request.id}" is under way already',
-                "ids must be unique among the requests under way",
+                f'request "{request.id}" is in flight already',
+                "ids must be unique among the requests in flight",
                 "number the requests",
             )
 
-    def _under_way(self) -> list[Running]:
-        running = self._generation.rows.running if self._generation is not None else []
+    def _in_flight(self) -> list[Running]:
+        running = self.generation.rows.running if self.generation is not None else []
         return [*running, *self._waiting]
 
-    def _go(self) -> None:
-        """Have the loop work, if there is work and nothing forbids it."""
+    def _continue(self) -> None:
+        """Have the loop generate, if there is a request and nothing forbids it."""
         if self._has_work() and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def _has_work(self) -> bool:
-        return not self._paused and self._failure is None and bool(self._under_way())
+        return not self._paused and self._failure is None and bool(self._in_flight())
 
     async def _run(self) -> None:
         try:
@@ -252,7 +244,7 @@ class HfEngine:
             log.exception("engine hf failed")
             self._fail(
                 f"engine hf failed: {type(error).__name__}: {error}",
-                f"{len(self._under_way())} completions were under way",
+                f"{len(self._in_flight())} completions were in flight",
                 "the trace is in the log; less memory: lower engine.max_sequences",
             )
 
@@ -264,7 +256,7 @@ class HfEngine:
         documents: dict[tuple[int, ...], int] = {}
         new, source, tokens = [], [], 0
         for one in self._waiting[:room]:
-            document = one.document
+            document = one.request.document
             if self._last_order is not None and one.order > self._last_order:
                 break
             if document not in documents:
@@ -284,10 +276,10 @@ class HfEngine:
             return
         dead = set(gone)
         self._counts["aborted"] += len(dead)
-        if self._generation is not None:
-            rows = enumerate(self._generation.rows.running)
+        if self.generation is not None:
+            rows = enumerate(self.generation.rows.running)
             if running := [row for row, one in rows if one in dead]:
-                self._generation.end([(row, "aborted") for row in running])
+                self.generation.end([(row, "aborted") for row in running])
         for one in self._waiting:
             if one in dead:
                 have = one.request.partial or Completion((), (), (), "aborted")
@@ -298,7 +290,7 @@ class HfEngine:
     def _check_drained(self) -> None:
         """End a pause that waits, once all it waits for have ended."""
         last = self._last_order
-        if last is not None and all(one.order > last for one in self._under_way()):
+        if last is not None and all(one.order > last for one in self._in_flight()):
             self._freeze()
 
     def _freeze(self) -> None:
@@ -310,9 +302,9 @@ class HfEngine:
 
     def _fail(self, what: str, rule: str, remedy: str) -> EngineFailed:
         self._failure = EngineFailed(what, rule, remedy)
-        for one in self._under_way():
+        for one in self._in_flight():
             if not one.future.done():
                 one.future.set_exception(self._failure)
-        self._generation, self._waiting = None, []
+        self.generation, self._waiting = None, []
         self._freeze()
         return self._failure

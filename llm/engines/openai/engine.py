@@ -1,5 +1,5 @@
 """An engine behind a server that speaks OpenAI's API (vLLM, SGLang) and returns token ids and
-log-probabilities: the door to engines that are not embedded.
+log-probabilities.
 
 Source: POST /v1/completions as vLLM and SGLang extend it (return_token_ids).
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -24,9 +24,8 @@ from unirl.llm.engine import (
     Request,
     SamplingConfig,
 )
-from unirl.llm.engines.openai_controls import Controls, find_controls
-from unirl.llm.engines.openai_http import HttpClient
-from unirl.llm.engines.openai_refusals import (
+from unirl.llm.engines.openai.controls import Controls, find_controls
+from unirl.llm.engines.openai.refusals import (
     no_log_probabilities,
     no_token_ids,
     other_distribution,
@@ -34,56 +33,61 @@ from unirl.llm.engines.openai_refusals import (
     takes_no_weights,
     unknown_model,
 )
-from unirl.llm.engines.usage import Usage, continuation_seed, extend, nothing_left
-from unirl.llm.http import BadStatus
+from unirl.llm.engines.usage import Usage, continuation_seed, extend, finish_of
+from unirl.llm.http import PAUSES, BadStatus, HttpClient, bearer
 from unirl.llm.models.model import ModelConfig
 
-Told = Literal["all", "temperature", "raw"]
-"""What a server's log-probabilities are of: the distribution that tokens are drawn from, the one
-before top_p and top_k, or the model's own.
+LogpKind = Literal["all", "temperature", "raw"]
+"""Which distribution a server's log-probabilities are of: the one that tokens are drawn from, the
+one before top_p and top_k, or the model's own.
 """
 
 
 class OpenAiEngine:
     """Engine (see there) over HTTP. Requests are streamed: `abort` and `pause` cut them, and what
-    was cut goes on with its tokens as part of the prompt.
+    was cut is continued with its tokens behind the prompt.
 
     The server is asked for model.path, or for engine.options.served_model_name where it serves the
-    model under another name. folder: where weights are written for servers that read them from a
-    disk. Engine vllm with a url is this one; then the server must take weights.
+    model under another name. Engine vllm with a url is this one; then the server must take weights.
+    pauses: before each further attempt to reach it.
     """
 
-    def __init__(self, model: ModelConfig, config: EngineConfig, *, folder: str = "") -> None:
-        self._config, self._source, self._folder = config, model.path, folder
+    def __init__(
+        self, model: ModelConfig, config: EngineConfig, *, pauses: Sequence[float] = PAUSES
+    ) -> None:
+        self._config, self._source = config, model.path
         self._model = config.options.get("served_model_name", model.path)
         self._http = HttpClient(
-            config.url, key_variable=config.api_key_variable, seconds=config.timeout_seconds
+            config.url,
+            bearer(config.api_key_variable, "engine.api_key_variable"),
+            seconds=config.timeout_seconds,
+            pauses=pauses,
+            failure=EngineFailed,
         )
         self._usage = Usage()
         self._runs: dict[str, _Run] = {}
         self._controls: Controls | None = None
-        self._told: Told = "all"
+        self._logp_kind: LogpKind = "all"
         self._version = -1
         self._open = asyncio.Event()
         self._open.set()
-        self._places = asyncio.Semaphore(config.max_sequences)
+        self._streams = asyncio.Semaphore(config.max_sequences)
         self._starting = asyncio.Lock()
         self._started = self._closed = False
 
     @property
     def capabilities(self) -> Capabilities:
-        """See Engine. load_weights: known after `start`; only servers with endpoints for it."""
+        """load_weights: known after `start`; only servers with endpoints for it."""
         return Capabilities(load_weights=self._controls is not None)
 
     @property
     def version(self) -> int:
-        """See Engine."""
         return self._version
 
     async def start(self) -> None:
-        """See Engine. Waits for a server that is not up yet, and sets one going that a swap left
-        paused; then asks for one token, to see that ids and log-probabilities come with it, and of
-        which distribution.
+        """Waits for a server that is not up yet, and resumes one that a swap left paused; then asks
+        for one token, to see that ids and log-probabilities come with it, and of which
+        distribution.
         """
         async with self._starting:
             if self._closed:
@@ -91,7 +95,7 @@ class OpenAiEngine:
             if self._started:
                 return
             try:
-                listed = await self._http.get("/models", patience=self._config.timeout_seconds)
+                listed = await self._http.get_json("/models", patience=self._config.timeout_seconds)
             except BadStatus as error:
                 raise self._refusal(error) from error
             names = [str(one.get("id")) for one in (listed or {}).get("data", [])]
@@ -100,24 +104,21 @@ class OpenAiEngine:
             self._drop_controls()
             try:
                 # Before the first token is asked for: a paused server would never draw it.
-                self._controls = await find_controls(
-                    self._http, self._config, self._source, self._folder
-                )
+                self._controls = await find_controls(self._http, self._config, self._source)
             except BadStatus as error:
                 raise self._refusal(error) from error
-            self._told = await self._ask_what_is_told()
+            self._logp_kind = await self._find_logp_kind()
             if self._config.kind == "vllm" and self._controls is None:
                 raise takes_no_weights(self._http.url, needed=True)
             self._started = True
 
     async def generate(self, request: Request) -> Completion:
-        """See Engine."""
         if self._closed or not self._started:
             raise UniRLError(
-                "the engine is not ready", "start comes before all else", "await start()"
+                "the engine has not started", "start comes before all else", "await start()"
             )
         self._check_sampling(request.sampling)
-        if nothing_left(request):
+        if request.num_left <= 0:
             return extend(request, (), (), (), "length")
         with self._usage.running(request.id):
             run = self._runs[request.id] = _Run()
@@ -127,14 +128,12 @@ class OpenAiEngine:
                 del self._runs[request.id]
 
     async def abort(self, ids: list[str] | None = None) -> None:
-        """See Engine."""
         for name in list(self._runs) if ids is None else ids:
             if name in self._runs:
                 self._runs[name].aborted = True
                 self._runs[name].cut.set()
 
     async def pause(self, mode: PauseMode = "keep") -> None:
-        """See Engine."""
         self._open.clear()
         for run in self._runs.values():
             if mode != "wait":
@@ -146,13 +145,12 @@ class OpenAiEngine:
         self._usage.pause()
 
     async def resume(self) -> None:
-        """See Engine."""
         self._usage.resume()
         self._open.set()
 
     async def load_weights(self, weights: Weights, version: int) -> None:
-        """See Engine. UniRLError where the server has no endpoints for it. After a failure nobody
-        knows the server's weights: the version is -1, and no token is drawn until `resume`.
+        """UniRLError where the server has no endpoints for it. After a failure the server's weights
+        are unknown: the version is -1, and no token is drawn until `resume`.
         """
         if self._controls is None:
             raise takes_no_weights(self._http.url, needed=False)
@@ -171,17 +169,15 @@ class OpenAiEngine:
             await self.resume()
 
     async def sleep(self) -> None:
-        """See Engine: not for servers."""
+        """Not for servers."""
 
     async def wake(self) -> None:
-        """See Engine: not for servers."""
+        """Not for servers."""
 
     def stats(self) -> Mapping[str, float]:
-        """See Engine; and those of swaps, where there are any."""
         return self._usage.as_stats() | dict(self._controls.stats() if self._controls else {})
 
     async def close(self) -> None:
-        """See Engine. The server goes on."""
         self._closed = True
         await self.abort()
         self._drop_controls()
@@ -197,15 +193,15 @@ class OpenAiEngine:
             await self._gate(run)
             if run.aborted:
                 return extend(request, (), (), (), "aborted")
-            async with self._places:
+            async with self._streams:
                 if not self._open.is_set():
                     continue
-                part = await self._stream(request, run)
-            if part.finish != "aborted" or run.aborted:
-                return part
-            request = replace(request, partial=part)
-            if nothing_left(request):
-                return replace(part, finish="length")
+                done = await self._stream(request, run)
+            if done.finish != "aborted" or run.aborted:
+                return done
+            request = replace(request, partial=done)
+            if request.num_left <= 0:
+                return replace(done, finish="length")
 
     async def _gate(self, run: _Run) -> None:
         """Until the engine is open, or the request aborted."""
@@ -221,10 +217,10 @@ class OpenAiEngine:
                 one.cancel()
 
     async def _stream(self, request: Request, run: _Run) -> Completion:
-        told = self._body(request)
+        body = self._body(request)
         name = f"{request.id}-{uuid.uuid4().hex[:8]}"
         run.idle.clear()
-        reading = asyncio.create_task(self._read(told, {"X-Request-Id": name}, run))
+        reading = asyncio.create_task(self._read(body, {"X-Request-Id": name}, run))
         cutting = asyncio.create_task(run.cut.wait())
         run.tokens, run.logp = [], []
         try:
@@ -237,16 +233,16 @@ class OpenAiEngine:
                 task.cancel()
             await asyncio.gather(reading, cutting, return_exceptions=True)
             run.idle.set()
-        self._usage.count(prompt=len(told["prompt"]), generated=len(run.tokens))
+        self._usage.count(prompt=len(body["prompt"]), generated=len(run.tokens))
         version = (self._version,) * len(run.tokens)
-        return extend(request, tuple(run.tokens), tuple(run.logp), version, finish)
+        return extend(request, run.tokens, run.logp, version, finish)
 
-    async def _read(self, told: dict[str, Any], headers: dict[str, str], run: _Run) -> Finish:
-        async with self._http.events("/completions", told, headers) as chunks:
+    async def _read(self, body: dict[str, Any], headers: dict[str, str], run: _Run) -> Finish:
+        async with self._http.events("/completions", body, headers) as chunks:
             reason = None
             async for chunk in chunks:
                 for choice in chunk.get("choices", []):
-                    ids, logp = self._parts(choice)
+                    ids, logp = self._tokens(choice)
                     run.tokens += ids
                     run.logp += logp
                     reason = choice.get("finish_reason") or reason
@@ -256,28 +252,25 @@ class OpenAiEngine:
                 "a completion must end with a finish_reason",
                 "look at the server's log",
             )
-        if reason == "abort":
-            return "aborted"
-        return "length" if reason == "length" else "stop"
+        return finish_of(reason)
 
-    def _parts(self, choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
+    def _tokens(self, choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
         """Tokens and log-probabilities of a chunk. Raises UniRLError when either is missing."""
         ids = choice.get("token_ids")
-        told = (choice.get("logprobs") or {}).get("token_logprobs")
-        if (ids is None and choice.get("text")) or (ids is None and told):
+        logp = (choice.get("logprobs") or {}).get("token_logprobs") or []
+        if ids is None and (choice.get("text") or logp):
             raise no_token_ids(self._http.url)
-        ids = list(ids or [])
-        if len(told or []) != len(ids):
-            raise no_log_probabilities(self._http.url, len(ids), len(told or []))
-        return [int(one) for one in ids], [float(one) for one in told or []]
+        ids = ids or []
+        if len(logp) != len(ids):
+            raise no_log_probabilities(self._http.url, len(ids), len(logp))
+        return [int(one) for one in ids], [float(one) for one in logp]
 
     def _body(self, request: Request) -> dict[str, Any]:
-        how, before = request.sampling, request.partial
-        done = before.tokens if before else ()
+        how = request.sampling
         return {
             "model": self._model,
-            "prompt": [*request.prompt, *done],
-            "max_tokens": how.max_tokens - len(done),
+            "prompt": list(request.document),
+            "max_tokens": request.num_left,
             "temperature": how.temperature,
             "top_p": how.top_p,
             "top_k": how.top_k or -1,
@@ -293,9 +286,10 @@ class OpenAiEngine:
             **({"stop": list(how.stop), "include_stop_str_in_output": True} if how.stop else {}),
         }
 
-    async def _ask_what_is_told(self) -> Told:
-        """Draw the likeliest token twice, the second time coldly: whoever reports certainty reports
-        the distribution it draws from; to whom the cold makes no difference, the model's own.
+    async def _find_logp_kind(self) -> LogpKind:
+        """Draw the likeliest token twice, the second time coldly: a server that reports certainty
+        reports the distribution it draws from; one to which the cold makes no difference, the
+        model's own.
         """
         top = await self._probe(SamplingConfig(top_k=1, max_tokens=1))
         if top.logp[0] > -1e-6:
@@ -305,20 +299,19 @@ class OpenAiEngine:
 
     async def _probe(self, sampling: SamplingConfig) -> Completion:
         request = Request(f"probe-{uuid.uuid4().hex[:8]}", (1, 1), sampling, 0)
-        part = await self._stream(request, _Run())
-        if not part.tokens:
+        done = await self._stream(request, _Run())
+        if not done.tokens:
             raise no_token_ids(self._http.url)
-        return part
+        return done
 
     def _check_sampling(self, how: SamplingConfig) -> None:
-        """Log-probabilities must be those of the distribution that tokens are drawn from."""
         cut = how.top_p < 1 or how.top_k > 0
-        if (self._told == "raw" and how.temperature not in (0.0, 1.0)) or (
-            self._told != "all" and cut
+        if (self._logp_kind == "raw" and how.temperature not in (0.0, 1.0)) or (
+            self._logp_kind != "all" and cut
         ):
             raise other_distribution(
                 self._http.url,
-                f"it reports {self._told} ones; temperature is {how.temperature:g}, "
+                f"it reports {self._logp_kind} ones; temperature is {how.temperature:g}, "
                 f"top_p {how.top_p:g}, top_k {how.top_k}",
             )
 
@@ -329,14 +322,14 @@ class OpenAiEngine:
 
 @dataclass
 class _Run:
-    """A request under way."""
+    """A request in flight."""
 
     cut: asyncio.Event = field(default_factory=asyncio.Event)
     """Its stream is to end now."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     """No stream of it is open."""
     aborted: bool = False
-    """It is not to go on afterwards."""
+    """It is not to be continued."""
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
 

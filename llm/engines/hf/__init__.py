@@ -1,0 +1,1 @@
+"""Any transformers language model, generating in this process."""

@@ -1,0 +1,1 @@
+"""vLLM in processes of its own, or as a server."""
