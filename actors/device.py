@@ -17,13 +17,13 @@ from unirl.config.rules import check_at_least
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
-from unirl.core.timers import Timers
 from unirl.core.tree import tree_map
 from unirl.core.weights import WeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY, DeviceEnv, Groups, SimSpec
 from unirl.envs.sim.make import make_device_env
 from unirl.errors import UniRLError
+from unirl.metrics.timers import Timers
 from unirl.policy import Policy, PolicyConfig
 
 

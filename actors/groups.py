@@ -17,10 +17,10 @@ from unirl.actors.vector import VectorActor
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
-from unirl.core.timers import Timers
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec, spaces
 from unirl.envs.vector import VectorEnv
+from unirl.metrics.timers import Timers
 from unirl.policy import Policy, PolicyConfig
 
 

@@ -20,12 +20,11 @@ from unirl.actors.groups import GroupsActor, make_groups
 from unirl.actors.sampler import SamplerConfig
 from unirl.actors.stepping import UnrollRows
 from unirl.core.actor import ActorContext
-from unirl.core.clock import micros
-from unirl.core.device import usable_device
 from unirl.core.queue import REASONS, QueueClient
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
+from unirl.device import usable_device
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
 from unirl.errors import QueueClosed
@@ -42,6 +41,7 @@ from unirl.handshake.handshake import (
     TURN,
     Handshake,
 )
+from unirl.host import micros
 from unirl.policy import Policy, PolicyConfig, zero_state
 from unirl.policy.precision import warn_if_emulated
 from unirl.policy.recurrent import State

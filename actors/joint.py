@@ -13,11 +13,11 @@ from unirl.actors.env_worker import require_next_step
 from unirl.actors.stepping import Select, SteppedEnvs, UnrollRows
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
-from unirl.core.timers import Timers
 from unirl.core.weights import WeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.spaces import action_field
 from unirl.envs.vector import VectorEnv
+from unirl.metrics.timers import Timers
 from unirl.policy import Policy, zero_state
 from unirl.policy.recurrent import State
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unirl.actors.vector import ActorConfig
-from unirl.core.device import check_device
 from unirl.core.queue import QueueConfig
+from unirl.device import check_device
 from unirl.errors import UniRLError
 from unirl.handshake.layout import HandshakeLayout
 

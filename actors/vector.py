@@ -17,13 +17,13 @@ from unirl.config.rules import check_at_least
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
-from unirl.core.timers import Timers
 from unirl.core.tree import tree_map
 from unirl.core.weights import WeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.spaces import action_field, obs_fields
 from unirl.envs.vector import VectorEnv
+from unirl.metrics.timers import Timers
 from unirl.policy import Policy, PolicyConfig, zero_state
 from unirl.policy.precision import warn_if_emulated
 

@@ -12,7 +12,6 @@ import argparse
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -74,7 +73,7 @@ def sample(
         },
     )
     if slow_forward:
-        plan = replace(plan, make_actor=partial(make_slow_policy_worker, config=plan.config))
+        plan = plan.with_pool(make_actor=partial(make_slow_policy_worker, config=plan.config))
     runner = ProcessesRunner(plan)
     found: dict[str, Any] = {}
 

@@ -30,8 +30,8 @@ import measure
 import unirl
 from unirl.core.exchange import Exchange
 from unirl.core.learner import Learner, LearnerContext
-from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
+from unirl.metrics.metrics import Metrics
 from unirl.runners.processes import ProcessesRunner
 
 FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "exception": signal.SIGUSR1}
@@ -82,7 +82,7 @@ def make_runner(tickets: list[int]) -> ProcessesRunner:
         },
     )
     plan = replace(
-        plan, make_learner=partial(make_witness, make=plan.make_learner, tickets=tickets)
+        plan, make_learner=partial(make_witness, make=plan.learner.make, tickets=tickets)
     )
     return ProcessesRunner(plan)
 
@@ -159,11 +159,11 @@ def main() -> None:
     runner.run([])
     thread.join()
     queue = runner.loop.queue
-    totals, discarded = queue.totals(), queue.discarded()
-    out = sum(number for state, number in queue.counts().items() if state != "free")
+    totals, discarded = queue.totals(), queue.stats().discarded
+    out = sum(number for state, number in queue.stats().states.items() if state != "free")
     lost = totals["started"] - totals["learned"] - sum(discarded.values()) - out
     twice = sum(count - 1 for count in Counter(tickets).values())
-    pids = [*runner.actors.pids(), *runner.actors.worker_pids()]
+    pids = [*runner.actor_pids(), *runner.helper_pids()]
     left = sum(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids)
     left_segments = len(set(os.listdir("/dev/shm")) - segments) if segments else 0
     rows = [

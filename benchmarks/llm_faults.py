@@ -25,7 +25,6 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,9 @@ import measure
 import unirl
 from unirl.config import to_toml
 from unirl.core.learner import Learner, LearnerContext
-from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
 from unirl.llm.models.tiny import make_tiny
+from unirl.metrics.metrics import Metrics
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import Plan
 from unirl.runners.processes import ProcessesRunner
@@ -172,7 +171,7 @@ def seconds_to_recover(
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
     if role == "actor":
-        until(lambda: runner.actors.pids()[0] != pid, "the actor was not replaced")
+        until(lambda: runner.actor_pids()[0] != pid, "the actor was not replaced")
     else:
         until(lambda: not alive(pid), "the reward worker was not replaced")
     before = clock.version
@@ -199,7 +198,7 @@ def storm(
             fault = list(FAULTS)[pairs // 2 % 2]
             pairs += 1
             until(lambda: bool(workers(marks)), "there is no reward worker")
-            pid = runner.actors.pids()[0] if role == "actor" else rng.choice(workers(marks))
+            pid = runner.actor_pids()[0] if role == "actor" else rng.choice(workers(marks))
             assert pid is not None
             took = seconds_to_recover(runner, clock, role, pid, FAULTS[fault])
             found[role, fault].append(took)
@@ -214,8 +213,8 @@ def first_part(model: Path, marks: Path, seconds: float, seed: int) -> str:
     before = segments()
     tickets: list[int] = []
     plan = make_plan(model)
-    make_learner = partial(make_witness, make=plan.make_learner, tickets=tickets)
-    runner = ProcessesRunner(replace(plan, make_learner=make_learner))
+    make_learner = partial(make_witness, make=plan.learner.make, tickets=tickets)
+    runner = ProcessesRunner(plan.with_learner(make=make_learner))
     clock, found = Clock(), defaultdict[tuple[str, str], list[float]](list)
     errors: list[BaseException] = []
     thread = threading.Thread(
@@ -227,14 +226,14 @@ def first_part(model: Path, marks: Path, seconds: float, seed: int) -> str:
     if errors:
         raise errors[0]
     queue = runner.loop.queue
-    totals, discarded = queue.totals(), queue.discarded()
-    out = sum(number for state, number in queue.counts().items() if state != "free")
+    totals, discarded = queue.totals(), queue.stats().discarded
+    out = sum(number for state, number in queue.stats().states.items() if state != "free")
     lost = totals["started"] - totals["learned"] - sum(discarded.values()) - out
     twice = sum(count - 1 for count in Counter(tickets).values())
     deadline = time.monotonic() + 10.0
     while workers(marks) and time.monotonic() < deadline:
         time.sleep(0.05)
-    pids = [pid for pid in runner.actors.pids() if pid is not None and alive(pid)]
+    pids = [pid for pid in runner.actor_pids() if pid is not None and alive(pid)]
     left = len(pids) + len(workers(marks))
     left_segments = len(segments() - before)
     rows = [

@@ -108,7 +108,7 @@ def train(arguments: argparse.Namespace) -> None:
         samples = [json.loads(line) for line in samples_of(Path(folder) / "run")]
     first, last = rows[0], rows[-1]
     learned, seconds = last["step"] - first["step"], last["seconds"] - first["seconds"]
-    discarded = sum(last.get(f"queue/discarded/{reason}", 0) for reason in plan.reasons)
+    discarded = sum(last.get(f"queue/discarded/{reason}", 0) for reason in plan.learner.reasons)
     versions = [version for row in samples for version in row["versions"]]
     ages = [row["update"] - 1 - version for row in samples for version in row["versions"]]
     tail = statistics.fmean(row["reward"] for row in rows[-8:])

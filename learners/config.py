@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from unirl.config.rules import check_at_least, check_positive
-from unirl.core.device import check_device
+from unirl.device import check_device
 from unirl.errors import UniRLError
 from unirl.learners.optimizer import OptimizerConfig
 

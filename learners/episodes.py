@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unirl.core.metrics import Metrics
+from unirl.metrics.metrics import Metrics
 
 
 class EpisodeWindow:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from unirl.config.rules import check_positive
-from unirl.core.metrics import Metrics
 from unirl.learners.config import UnrollLearnerConfig
 from unirl.learners.objective import Losses, UnrollRows
 from unirl.learners.truncation import bootstrapped, spread
+from unirl.metrics.metrics import Metrics
 from unirl.policy import Policy
 from unirl.vtrace import (
     entropy_loss,

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 
-from unirl.core.metrics import Metrics
 from unirl.core.tree import tree_map
+from unirl.metrics.metrics import Metrics
 from unirl.vtrace import Loss
 
 UnrollRows: TypeAlias = Mapping[str, Any]

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from unirl.config.rules import check_positive
-from unirl.core.metrics import Metrics
 from unirl.core.tree import tree_map
 from unirl.learners.config import UnrollLearnerConfig
 from unirl.learners.objective import Losses, UnrollRows, select
 from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.truncation import bootstrapped, spread
+from unirl.metrics.metrics import Metrics
 from unirl.policy import Policy
 from unirl.policy.normalize import RunningNorm
 from unirl.vtrace import (

@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unirl.core.device import usable_device
 from unirl.core.learner import LearnerContext, LearnerState
-from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, SampleSpec, collate
 from unirl.core.seeding import derive_seed
 from unirl.core.training_budget import ScheduleProgress, TrainingBudget
 from unirl.core.tree import tree_map
 from unirl.core.weights import Weights
+from unirl.device import usable_device
 from unirl.errors import ActorFailed, UniRLError
 from unirl.learners.config import UnrollLearnerConfig, check_minibatches
 from unirl.learners.episodes import EpisodeWindow
 from unirl.learners.objective import Losses, UnrollObjective, UnrollRows, select
 from unirl.learners.optimizer import Optimizer
 from unirl.learners.parallel import Ranks
+from unirl.metrics.metrics import Metrics
 from unirl.policy import Policy, PolicyConfig
 from unirl.policy.normalize import ReturnNorm, RunningNorm
 from unirl.policy.precision import warn_if_emulated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from unirl.core.device import usable_device
+from unirl.device import usable_device
 from unirl.host import local_rank
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from unirl.core.device import check_device
 from unirl.core.weights import Weights
+from unirl.device import check_device
 from unirl.errors import UniRLError
 from unirl.llm.http import require_url
 

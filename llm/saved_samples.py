@@ -18,7 +18,6 @@ import torch
 
 from unirl.core.actor import ActorContext
 from unirl.core.learner import LearnerContext, LearnerState
-from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
@@ -32,6 +31,7 @@ from unirl.llm.models.lora import add_adapters
 from unirl.llm.models.model import load_model, load_tokenizer
 from unirl.llm.training.report import report_groups
 from unirl.llm.training.token_batch import TokenBatch
+from unirl.metrics.metrics import Metrics
 from unirl.storage import disk
 
 FOLDER = "groups"

@@ -36,8 +36,8 @@ from unirl.commands.shipped import shipped_configs
 from unirl.commands.tune import tune
 from unirl.config import fields_help, flag_of
 from unirl.core.actor import Actor
-from unirl.core.timers import Timers
 from unirl.errors import ActorFailed, UniRLError
+from unirl.metrics.timers import Timers
 from unirl.policy.precision import has_bfloat16
 from unirl.runners.plan import Plan
 
@@ -129,8 +129,8 @@ class WithoutTimers:
 
 def test_an_actor_without_timers_is_one_stage() -> None:
     plan = small_plan()
-    make_actor: Any = plan.make_actor
-    plan = replace(plan, make_actor=lambda context: WithoutTimers(make_actor(context)))
+    make_actor: Any = plan.pools[0].make_actor
+    plan = plan.with_pool(make_actor=lambda context: WithoutTimers(make_actor(context)))
     figures = measure_apart(plan, 0.1)
     assert [*figures, "end_to_end"] == list(UNSPLIT_STAGES)
     assert figures["acting"]["seconds"] > figures["weights"]["seconds"]

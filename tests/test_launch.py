@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ def plan_with_signals_while_saving(num_signals: int) -> Plan:
     """A plan whose learner is interrupted while its last checkpoint is written."""
     plan = unirl.make_plan("impala", **SETTINGS)
 
-    class Interrupted(type(plan.make_learner(LearnerContext(0)))):  # type: ignore[misc]
+    class Interrupted(type(plan.learner.make(LearnerContext(0)))):  # type: ignore[misc]
         def state_dict(self) -> LearnerState:
             for _ in range(num_signals):
                 signal.raise_signal(signal.SIGINT)
@@ -34,11 +33,11 @@ def plan_with_signals_while_saving(num_signals: int) -> Plan:
             return state
 
     def make_learner(context: LearnerContext) -> Any:
-        learner = plan.make_learner(context)
+        learner = plan.learner.make(context)
         learner.__class__ = Interrupted
         return learner
 
-    return replace(plan, make_learner=make_learner)
+    return plan.with_learner(make=make_learner)
 
 
 def test_one_ctrl_c_during_the_last_checkpoint_does_not_cost_it(tmp_path: Path) -> None:

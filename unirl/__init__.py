@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from unirl.core.learner import Learner as Learner
     from unirl.core.learner import LearnerContext as LearnerContext
     from unirl.core.learner import LearnerState as LearnerState
-    from unirl.core.metrics import Metrics as Metrics
     from unirl.core.pool import Pool as Pool
     from unirl.core.queue import QueueConfig as QueueConfig
     from unirl.core.sample import Batch as Batch
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from unirl.errors import UniRLError as UniRLError
     from unirl.launch import RunResult as RunResult
     from unirl.launch import run as run
+    from unirl.metrics.metrics import Metrics as Metrics
     from unirl.runners.config import RunConfig as RunConfig
     from unirl.runners.config import RunnerConfig as RunnerConfig
     from unirl.runners.plan import LearnerPlan as LearnerPlan
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "core.actor": ("Actor", "ActorContext", "AsyncActor"),
     "core.learner": ("Learner", "LearnerContext", "LearnerState"),
-    "core.metrics": ("Metrics",),
+    "metrics.metrics": ("Metrics",),
     "core.pool": ("Pool",),
     "core.queue": ("QueueConfig",),
     "core.sample": ("Batch", "Field", "SampleSpec", "Slot", "collate"),

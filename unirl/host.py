@@ -6,6 +6,7 @@ Standard library only: it is read by the lowest layers, and where nothing else i
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 
 
@@ -22,3 +23,8 @@ def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
     """
     rank = environment.get("LOCAL_RANK", "")
     return int(rank) if rank.isdecimal() else None
+
+
+def micros() -> int:
+    """Microseconds of the monotonic clock, which all processes of a machine share."""
+    return time.monotonic_ns() // 1000

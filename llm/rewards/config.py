@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from unirl.core.device import check_device
+from unirl.device import check_device
 from unirl.errors import UniRLError
 from unirl.llm.rewards.judge import JudgeConfig
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from unirl.llm.rewards.limits import within
 from unirl.llm.rewards.worker import worker_main
-from unirl.runners.fork_server import process_context
+from unirl.supervision.fork_server import process_context
 
 log = logging.getLogger(__name__)
 

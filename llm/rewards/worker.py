@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unirl.llm.own_code import load_own
-from unirl.runners.process_settings import die_with_parent
+from unirl.supervision.process_settings import die_with_parent
 
 _ERROR_CHARACTERS = 2000
 

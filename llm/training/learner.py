@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unirl.core.device import check_device
 from unirl.core.learner import LearnerState
-from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
 from unirl.core.seeding import derive_seed
 from unirl.core.training_budget import ScheduleProgress, TrainingBudget
 from unirl.core.weights import Weights
+from unirl.device import check_device
 from unirl.errors import UniRLError
 from unirl.learners.optimizer import ADAPTIVE_BOUNDS, Optimizer, OptimizerConfig
 from unirl.learners.parallel import Ranks
@@ -43,6 +42,7 @@ from unirl.llm.training.packing import Pack, pack_groups
 from unirl.llm.training.report import report_groups, sample_rows, summary
 from unirl.llm.training.sharding import empty_pack, whole_weights
 from unirl.llm.training.token_batch import TokenBatch
+from unirl.metrics.metrics import Metrics
 from unirl.vtrace import TokenMetrics
 
 

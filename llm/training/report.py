@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
 from unirl.llm.group import FAILED, FINISHES, SCORE, TIMED_OUT
 from unirl.llm.training.token_batch import TokenBatch
+from unirl.metrics.metrics import Metrics
 
 
 def report_groups(

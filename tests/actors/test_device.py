@@ -14,11 +14,11 @@ from tests.actors.clock_sim import ClockSim
 from unirl.actors import device as device_module
 from unirl.actors.device import DeviceActor, SimConfig, SimMaker, device_spec
 from unirl.core.sample import Slot
-from unirl.core.weights import LocalWeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import SimStep
 from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
+from unirl.transports.local import LocalWeightStore
 
 HIDDEN = (8,)
 

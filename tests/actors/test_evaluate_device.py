@@ -122,8 +122,8 @@ def test_an_evaluation_without_episodes_is_refused(num_episodes: int) -> None:
 def test_the_recipe_is_judged_on_complete_episodes() -> None:
     config = ondevice.Config(env=EnvConfig("torch/Cartpole", max_episode_steps=12))
     plan = ondevice.plan(config)
-    assert plan.make_evaluator is not None
-    evaluator = plan.make_evaluator(3)
+    assert plan.learner.make_evaluator is not None
+    evaluator = plan.learner.make_evaluator(3)
     assert isinstance(evaluator, Player)
     policy = plan.make_learner_seeded().weights()
     assert evaluator.evaluate(policy, 5).lengths == [12] * 5

@@ -26,18 +26,18 @@ from unirl.actors.inference import (
 from unirl.actors.sampler import SamplerConfig
 from unirl.actors.vector import unroll_spec
 from unirl.core.actor import ActorContext
-from unirl.core.device import usable_device
 from unirl.core.pool import HelperContext
 from unirl.core.queue import QueueConfig, QueueServer
 from unirl.core.sample import SampleSpec, Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import leaves
+from unirl.device import usable_device
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
 from unirl.errors import QueueClosed, UniRLError
 from unirl.handshake.handshake import ACT, BEGIN, HELLO, OBS, SLOT, TURN, Handshake
 from unirl.policy import Policy, PolicyConfig
-from unirl.runners.fork_server import process_context
+from unirl.supervision.fork_server import process_context
 from unirl.transports.local import LocalWeightStore
 from unirl.transports.shared import SharedTransport
 

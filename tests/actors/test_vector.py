@@ -13,11 +13,11 @@ from unirl.actors.vector import ActorConfig, VectorActor, make_vector_actor, unr
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Slot
 from unirl.core.tree import flatten
-from unirl.core.weights import LocalWeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec, spaces
 from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
+from unirl.transports.local import LocalWeightStore
 
 GAMMA = 0.5
 
@@ -36,7 +36,7 @@ def make(
     store = LocalWeightStore()
     store.publish(learner_policy.weights(), 3)
     made = make_vector_actor(
-        ActorContext(0, 1, seed, store), env=env, policy=config, actor=actor, gamma=GAMMA
+        ActorContext(0, seed, store), env=env, policy=config, actor=actor, gamma=GAMMA
     )
     spec = unroll_spec(*spaces(env), actor, learner_policy.initial_state(1))
     return made, Slot(0, 0, spec.allocate()), learner_policy

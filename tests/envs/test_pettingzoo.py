@@ -29,7 +29,6 @@ from unirl.core.actor import ActorContext
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import Slot
 from unirl.core.tree import flatten
-from unirl.core.weights import LocalWeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.games.duel import Duel
 from unirl.envs.make import agents_of, known_env_ids, make_vec, spaces
@@ -38,6 +37,7 @@ from unirl.envs.vector import env_seeds
 from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig
 from unirl.storage.checkpoint import load_checkpoint
+from unirl.transports.local import LocalWeightStore
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTING = EnvConfig("pettingzoo/tests.toy_envs:CountingAgents")
@@ -598,7 +598,7 @@ def test_the_learner_reads_off_the_slot_the_state_that_the_actor_had() -> None:
     store, shape = LocalWeightStore(), ActorConfig(1, 6, 7)
     store.publish(policy.weights(), 0)
     actor = make_vector_actor(
-        ActorContext(0, 1, 0, store), env=COUNTING, policy=config, actor=shape, gamma=0.9
+        ActorContext(0, 0, store), env=COUNTING, policy=config, actor=shape, gamma=0.9
     )
     slot = Slot(0, 0, unroll_spec(*spaces(COUNTING), shape, policy.initial_state(1)).allocate())
     for _ in range(5):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unirl.core.metrics import Metrics
 from unirl.learners.episodes import EpisodeWindow
+from unirl.metrics.metrics import Metrics
 
 
 def unroll(first: float) -> dict[str, Tensor]:

@@ -14,9 +14,9 @@ import unirl
 from tests.vtrace.reference import slow_vtrace_targets
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Batch, Slot
-from unirl.core.weights import LocalWeightStore
 from unirl.errors import UniRLError
 from unirl.learners.impala import RunningScale
+from unirl.transports.local import LocalWeightStore
 
 
 @pytest.mark.parametrize("normalize_advantage", [False, True])
@@ -113,8 +113,8 @@ def losses_on_policy(recipe: str, **settings: Any) -> dict[str, float]:
     plan = unirl.make_plan(recipe, **small, **settings)
     learner, weights = plan.make_learner_seeded(), LocalWeightStore()
     weights.publish(learner.weights(), 0)
-    actor: Any = plan.make_actor(ActorContext(0, 1, 7, weights))
-    slot = Slot(0, 0, plan.spec.allocate())
+    actor: Any = plan.pools[0].make_actor(ActorContext(0, 7, weights))
+    slot = Slot(0, 0, plan.learner.spec.allocate())
     actor.produce(slot)
     actor.close()
     found = learner.step(Batch([slot], 0)).flush()

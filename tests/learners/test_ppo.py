@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.vtrace.reference import slow_gae, slow_vtrace_gae
-from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
 from unirl.errors import UniRLError
 from unirl.learners.ppo import PpoLearnerConfig
+from unirl.metrics.metrics import Metrics
 from unirl.policy import Policy
 
 PLAIN = {"epochs": 1, "minibatches": 1, "normalize_reward": False}

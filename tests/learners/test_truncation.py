@@ -12,13 +12,13 @@ from tests.learners.two_states import GAMMA, VALUES, TwoStates
 from unirl.actors.device import DeviceActor, SimConfig, device_spec
 from unirl.core.sample import Batch, Slot
 from unirl.core.training_budget import TrainingBudget
-from unirl.core.weights import LocalWeightStore
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
 from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.truncation import bootstrapped, spread
 from unirl.learners.unroll import UnrollLearner
 from unirl.policy import Policy, PolicyConfig
+from unirl.transports.local import LocalWeightStore
 
 UPDATES = 100
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.learners.test_ppo import act_on_policy
-from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
 from unirl.core.tree import flatten, tree_map
 from unirl.errors import UniRLError
@@ -19,6 +18,7 @@ from unirl.learners.objective import Losses, UnrollRows, select
 from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.ppo import PpoLearnerConfig
 from unirl.learners.unroll import UnrollLearner
+from unirl.metrics.metrics import Metrics
 
 every_objective = pytest.mark.parametrize("objective", ["impala", "ppo"])
 ONE_STEP = {"epochs": 1, "minibatches": 1}

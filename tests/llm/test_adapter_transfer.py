@@ -18,7 +18,6 @@ pytest.importorskip("peft", reason="adapters need peft, of the extra llm")
 
 from unirl.core.actor import ActorContext
 from unirl.core.learner import LearnerContext
-from unirl.core.weights import LocalWeightStore
 from unirl.errors import UniRLError
 from unirl.learners.optimizer import OptimizerConfig
 from unirl.llm import assembly, saved_samples
@@ -32,6 +31,7 @@ from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig
 from unirl.recipes.grpo import Config
 from unirl.runners.config import RunConfig
+from unirl.transports.local import LocalWeightStore
 
 MODEL = ModelConfig(lora_rank=4, lora_alpha=16.0)
 VLLM = EngineConfig(kind="vllm", transfer="lora", memory_gib=0.25, max_sequences=16)
@@ -60,7 +60,7 @@ def learner_of(config: Config) -> LlmLearner:
 
 
 def rollout_of(config: Config) -> Rollout:
-    context = ActorContext(index=0, num_actors=1, seed=0, weights=LocalWeightStore())
+    context = ActorContext(index=0, seed=0, weights=LocalWeightStore())
     return assembly.make_rollout(context, config=config)
 
 

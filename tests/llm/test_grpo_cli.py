@@ -279,7 +279,7 @@ def test_what_was_left_open_is_as_the_mode_has_it(
     mode: str, staleness: int, window: int | None, kind: str
 ) -> None:
     plan = unirl.make_plan("grpo", **{"model.path": "tiny", "task.name": "reverse", "mode": mode})
-    found = (plan.queue.max_staleness, plan.queue.window, plan.runner.kind)
+    found = (plan.learner.queue.max_staleness, plan.learner.queue.window, plan.runner.kind)
     assert found == (staleness, window, kind)
 
 

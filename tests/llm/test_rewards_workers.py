@@ -310,7 +310,7 @@ def test_workers_start_where_a_fork_server_has_been_running_before() -> None:
     """It has not loaded what they run, and is their parent all the same."""
     program = f"""
 import asyncio
-from unirl.runners.fork_server import process_context
+from unirl.supervision.fork_server import process_context
 process_context(1)
 from tests.llm.test_rewards_workers import column, rewards
 with rewards({{"{BY_TEXT}": 1.0}}, workers=1) as rewarder:

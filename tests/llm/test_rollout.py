@@ -19,7 +19,6 @@ import unirl
 from tests.llm.rollout_code import TOLD
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Slot
-from unirl.core.weights import LocalWeightStore
 from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.llm.engine import NOBODY
 from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Group, read_group
@@ -28,6 +27,7 @@ from unirl.llm.models.tiny import make_tiny, tiny_model
 from unirl.llm.rollout import Rollout
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.runners.plan import Plan
+from unirl.transports.local import LocalWeightStore
 
 SIZES = {"width": 32, "layers": 2}
 GROUP, TOKENS = 4, 48
@@ -55,7 +55,7 @@ class Bench:
         }
         self.plan: Plan = unirl.make_plan("grpo", **{**settings, **overrides})
         self.store = LocalWeightStore()
-        made = self.plan.make_actor(ActorContext(0, 1, 7, self.store))
+        made = self.plan.pools[0].make_actor(ActorContext(0, 7, self.store))
         assert isinstance(made, Rollout)
         self.rollout = made
         self.publish(0)
@@ -65,7 +65,7 @@ class Bench:
         self.store.publish(flat_weights(tiny_model(version, **SIZES)), version)
 
     def slot(self, ticket: int) -> Slot:
-        return Slot(ticket, ticket, self.plan.spec.allocate(), 0)
+        return Slot(ticket, ticket, self.plan.learner.spec.allocate(), 0)
 
     async def group(self, ticket: int) -> Group:
         """The whole group of a ticket."""
@@ -189,7 +189,7 @@ def test_groups_without_spread_are_discarded_where_that_is_asked(model: str, rul
         return
     with pytest.raises(DiscardSlot) as caught:
         run(bench, lambda bench: bench.group(0))
-    assert caught.value.reason == "zero_variance" and "zero_variance" in bench.plan.reasons
+    assert caught.value.reason == "zero_variance" and "zero_variance" in bench.plan.learner.reasons
 
 
 def test_groups_with_spread_are_kept(model: str) -> None:
@@ -205,7 +205,7 @@ def test_a_filter_of_the_users_own_decides_what_is_kept(model: str) -> None:
         await bench.group(0)
         with pytest.raises(DiscardSlot) as caught:
             await bench.group(1)
-        assert caught.value.reason == "filtered" and "filtered" in bench.plan.reasons
+        assert caught.value.reason == "filtered" and "filtered" in bench.plan.learner.reasons
 
     run(bench, work)
 
@@ -214,7 +214,7 @@ def test_a_group_that_nothing_could_judge_is_discarded(model: str) -> None:
     bench = Bench(model, **{"reward.weights": {"tests.llm.reward_functions:broken": 1.0}})
     with pytest.raises(DiscardSlot) as caught:
         run(bench, lambda bench: bench.group(0))
-    assert caught.value.reason == "reward_failed" and "reward_failed" in bench.plan.reasons
+    assert caught.value.reason == "reward_failed" and "reward_failed" in bench.plan.learner.reasons
 
 
 def test_one_completion_that_could_not_be_judged_does_not_cost_the_group(model: str) -> None:

@@ -15,11 +15,11 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 import unirl
 from tests.llm.test_learner import groups_with_rewards
 from unirl.core.sample import Slot
-from unirl.core.weights import LocalWeightStore
 from unirl.errors import UniRLError
 from unirl.llm.group import read_group
 from unirl.llm.saved_samples import Replay, SavedGroups, save_groups
 from unirl.storage.checkpoint import load_checkpoint
+from unirl.transports.local import LocalWeightStore
 
 SETTINGS: dict[str, Any] = {
     "model.path": "tiny",
@@ -227,9 +227,9 @@ def test_evaluations_ask_the_task_of_the_samples(rolled_out: Path, tmp_path: Pat
     assert result.last_eval is not None and len(result.last_eval.returns) == 4
     # A config that does not evaluate need not name the task, until someone asks.
     plan = unirl.make_plan("grpo", **{**SETTINGS, **settings, "task.name": "copy"})
-    assert plan.fingerprint["task"] == "reverse" and plan.make_evaluator is not None
+    assert plan.learner.fingerprint["task"] == "reverse" and plan.learner.make_evaluator is not None
     with pytest.raises(UniRLError, match="the saved groups are of reverse"):
-        plan.make_evaluator(1)
+        plan.learner.make_evaluator(1)
 
 
 def test_groups_of_one_are_written_and_learned_from_where_no_baseline_is_needed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,7 @@ def test_what_was_learned_is_saved_when_the_server_refuses(tmp_path: Path) -> No
         )
 
         def make_learner(context: Any) -> Any:
-            learner = plan.make_learner(context)
+            learner = plan.learner.make(context)
             step = learner.step
 
             def refused_later(batch: Any) -> Any:
@@ -131,7 +130,7 @@ def test_what_was_learned_is_saved_when_the_server_refuses(tmp_path: Path) -> No
             return learner
 
         with pytest.raises(ActorFailed, match="status 400"):
-            unirl.run(replace(plan, make_learner=make_learner), tmp_path / "run", console=False)
+            unirl.run(plan.with_learner(make=make_learner), tmp_path / "run", console=False)
     assert load_checkpoint(tmp_path / "run").state["version"] == 2
 
 

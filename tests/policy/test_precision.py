@@ -105,4 +105,4 @@ def test_a_policy_made_without_a_recipe_decides_for_the_cpu() -> None:
 def test_a_plan_holds_the_decision(recipe: str, overrides: dict[str, Any]) -> None:
     plan = unirl.make_plan(recipe, **overrides, **{"policy.compute_dtype": "auto"})
     assert plan.config.policy.compute_dtype == HERE
-    assert plan.fingerprint["policy"]["compute_dtype"] == HERE
+    assert plan.learner.fingerprint["policy"]["compute_dtype"] == HERE

@@ -15,12 +15,12 @@ import torch
 import unirl
 from unirl.core.actor import ActorContext
 from unirl.core.learner import LearnerContext, LearnerState
-from unirl.core.metrics import Metrics
 from unirl.core.pool import Pool
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import Batch, Field, SampleSpec, Slot
 from unirl.core.weights import Weights
 from unirl.errors import ActorFailed, DiscardSlot, ReissueSlot
+from unirl.metrics.metrics import Metrics
 from unirl.runners.config import RunConfig, RunnerConfig
 from unirl.runners.plan import LearnerPlan, Plan
 from unirl.storage.checkpoint import load_checkpoint

@@ -14,11 +14,11 @@ import unirl
 from tests.toy_envs import FAULT
 from unirl.core.actor import ActorContext
 from unirl.core.learner import LearnerContext, LearnerState
-from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
 from unirl.core.tree import flatten
 from unirl.core.weights import Weights
 from unirl.errors import ActorFailed, DiscardSlot, UniRLError
+from unirl.metrics.metrics import Metrics
 from unirl.runners.hooks import CheckpointHook
 from unirl.runners.inline import InlineRunner
 from unirl.runners.loop import TrainLoop

@@ -22,7 +22,7 @@ from unirl.core.weights import Weights
 from unirl.errors import ActorFailed, UniRLError
 from unirl.runners.loop import TrainLoop
 from unirl.runners.processes import ProcessesRunner
-from unirl.runners.restarts import Restarts
+from unirl.supervision.restarts import Restarts
 
 SPEC = SampleSpec({"ticket": Field((1,), torch.int64, batch_axis=0)})
 MIX = {
@@ -187,7 +187,7 @@ def test_a_group_that_never_ends_costs_itself_and_not_the_engine(tmp_path: Path)
 
 
 def test_restarts_count_within_a_window_of_time() -> None:
-    restarts = Restarts(RunnerConfig(max_restarts=2, restart_window_seconds=0.2))
+    restarts = Restarts(limit=2, window_seconds=0.2)
     for _ in range(3):  # one now and then is a fact of life
         restarts.count("actor 1 died", "resume")
         time.sleep(0.15)

@@ -14,9 +14,9 @@ import unirl
 from tests.runners.test_async_actors import KINDS, Holder, Noter, Sleeper, make
 from unirl.core.actor import ActorContext
 from unirl.core.learner import LearnerContext
-from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch, Slot
 from unirl.errors import ActorFailed, DiscardSlot
+from unirl.metrics.metrics import Metrics
 from unirl.report.console import limiting_rate, waiting_share
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import Plan

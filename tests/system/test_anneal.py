@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -92,6 +91,6 @@ class Deaf:
 
 def test_a_learner_that_cannot_hear_the_time_is_refused(tmp_path: Path) -> None:
     plan = unirl.make_plan("impala", **SETTINGS)
-    deaf = replace(plan, make_learner=lambda context: Deaf(plan.make_learner(context)))
+    deaf = plan.with_learner(make=lambda context: Deaf(plan.learner.make(context)))
     with pytest.raises(UniRLError, match=r"Deaf has no method record_training_seconds"):
         unirl.run(deaf, tmp_path / "run", console=False)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ def work(jobs: list[dict[str, Any]], out: Path) -> None:
     rank = os.environ["RANK"]
     for job in jobs:
         plan, learners = unirl.make_plan("ondevice", **job["settings"]), []
-        plan = replace(plan, make_learner=partial(keeping, plan.make_learner, learners))
+        plan = plan.with_learner(make=partial(keeping, plan.learner.make, learners))
         resume = Path(job["run"]) if job.get("resume") else None
         result = unirl.run(plan, job["run"], resume=resume, console=False)
         end = {"reason": result.reason, "steps": result.num_steps, "updates": result.version}
@@ -251,7 +250,7 @@ def test_a_learner_that_cannot_sum_over_processes_is_refused(
 ) -> None:
     plan = unirl.make_plan("impala", **{"env.id": "CartPole-v1"})
     with pytest.raises(UniRLError, match="does not sum over processes"):
-        unirl.run(replace(plan, make_learner=lambda context: None), tmp_path / "run")  # type: ignore[arg-type, return-value]
+        unirl.run(plan.with_learner(make=lambda context: None), tmp_path / "run")  # type: ignore[arg-type, return-value]
 
 
 if __name__ == "__main__":

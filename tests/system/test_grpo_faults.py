@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,7 +104,7 @@ def test_a_killed_actor_loses_no_prompt(model: str, marks: Path) -> None:
     reward = {"reward.weights": {f"{SYSTEM}:known_worker": 1.0}}
     plan = plan_of(model, updates=1, **{**settings, **reward})
     tickets: list[int] = []
-    plan = replace(plan, make_learner=partial(noting, make=plan.make_learner, tickets=tickets))
+    plan = plan.with_learner(make=partial(noting, make=plan.learner.make, tickets=tickets))
     runner, witness, rng = ProcessesRunner(plan), Witness(), random.Random(0)
     pids: set[int | None] = set()
 
@@ -115,11 +114,11 @@ def test_a_killed_actor_loses_no_prompt(model: str, marks: Path) -> None:
                 before = witness.version
                 until(lambda: witness.version > before + 1, "it does not learn")  # noqa: B023
                 time.sleep(rng.uniform(0.0, 0.2))
-                pid = runner.actors.pids()[0]
+                pid = runner.actor_pids()[0]
                 pids.update([pid, *workers(marks)])
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
-                until(lambda: runner.actors.pids()[0] != pid, "it is not replaced")  # noqa: B023
+                until(lambda: runner.actor_pids()[0] != pid, "it is not replaced")  # noqa: B023
             before = witness.version
             until(lambda: witness.version > before + 1, "it does not learn any more")
         finally:
@@ -129,7 +128,7 @@ def test_a_killed_actor_loses_no_prompt(model: str, marks: Path) -> None:
     thread.start()
     runner.run([witness])
     thread.join()
-    assert runner.actors.num_restarts == 3
+    assert runner.num_restarts == 3
     assert tickets == list(range(len(tickets)))  # in order, none lost, none twice
     until(lambda: not any(map(alive, pids)), "processes of dead actors are left")
 
@@ -198,7 +197,7 @@ def test_an_engine_that_refuses_weights_is_replaced(
     unirl.run(plan, tmp_path / "whole", console=False)
     mark = tmp_path / "refused"
     make_actor = partial(make_refusing, config=plan.config, version=version, mark=mark)
-    unirl.run(replace(plan, make_actor=make_actor), tmp_path / "broken", console=False)
+    unirl.run(plan.with_pool(make_actor=make_actor), tmp_path / "broken", console=False)
     assert mark.exists()
     rows = [json.loads(line) for line in (tmp_path / "broken" / "metrics.jsonl").open()]
     assert max(row.get("faults/actor_restarts", 0) for row in rows) == 1
@@ -213,7 +212,7 @@ def test_an_engine_that_refuses_weights_in_a_process_is_replaced(
     plan = plan_of(model, updates=8, **{"mode": "async", "queue.window": 1})
     mark = tmp_path / "refused"
     make_actor = partial(make_refusing, config=plan.config, version=2, mark=mark)
-    unirl.run(replace(plan, make_actor=make_actor), tmp_path / "run", console=False)
+    unirl.run(plan.with_pool(make_actor=make_actor), tmp_path / "run", console=False)
     assert mark.exists()
     there, missing = account(tmp_path / "run")
     assert len(there) == len(set(there)) and not missing

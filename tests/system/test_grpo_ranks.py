@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ def work(model: str, out: Path) -> None:
     rank, asked = os.environ["RANK"], {}
     for name, updates, resume in (("whole", 6, False), ("parts", 3, False), ("parts", 6, True)):
         plan, tickets = plan_of(model, updates), asked.setdefault(name, [])
-        plan = replace(plan, make_learner=partial(noting, plan.make_learner, tickets))
+        plan = plan.with_learner(make=partial(noting, plan.learner.make, tickets))
         run_dir = out / name
         unirl.run(plan, run_dir, resume=run_dir if resume else None, console=False)
     (out / f"asked-{rank}.json").write_text(json.dumps(asked))

@@ -17,10 +17,10 @@ from unirl.bench.host_reads import CountHostReads
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Batch, Slot
 from unirl.core.tree import flatten
-from unirl.core.weights import LocalWeightStore
 from unirl.errors import UniRLError
 from unirl.policy import Policy
 from unirl.storage.checkpoint import load_checkpoint
+from unirl.transports.local import LocalWeightStore
 
 CARTPOLE: dict[str, Any] = {
     "env.id": "torch/Cartpole",
@@ -48,9 +48,9 @@ def test_cartpole_is_solved(tmp_path: Path) -> None:
     assert result.reason == "target_return"
     assert result.scalars["staleness/max"] == 0
     plan = unirl.make_plan("ondevice", **CARTPOLE)
-    assert plan.make_evaluator is not None and result.checkpoint is not None
+    assert plan.learner.make_evaluator is not None and result.checkpoint is not None
     model = flatten(load_checkpoint(result.checkpoint).model)
-    assert plan.make_evaluator(7).evaluate(model, 32).mean >= 470
+    assert plan.learner.make_evaluator(7).evaluate(model, 32).mean >= 470
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -91,8 +91,8 @@ def test_the_host_reads_from_the_device_once_per_update(settings: dict[str, Any]
     plan = unirl.make_plan("ondevice", **{**SMALL, **settings})
     weights, learner = LocalWeightStore(), plan.make_learner_seeded()
     weights.publish(learner.weights(), 0)
-    actor: Any = plan.make_actor(ActorContext(0, 1, 1, weights))
-    slot = Slot(0, 0, plan.spec.allocate())
+    actor: Any = plan.pools[0].make_actor(ActorContext(0, 1, weights))
+    slot = Slot(0, 0, plan.learner.spec.allocate())
     for expected in (1, 2, 3):
         if expected == 1:
             reads = CountHostReads()
@@ -123,7 +123,7 @@ def test_lost_states_are_counted_and_the_run_stops_beyond_a_limit(
     env = ClockSim(num_envs=4, length=6)
     # The clock has other spaces than the task: the learner is made for them.
     spaces = (env.spec.observation_space, env.spec.action_space)
-    make_learner: Any = plan.make_learner
+    make_learner: Any = plan.learner.make
     plan = replace(
         plan,
         spec=device_spec(env.spec, 8, env.counters()),
@@ -143,7 +143,7 @@ def test_lost_states_are_counted_and_the_run_stops_beyond_a_limit(
 
 def test_a_run_that_lost_too_many_states_keeps_what_it_learned(tmp_path: Path) -> None:
     plan = unirl.make_plan("ondevice", **SMALL)
-    plan = replace(plan, make_learner=partial(fails_later, make=plan.make_learner))
+    plan = plan.with_learner(make=partial(fails_later, make=plan.learner.make))
     with pytest.raises(UniRLError, match="not finite"):
         unirl.run(plan, tmp_path / "run", console=False)
     assert load_checkpoint(tmp_path / "run").state["version"] == 3

@@ -41,9 +41,9 @@ def test_ppo_solves_cartpole(tmp_path: Path) -> None:
     assert result.reason == "target_return"
     assert result.scalars["staleness/max"] == 0 and result.scalars["losses/behaviour_kl"] < 1e-7
     plan = unirl.make_plan("ppo", **settings)
-    assert plan.make_evaluator is not None and result.checkpoint is not None
+    assert plan.learner.make_evaluator is not None and result.checkpoint is not None
     model = flatten(load_checkpoint(result.checkpoint).model)
-    assert plan.make_evaluator(7).evaluate(model, 50).mean >= 475
+    assert plan.learner.make_evaluator(7).evaluate(model, 50).mean >= 475
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ def picky(context: Any, *, make: Any) -> Any:
 def plan_of(kind: str, updates: int) -> Plan:
     steps = {"run.total_steps": updates * BATCH * 16, "runner.kind": kind}
     plan = unirl.make_plan("impala", **{**SMALL, **steps})
-    return replace(plan, make_actor=partial(picky, make=plan.make_actor), reissue=True)
+    return plan.with_pool(make_actor=partial(picky, make=plan.pools[0].make_actor), reissue=True)
 
 
 def totals(path: Path) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from unirl.bench.stopwatch import Stopwatch
 from unirl.core.actor import Actor, ActorContext, is_async, require_one_by_one
 from unirl.core.learner import LearnerContext
 from unirl.core.seeding import derive_seed
-from unirl.core.timers import TimedActor, Timers
 from unirl.errors import DiscardSlot, UniRLError
+from unirl.metrics.timers import TimedActor, Timers
 from unirl.runners.async_actors import EventLoop, fill_round
 from unirl.runners.plan import Plan
 from unirl.transports.local import LocalTransport

@@ -23,9 +23,9 @@ from unirl.bench.apart import measure_apart
 from unirl.bench.end_to_end import measure_end_to_end
 from unirl.bench.stages import Figures, StageName
 from unirl.errors import UniRLError, format_error
-from unirl.runners.fork_server import interrupts_blocked
 from unirl.runners.plan import Plan
-from unirl.runners.process_settings import die_with_parent, keep_freed_memory
+from unirl.supervision.fork_server import interrupts_blocked
+from unirl.supervision.process_settings import die_with_parent, keep_freed_memory
 
 _SAMPLE_SECONDS = 0.5
 _START_SECONDS = 120.0

@@ -97,7 +97,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     plan, checkpoint = run_folder.load(where, changes)
     if plan.learner.make_evaluator is None:
         raise _no_evaluation(plan, "evaluated")
-    from unirl.runners.hooks import write_evaluation
+    from unirl.runners.evaluation import write_evaluation
 
     deterministic, weights = (
         options.is_deterministic(plan),

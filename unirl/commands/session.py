@@ -38,7 +38,7 @@ def start(
     Under torchrun only the first process writes and prints; the others train along.
     """
     from unirl.launch import run
-    from unirl.runners.process_settings import name_process
+    from unirl.supervision.process_settings import name_process
 
     name_process("unirl learner")
     if not is_main_process():

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from unirl.core.metrics import Metrics
 from unirl.core.sample import Batch
 from unirl.core.tree import Tree
 from unirl.core.weights import Weights
+from unirl.metrics.metrics import Metrics
 
 
 @dataclass

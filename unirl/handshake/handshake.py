@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from unirl.core.clock import micros
 from unirl.core.queue import REASONS
 from unirl.core.transport import Transport
 from unirl.handshake.layout import HandshakeLayout
+from unirl.host import micros
 
 EMPTY, HELLO, BEGIN, OBS, ACT = range(5)
 # Cells of a split, the turn always written last. LOST: 0, or 1 + the reason's index.

@@ -11,9 +11,9 @@ from unirl.core.seeding import derive_seed
 from unirl.report.console import Console, Progress, make_console
 from unirl.report.log import notes_on
 from unirl.report.sinks import JsonlSink, TensorBoardSink
+from unirl.runners.evaluation import EvalHook
 from unirl.runners.hooks import (
     CheckpointHook,
-    EvalHook,
     LogHook,
     RowWriter,
     SamplesHook,

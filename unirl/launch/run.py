@@ -21,9 +21,9 @@ from unirl.runners.hooks import RestartHook
 from unirl.runners.loop import TrainLoop
 from unirl.runners.make import learner_threads, make_runner
 from unirl.runners.plan import Plan
-from unirl.runners.process_settings import keep_freed_memory
 from unirl.storage import disk
 from unirl.storage.checkpoint import Checkpoint
+from unirl.supervision.process_settings import keep_freed_memory
 
 log = logging.getLogger(__name__)
 

@@ -6,17 +6,17 @@ import json
 import logging
 import math
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from unirl.core.evaluator import EvalResult, Evaluator
+from unirl.core.evaluator import EvalResult
 from unirl.core.learner import EpisodicLearner
 from unirl.core.queue import QueueStats
-from unirl.errors import ActorFailed, UniRLError, format_error
+from unirl.errors import UniRLError
 from unirl.runners import state
-from unirl.runners.loop import TrainLoop
+from unirl.runners.evaluation import EvalHook
+from unirl.runners.loop import TrainLoop, next_multiple
 from unirl.storage import disk
 from unirl.storage.checkpoint import JSON
 
@@ -141,7 +141,7 @@ class CheckpointHook:
             restart_actors,
         )
         # Multiples of every_steps from the start: a resumed run saves where the whole one does.
-        self._next = _next_multiple(start_step, every_steps)
+        self._next = next_multiple(start_step, every_steps)
         self.path: Path | None = None
         """The newest checkpoint."""
         self._version = -1
@@ -151,7 +151,7 @@ class CheckpointHook:
         steps = loop.learner.num_steps
         if steps >= self._next and loop.reason is None:
             self._save(loop)
-            self._next = _next_multiple(steps, self._every_steps)
+            self._next = next_multiple(steps, self._every_steps)
             self._restart_actors()
 
     def at_end(self, loop: TrainLoop) -> None:
@@ -178,14 +178,14 @@ class RestartHook:
         self, every_steps: int, restart_actors: Callable[[], None], *, start_step: int = 0
     ) -> None:
         self._every_steps, self._restart_actors = every_steps, restart_actors
-        self._next = _next_multiple(start_step, every_steps)
+        self._next = next_multiple(start_step, every_steps)
         self._version = -1
 
     def after_update(self, loop: TrainLoop) -> None:
         """See Hook."""
         steps = loop.learner.num_steps
         if steps >= self._next and loop.reason is None:
-            self._next = _next_multiple(steps, self._every_steps)
+            self._next = next_multiple(steps, self._every_steps)
             self._gather(loop)
             self._restart_actors()
 
@@ -198,69 +198,6 @@ class RestartHook:
         if _is_divided(loop):
             loop.learner.state_dict()
         self._version = loop.learner.version
-
-
-class EvalHook:
-    """Every `every_steps` steps: whole episodes with the newest weights, on environments of their
-    own.
-    """
-
-    def __init__(
-        self,
-        make_evaluator: Callable[[], Evaluator],
-        run_dir: Path,
-        *,
-        every_steps: int,
-        num_episodes: int,
-        deterministic: bool,
-        start_step: int = 0,
-    ) -> None:
-        self._make_evaluator, self._run_dir = make_evaluator, run_dir
-        self._every_steps, self._num_episodes, self._deterministic = (
-            every_steps,
-            num_episodes,
-            deterministic,
-        )
-        self._next = _next_multiple(start_step, every_steps)
-        self.result: EvalResult | None = None
-        """The newest result."""
-
-    def after_update(self, loop: TrainLoop) -> None:
-        """See Hook."""
-        steps = loop.learner.num_steps
-        if steps >= self._next:
-            self._evaluate(loop)
-            self._next = _next_multiple(steps, self._every_steps)
-
-    def at_end(self, loop: TrainLoop) -> None:
-        """See Hook."""
-
-    def _evaluate(self, loop: TrainLoop) -> None:
-        weights = loop.learner.weights()
-        # The log looks at losses only after this, and such weights would make environments fail.
-        state.require_finite(weights, loop.learner.version)
-        evaluator = self._make_evaluator()
-        try:
-            started = time.monotonic()
-            result = evaluator.evaluate(
-                weights, self._num_episodes, deterministic=self._deterministic
-            )
-        except UniRLError as error:
-            raise ActorFailed(*error.parts) from error  # the learner is sound, and is saved
-        except Exception as error:
-            raise ActorFailed(
-                f"the evaluation after {loop.learner.num_steps} steps failed: "
-                f"{format_error(error)}",
-                "it plays whole episodes, and nobody starts it again",
-                "fix the environment or the evaluator, then `unirl resume`",
-            ) from error
-        finally:
-            evaluator.close()
-        self.result = result
-        loop.metrics.last("eval/return_mean", result.mean)
-        loop.metrics.last("eval/return_std", result.std)
-        loop.metrics.interval("time/eval", time.monotonic() - started)
-        write_evaluation(self._run_dir, loop.learner.num_steps, result, self._deterministic)
 
 
 @runtime_checkable
@@ -364,45 +301,3 @@ class StopHook:
 
     def at_end(self, loop: TrainLoop) -> None:
         """See Hook."""
-
-
-def _next_multiple(steps: int, every_steps: int) -> int:
-    return (steps // every_steps + 1) * every_steps
-
-
-def write_evaluation(
-    run_dir: Path,
-    step: int,
-    result: EvalResult,
-    deterministic: bool,
-    *,
-    seed: int | None = None,
-    changes: Mapping[str, JSON] | None = None,
-) -> Path:
-    """Every episode's return and length: in eval/step_N.json for training's own evaluation, which
-    has no seed here, as it follows from the run's; in eval/by_hand for others, under a name that
-    tells them apart. changes: settings that were others than the run's.
-    """
-    folder, name = run_dir / "eval", f"step_{step:08d}"
-    if seed is not None:
-        actions = "greedy" if deterministic else "sampled"
-        name += f"_seed_{seed}_{actions}_{len(result.returns)}"
-        folder /= "by_hand"
-    if changes:
-        # Too long for a name, and too many to be told from others without.
-        name += f"_changed_{zlib.crc32(json.dumps(changes, sort_keys=True).encode()):08x}"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    document = {
-        "step": step,
-        **({"seed": seed} if seed is not None else {}),
-        "deterministic": deterministic,
-        **({"changes": dict(changes)} if changes else {}),
-        "num_episodes": len(result.returns),
-        "return_mean": result.mean,
-        "return_std": result.std,
-        "returns": result.returns,
-        "lengths": result.lengths,
-    }
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    return path

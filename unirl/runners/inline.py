@@ -35,7 +35,7 @@ from unirl.runners.config import RunnerConfig
 from unirl.runners.loop import Agree, Hook, run_in_turns
 from unirl.runners.pipeline import Pipeline, make_pipelines
 from unirl.runners.plan import Plan
-from unirl.runners.restarts import Restarts
+from unirl.supervision.restarts import Restarts
 from unirl.transports.local import LocalTransport
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class _Member:
         self.pipelines = pipelines
         self.actor: Actor | AsyncActor | JointActor | None = None
         self.clients: list[QueueClient] = []
-        self.restarts = Restarts(runner)
+        self.restarts = Restarts(runner.max_restarts, runner.restart_window_seconds)
         self.join()
 
     @property

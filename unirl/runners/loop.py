@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from unirl.core.learner import Learner, TimedLearner
-from unirl.core.metrics import Metrics
 from unirl.core.queue import Cursor, QueueServer
 from unirl.core.sample import Batch
 from unirl.core.weights import WeightStore
 from unirl.errors import ActorFailed
+from unirl.metrics.metrics import Metrics
 from unirl.runners.plan import LearnerPlan, Plan
 
 Agree: TypeAlias = Callable[[str | None], str | None]
@@ -159,3 +159,8 @@ def run_in_turns(loops: Sequence[tuple[TrainLoop, Sequence[Hook], Take]]) -> Non
             loop.stop(f"learner {ended.learner_plan.name} ended: {ended.reason}")
         for hook in hooks:
             hook.at_end(loop)
+
+
+def next_multiple(steps: int, every_steps: int) -> int:
+    """When something that happens every so many steps is due next."""
+    return (steps // every_steps + 1) * every_steps

@@ -19,9 +19,9 @@ from unirl.errors import LockHeld, UniRLError
 from unirl.runners.loop import TrainLoop
 from unirl.runners.pipeline import Pipeline
 from unirl.runners.plan import Plan
-from unirl.runners.restarts import Restarts
-from unirl.runners.supervisor import KillReason, Supervisor, WorkerProcess
-from unirl.runners.worker import run_actor
+from unirl.runners.run_actor import run_actor
+from unirl.supervision.restarts import Restarts
+from unirl.supervision.supervisor import KillReason, Supervisor, WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class PoolProcesses:
     def _process(
         self, role: str, index: int, make_work: Callable[[], Callable[[], None]], threads: int = 1
     ) -> WorkerProcess:
-        restarts = Restarts(self._runner)
+        restarts = Restarts(self._runner.max_restarts, self._runner.restart_window_seconds)
         return WorkerProcess(role, index, make_work, restarts, threads, self._runner.actor_niceness)
 
     def _actor(self, number: int) -> WorkerProcess:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from unirl.core.clock import micros
 from unirl.core.queue import PoolCounts, QueueStats, Ticket
+from unirl.host import micros
 
 FREE, RUNNING, READY, TAKEN, DUE = range(5)
 STATE_NAMES = ("free", "running", "ready", "taken", "due")

@@ -11,10 +11,10 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from unirl.core.clock import micros
 from unirl.core.queue import Event, QueueConfig
 from unirl.core.sample import Slot
 from unirl.errors import DeadlineExceeded, LeaseExpired, QueueClosed, UniRLError
+from unirl.host import micros
 from unirl.transports.events import FdEvent, wait_any, wait_until
 from unirl.transports.slot_table import (
     CLOSED,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from unirl.core.clock import micros
 from unirl.core.queue import MemberStatus, QueueConfig, QueueStats, SlotBuffers, Snapshot, Ticket
 from unirl.core.sample import Batch, Slot
 from unirl.errors import DeadlineExceeded, UniRLError
+from unirl.host import micros
 from unirl.transports.events import wait_until
 from unirl.transports.slot_table import (
     BACKLOG,

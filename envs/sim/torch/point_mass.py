@@ -47,8 +47,7 @@ class PointMassMotion:
 
     def __init__(self, world: World) -> None:
         self._world, self._blur = world, world.noise[6:]
-        self._before = world.state.unflatten(0, (3, 2)).unbind()
-        self._after = world.after.unflatten(0, (3, 2)).unbind()
+        self._rows = tuple(buffer.view(3, 2, -1).unbind() for buffer in (world.state, world.after))
         self._force = world.buffer(2)
         self._force_columns = self._force.t()
         self._seen, self._final = world.buffer(4), world.buffer(4)
@@ -56,7 +55,7 @@ class PointMassMotion:
         self.final_obs: Groups = {POLICY: self._final.t(), CRITIC: world.after.t()}
 
     def move(self, action: Tensor) -> None:
-        (offset, speed, wind), (new_offset, new_speed, new_wind) = self._before, self._after
+        (offset, speed, wind), (new_offset, new_speed, new_wind) = self._rows
         torch.clamp(action, -1.0, 1.0, out=self._force_columns)
         force = self._force.mul_(THRUST).add_(wind).sub_(speed, alpha=DRAG)
         torch.add(speed, force, alpha=TIME_STEP, out=new_speed)
@@ -64,7 +63,7 @@ class PointMassMotion:
         new_wind.copy_(wind)
 
     def score(self) -> Tensor | None:
-        offset, squares = self._after[0], self._force
+        offset, squares = self._rows[1][0], self._force
         torch.mul(offset, offset, out=squares)
         torch.add(squares[0], squares[1], out=self._world.reward).add_(1.0).reciprocal_()
         return None

@@ -63,7 +63,7 @@ def test_environment_workers_step_it_in_shared_memory() -> None:
     runner = ProcessesRunner(unirl.make_plan("appo", **settings))
     runner.run([After(5)])
     assert runner.loop.learner.version >= 5
-    assert runner.actors.num_restarts == 0
+    assert runner.num_restarts == 0
 
 
 @pytest.mark.parametrize("task", ["torch/Pendulum", "torch/PointMass"])

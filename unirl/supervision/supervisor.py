@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from unirl.errors import ActorFailed, UniRLError
-from unirl.runners.fork_server import interrupts_blocked, parent_pid, process_context
-from unirl.runners.restarts import Restarts
-from unirl.runners.worker import EXIT_USER_ERROR, Job, ParentWatch, process_main
+from unirl.supervision.fork_server import interrupts_blocked, parent_pid, process_context
+from unirl.supervision.restarts import Restarts
+from unirl.supervision.worker import EXIT_USER_ERROR, Job, ParentWatch, process_main
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from unirl.core.device import check_device, usable_device
+from unirl.device import check_device, usable_device
 from unirl.errors import UniRLError
 
 

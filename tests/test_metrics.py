@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from unirl.core.metrics import Metrics
 from unirl.errors import UniRLError
+from unirl.metrics.metrics import Metrics
 
 
 def test_a_mean_weighs_every_sample_alike_however_it_was_split() -> None:

@@ -2,7 +2,7 @@
 
 import gc
 
-import unirl.runners.worker  # noqa: F401  and torch with it
+import unirl.supervision.worker  # noqa: F401  and torch with it
 
 # The collector would write to every object it visits, and so copy the shared pages.
 gc.collect()

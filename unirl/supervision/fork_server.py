@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 
-_PRELOAD = "unirl.runners.preload"
+_PRELOAD = "unirl.supervision.preload"
 # One message to the server carries at most 253 file descriptors (Linux's SCM_MAX_FD), and an actor
 # needs one for each bell, and some more.
 _MAX_PROCESSES = 200

@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import sys
-from unirl.runners.fork_server import process_context
+from unirl.supervision.fork_server import process_context
 
 def child():
     sys.exit(7 if "xml.dom.minidom" in sys.modules else 8)
@@ -39,7 +39,7 @@ def test_a_module_to_preload_is_there_in_every_process(tmp_path: Path) -> None:
 PATH_ONLY = """
 import sys
 sys.path[:] = {path!r}
-from unirl.runners.fork_server import process_context
+from unirl.supervision.fork_server import process_context
 
 def child():
     sys.exit(7 if "late" in sys.modules else 8)

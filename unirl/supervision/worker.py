@@ -4,7 +4,6 @@ wrong, never outlive the learner.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
@@ -12,27 +11,17 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from unirl.core.actor import (
-    Actor,
-    ActorContext,
-    AnyActor,
-    StreamingActor,
-    is_async,
-)
-from unirl.core.queue import QueueClient
-from unirl.errors import DeadlineExceeded, DiscardSlot, LeaseExpired, QueueClosed, UniRLError
-from unirl.runners.async_actors import serve
-from unirl.runners.process_settings import die_with_parent, keep_freed_memory, name_process
+from unirl.errors import DeadlineExceeded, QueueClosed, UniRLError
+from unirl.supervision.process_settings import die_with_parent, keep_freed_memory, name_process
 
 log = logging.getLogger(__name__)
 
@@ -134,51 +123,6 @@ def _work_and_report(job: Job) -> int:
         _report(job.report, _failure(error))
         return 1
     return 0
-
-
-def run_actor(
-    make_actor: Callable[[ActorContext], AnyActor],
-    context: ActorContext,
-    queue: QueueClient,
-    hang_seconds: float,
-) -> None:
-    """What an actor process does: make the actor, fill slots until the queue closes or this member
-    is retired.
-    """
-    actor = make_actor(context)
-    if is_async(actor):
-        asyncio.run(serve(actor, queue, hang_seconds))
-        return
-    try:
-        if isinstance(actor, StreamingActor):
-            actor.serve(queue)
-        else:
-            _produce_until_closed(cast(Actor, actor), queue)
-    except LeaseExpired as expired:
-        log.info("%s", expired)
-    finally:
-        try:
-            actor.close()
-        except Exception:
-            log.exception("the actor could not be closed")
-
-
-def _produce_until_closed(actor: Actor, queue: QueueClient) -> None:
-    while True:
-        try:
-            slot = queue.acquire(_PATIENCE_SECONDS)
-        except DeadlineExceeded as deadline:
-            # The learner lives, or the parent watch would have ended us: it evaluates, say.
-            log.warning("%s", deadline)
-            continue
-        started = time.monotonic()
-        try:
-            actor.produce(slot)
-        except DiscardSlot as discard:
-            queue.discard(slot, discard.reason)
-            continue
-        slot.work_seconds = time.monotonic() - started
-        queue.commit(slot)
 
 
 def _redirect_output(path: Path) -> None:

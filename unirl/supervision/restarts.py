@@ -6,7 +6,6 @@ import time
 from collections import deque
 
 from unirl.errors import ActorFailed
-from unirl.runners.config import RunnerConfig
 
 
 class Restarts:
@@ -14,8 +13,8 @@ class Restarts:
     than one that breaks at once.
     """
 
-    def __init__(self, config: RunnerConfig) -> None:
-        self._limit, self._window = config.max_restarts, config.restart_window_seconds
+    def __init__(self, limit: int, window_seconds: float) -> None:
+        self._limit, self._window = limit, window_seconds
         self._recent: deque[float] = deque()
         self.total = 0
 

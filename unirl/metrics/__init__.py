@@ -1,0 +1,1 @@
+"""Numbers of a run: what is logged, and where the time goes."""

@@ -1,0 +1,1 @@
+"""Processes that are started, watched, started again when they die, and ended."""
