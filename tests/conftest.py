@@ -21,15 +21,65 @@ hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 TESTS = Path(__file__).resolve().parent
-HEAVY = ("system",)
-"""Folders and files with tests that start processes, train or load models. All others are fast."""
-
+HEAVY = (
+    "actors/test_evaluate.py",
+    "actors/test_inference.py",
+    "benchmarks",
+    "envs/sim/test_gym_cartpole.py",
+    "envs/test_atari.py",
+    "envs/test_faults.py",
+    "envs/test_pettingzoo.py",
+    "learners/test_parallel.py",
+    "learners/test_truncation.py",
+    "llm/test_adapter_transfer.py",
+    "llm/test_canaries.py",
+    "llm/test_distill.py",
+    "llm/test_effect.py",
+    "llm/test_export.py",
+    "llm/test_grpo_cli.py",
+    "llm/test_hf_engine.py",
+    "llm/test_learner",
+    "llm/test_lora.py",
+    "llm/test_openai_engine.py",
+    "llm/test_own_folder.py",
+    "llm/test_pack",
+    "llm/test_prompts.py",
+    "llm/test_ranks.py",
+    "llm/test_rewards_judge.py",
+    "llm/test_rewards_model.py",
+    "llm/test_rewards_workers.py",
+    "llm/test_rollout.py",
+    "llm/test_saved_samples.py",
+    "llm/test_sharding.py",
+    "llm/test_teacher_server.py",
+    "llm/test_token_mdp.py",
+    "llm/test_vllm",
+    "llm/test_weight_transfer.py",
+    "report/test_video.py",
+    "runners",
+    "storage/test_checkpoint",
+    "system",
+    "test_bench",
+    "test_cli.py",
+    "test_docs.py::test_a_short_run",
+    "test_docs.py::test_every_metric_of_a_run",
+    "test_launch.py",
+    "test_layers.py",
+    "test_packaging.py",
+    "test_readme.py",
+    "transports/test_queue_concurrency.py",
+    "transports/test_queue_schedules.py",
+    "vtrace/test_targets.py::test_compiles",
+)
+"""Beginnings of the names of tests that start processes, train or load models. The others are fast,
+and together they take about a minute.
+"""
 LOCKS = "UNIRL_TEST_LOCKS"
 """Names, in the environment, the folder of the locks that keep serial tests alone."""
 
 
-def is_heavy(path: Path) -> bool:
-    return any(path.is_relative_to(TESTS / name) for name in HEAVY)
+def is_heavy(path: Path, test: str = "") -> bool:
+    return f"{path.relative_to(TESTS).as_posix()}::{test}".startswith(HEAVY)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,7 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     # Importing what is deselected anyway takes half a minute.
-    fast_only = config.getoption("markexpr") == "fast"
+    fast_only = config.getoption("markexpr") == "fast" and collection_path.suffix == ".py"
     return True if fast_only and is_heavy(collection_path) else None
 
 
@@ -53,7 +103,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_gpu = item.get_closest_marker("gpu") is not None
         if is_gpu and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-        if not (is_gpu or item.get_closest_marker("slow") or is_heavy(item.path)):
+        if not (is_gpu or item.get_closest_marker("slow") or is_heavy(item.path, item.name)):
             item.add_marker("fast")
     # The longest files come first, so that the last ones end together; those that measure time come
     # last, when mypy, which runs beside the tests, is done.

@@ -63,7 +63,7 @@ MEMORY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru"])
+@pytest.mark.parametrize("core", [pytest.param("lstm", marks=pytest.mark.slow), "gru"])
 def test_a_recurrent_policy_remembers_the_cue(tmp_path: Path, core: str) -> None:
     assert train(tmp_path, **MEMORY, **{"policy.core": core}).reason == "target_return"
 

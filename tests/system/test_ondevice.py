@@ -53,7 +53,7 @@ def test_cartpole_is_solved(tmp_path: Path) -> None:
     assert plan.make_evaluator(7).evaluate(model, 32).mean >= 470
 
 
-@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("normalize", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_samples_that_lag_by_one_update_teach_as_well(tmp_path: Path, normalize: bool) -> None:
     lagging = {"queue.max_staleness": 1, "learner.normalize_value": normalize}
     result = train(tmp_path / "run", **CARTPOLE, **lagging, **{"run.target_return": 300.0})
@@ -150,7 +150,7 @@ def test_a_run_that_lost_too_many_states_keeps_what_it_learned(tmp_path: Path) -
 
 
 def fails_later(context: Any, *, make: Any) -> Any:
-    """A learner whose fourth batch tells of lost states."""
+    """A learner whose fourth batch counts lost states."""
     learner = make(context)
     step = learner.step
 
@@ -177,7 +177,7 @@ def fails_later(context: Any, *, make: Any) -> Any:
         ({"learner.device": "cuda"}, "simulator and learner share one device"),
     ],
 )
-def test_what_cannot_run_is_told_in_three_parts(settings: dict[str, Any], match: str) -> None:
+def test_what_cannot_run_is_refused_in_three_parts(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(UniRLError, match=match) as caught:
         unirl.make_plan("ondevice", **{**SMALL, **settings})
     assert len(caught.value.parts) == 3
