@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,11 @@ def modules() -> Iterator[Path]:
     for top in ("unirl", *LINKED):
         # rglob does not follow the links in unirl/, so a linked folder comes once.
         yield from sorted((ROOT / top).rglob("*.py"))
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -163,7 +169,7 @@ def test_forbidden_imports_and_modules_without_a_layer_are_caught(checkout: Path
 def test_a_linked_folder_is_imported_by_its_full_name_only() -> None:
     # With the root on the path `import envs` works too, and loads every module a second time.
     for path in (*modules(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")):
-        for name, line in imports(ast.parse(path.read_text())):
+        for name, line in imports(parse(path)):
             assert name.split(".")[0] not in LINKED, f"{path}:{line} imports {name}"
 
 
@@ -171,7 +177,7 @@ def test_no_layer_below_the_top_imports_the_package_itself() -> None:
     for path in modules():
         if path.parent == ROOT / "unirl" / "recipes" or path.name in ("cli.py", "__main__.py"):
             continue
-        tree = ast.parse(path.read_text())
+        tree = parse(path)
         inner = {f"unirl.{p.stem}" for p in (ROOT / "unirl").iterdir()}
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module == "unirl":
@@ -181,7 +187,7 @@ def test_no_layer_below_the_top_imports_the_package_itself() -> None:
 
 def test_imports_are_absolute_so_that_they_read_the_same_in_root_and_wheel() -> None:
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path)):
             assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path}:{node.lineno}"
 
 
@@ -189,7 +195,7 @@ def test_an_optional_package_is_imported_late_and_only_in_the_file_that_bears_it
     for path in modules():
         if path.name in OWN:
             continue
-        tree = ast.parse(path.read_text())
+        tree = parse(path)
         late = {
             found
             for node in ast.walk(tree)
@@ -209,7 +215,7 @@ def test_files_that_are_an_optional_packages_as_a_whole_are_imported_late() -> N
     for path in modules():
         if path.name in OWN:
             continue
-        tree = ast.parse(path.read_text())
+        tree = parse(path)
         early = {
             name
             for node in tree.body
