@@ -50,7 +50,12 @@ def test_ppo_solves_cartpole(tmp_path: Path) -> None:
     "how",
     [
         {"runner.kind": "inline", "queue.max_staleness": 3},
-        {"runner.kind": "processes", "queue.max_staleness": 2, "learner.epochs": 4},
+        {
+            "runner.kind": "processes",
+            "queue.max_staleness": 2,
+            "learner.epochs": 4,
+            "run.target_return": 200.0,
+        },
     ],
     ids=["inline", "processes"],
 )
