@@ -1,14 +1,17 @@
 # `make run`  trains IMPALA on CartPole-v1, then a tiny language model with GRPO; evaluates both and draws their curves.
 # `make test` lints, type-checks and tests everything. Both need python >= 3.11, make, git and a C++ compiler, no more.
+# `make test-fast` runs the tests without processes, trainings and models: two minutes, for the loop while editing.
 #
-# Settings: TORCH=2.13.0 (exact version), VENV=.venv, PYTHON=python3.12, PYTEST_ARGS="-k queue", PIP_ARGS (more
-# arguments for pip, such as the index that holds torch's small build for machines without a GPU).
+# Settings: TORCH=2.13.0 (exact version), VENV=.venv, PYTHON=python3.12, PYTEST_ARGS="-k queue", JOBS=2 (tests side by
+# side), PIP_ARGS (more arguments for pip, such as the index that holds torch's small build for machines without a GPU).
 
 VENV ?= .venv
 # Exact, because a bare `torch` takes the newest CUDA build of several GB even where a CPU build is at hand.
 TORCH ?= 2.13.0
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+# Many tests start processes of their own: more jobs than cores make them wait for each other.
+JOBS ?= 2
 NAME ?= cartpole
 CONFIG ?= configs/cartpole.toml
 
@@ -16,15 +19,18 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS)
 # A name on the PATH may be a shim without an interpreter behind it: ask each candidate whether it runs.
 CANDIDATES := $(PYTHON) python3.11 python3.12 python3.13 python3
-# A stamp that bears the version: another TORCH installs anew.
+# A stamp that bears the version: another TORCH installs again.
 TORCH_STAMP := $(VENV)/torch-$(TORCH).stamp
+
+# Dozens of tests start interpreters, and compiling the sources again in each takes a minute of the suite.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: run test lint bench clean help
+.PHONY: run test test-fast lint style bench clean help
 
 help:
-	@sed -n '1,5s/^# \{0,1\}//p' Makefile
+	@sed -n '1,6s/^# \{0,1\}//p' Makefile
 
 run: $(VENV)/run.stamp
 	$(BIN)/unirl train impala @$(CONFIG) --name $(NAME) --overwrite
@@ -34,13 +40,25 @@ run: $(VENV)/run.stamp
 	$(BIN)/unirl eval runs/reverse --episodes 100
 	$(BIN)/unirl plot runs/reverse
 
-test: lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+# A file's tests stay in one process, which makes their fixtures once. Files go in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-lint: $(VENV)/dev.stamp
+# mypy takes two minutes of one core, so it runs beside the tests; what it says comes after them.
+test: style
+	@echo "$(BIN)/mypy &"; $(BIN)/mypy >$(VENV)/mypy.txt 2>&1 & mypy=$$!; \
+	echo "$(PYTEST) $(PYTEST_ARGS)"; $(PYTEST) $(PYTEST_ARGS); tests=$$?; \
+	wait $$mypy; types=$$?; echo "mypy:"; cat $(VENV)/mypy.txt; \
+	exit $$((tests ? tests : types))
+
+test-fast: $(VENV)/dev.stamp
+	$(PYTEST) -m fast $(PYTEST_ARGS)
+
+lint: style
+	$(BIN)/mypy
+
+style: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 bench: $(VENV)/dev.stamp

@@ -21,8 +21,8 @@ import unirl
 from unirl.actors.inference import PolicyWorker
 from unirl.actors.sampler import SamplerConfig
 from unirl.core.actor import ActorContext
-from unirl.core.exchange import Exchange
 from unirl.envs.make import spaces
+from unirl.handshake.handshake import Handshake
 from unirl.policy import Policy
 from unirl.recipes.appo import Config
 from unirl.runners.processes import ProcessesRunner
@@ -42,9 +42,9 @@ class SlowPolicyWorker(PolicyWorker):
 
 def make_slow_policy_worker(context: ActorContext, *, config: Config) -> PolicyWorker:
     """The factory of a plan."""
-    assert isinstance(context.exchange, Exchange)
+    assert isinstance(context.handshake, Handshake)
     policy = Policy(*spaces(config.env), config.policy, seed=0).eval()
-    return SlowPolicyWorker(context, policy, context.exchange, config.sampler)
+    return SlowPolicyWorker(context, policy, context.handshake, config.sampler)
 
 
 def sample(
@@ -78,14 +78,17 @@ def sample(
     found: dict[str, Any] = {}
 
     def watch() -> None:
-        exchange = runner.actors.exchange
-        assert isinstance(exchange, Exchange)
+        handshake = runner.processes.pools[0].handshake
+        assert isinstance(handshake, Handshake)
         groups = range(shape.total_groups)
-        while not all(exchange.group_totals(group)[1] > 5 for group in groups):
+        while not all(handshake.group_totals(group)[1] > 5 for group in groups):
             time.sleep(0.1)
-        before, started = [exchange.group_totals(group) for group in groups], time.monotonic()
+        before, started = [handshake.group_totals(group) for group in groups], time.monotonic()
         time.sleep(seconds)
-        after, wall = [exchange.group_totals(group) for group in groups], time.monotonic() - started
+        after, wall = (
+            [handshake.group_totals(group) for group in groups],
+            time.monotonic() - started,
+        )
         work = [a[0] - b[0] for a, b in zip(after, before, strict=True)]
         steps = [a[1] - b[1] for a, b in zip(after, before, strict=True)]
         found["steps_per_second"] = sum(steps) * shape.num_envs / wall

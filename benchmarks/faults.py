@@ -20,7 +20,6 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,9 @@ from typing import Any
 import measure
 
 import unirl
-from unirl.core.exchange import Exchange
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.sample import Batch
+from unirl.handshake.handshake import Handshake
 from unirl.metrics.metrics import Metrics
 from unirl.runners.processes import ProcessesRunner
 
@@ -81,28 +80,30 @@ def make_runner(tickets: list[int]) -> ProcessesRunner:
             "run.total_steps": 10**12,
         },
     )
-    plan = replace(
-        plan, make_learner=partial(make_witness, make=plan.learner.make, tickets=tickets)
-    )
+    plan = plan.with_learner(make=partial(make_witness, make=plan.learner.make, tickets=tickets))
     return ProcessesRunner(plan)
 
 
+def handshake_of(runner: ProcessesRunner) -> Handshake:
+    handshake = runner.processes.pools[0].handshake
+    assert isinstance(handshake, Handshake)
+    return handshake
+
+
 def group_steps(runner: ProcessesRunner, workers: range | list[int]) -> list[int]:
-    exchange = runner.actors.exchange
-    assert isinstance(exchange, Exchange)
+    handshake = handshake_of(runner)
     return [
-        exchange.group_totals(group)[1]
+        handshake.group_totals(group)[1]
         for worker in workers
-        for group in exchange.layout.groups_of(worker)
+        for group in handshake.layout.groups_of(worker)
     ]
 
 
 def seconds_to_recover(runner: ProcessesRunner, role: str, index: int, number: int) -> float:
     """Until a new process has replaced it and all groups that need it have been stepped."""
-    members = runner.actors.pids if role == "policy worker" else runner.actors.worker_pids
-    exchange = runner.actors.exchange
-    assert exchange is not None
-    workers = list(exchange.layout.workers_of(index)) if role == "policy worker" else [index]
+    is_actor = role == "policy worker"
+    members = runner.actor_pids if is_actor else runner.helper_pids
+    workers = handshake_of(runner).layout.workers_of(index) if is_actor else [index]
     pid = members()[index]
     assert pid is not None
     started = time.monotonic()
@@ -159,9 +160,8 @@ def main() -> None:
     runner.run([])
     thread.join()
     queue = runner.loop.queue
-    totals, discarded = queue.totals(), queue.stats().discarded
-    out = sum(number for state, number in queue.stats().states.items() if state != "free")
-    lost = totals["started"] - totals["learned"] - sum(discarded.values()) - out
+    stats = queue.stats()
+    lost = stats.started - stats.learned - sum(stats.discarded.values()) - stats.out
     twice = sum(count - 1 for count in Counter(tickets).values())
     pids = [*runner.actor_pids(), *runner.helper_pids()]
     left = sum(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids)
@@ -171,7 +171,9 @@ def main() -> None:
         for (role, fault), times in sorted(found.items())
     ]
     columns = ["process", "fault", "count", "seconds to recover, median", "longest"]
-    reasons = ", ".join(f"{number} {reason}" for reason, number in discarded.items() if number)
+    reasons = ", ".join(
+        f"{number} {reason}" for reason, number in stats.discarded.items() if number
+    )
     text = measure.table(columns, rows) + (
         f"\n\n{totals['started']} samples begun: {totals['learned']} learned ({twice} of them"
         f" twice), {sum(discarded.values())} discarded ({reasons}), {out} in flight at the end,"

@@ -226,9 +226,8 @@ def first_part(model: Path, marks: Path, seconds: float, seed: int) -> str:
     if errors:
         raise errors[0]
     queue = runner.loop.queue
-    totals, discarded = queue.totals(), queue.stats().discarded
-    out = sum(number for state, number in queue.stats().states.items() if state != "free")
-    lost = totals["started"] - totals["learned"] - sum(discarded.values()) - out
+    stats = queue.stats()
+    lost = stats.started - stats.learned - sum(stats.discarded.values()) - stats.out
     twice = sum(count - 1 for count in Counter(tickets).values())
     deadline = time.monotonic() + 10.0
     while workers(marks) and time.monotonic() < deadline:
@@ -240,7 +239,9 @@ def first_part(model: Path, marks: Path, seconds: float, seed: int) -> str:
         [role, fault, len(times), f"{statistics.median(times):.2f}", f"{max(times):.2f}"]
         for (role, fault), times in sorted(found.items())
     ]
-    reasons = ", ".join(f"{number} {reason}" for reason, number in discarded.items() if number)
+    reasons = ", ".join(
+        f"{number} {reason}" for reason, number in stats.discarded.items() if number
+    )
     columns = ["process", "fault", "count", "seconds to recover, median", "longest"]
     text = measure.table(columns, rows) + (
         f"\n\n{totals['started']} prompts begun: {totals['learned']} learned ({twice} of them"

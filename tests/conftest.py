@@ -1,27 +1,136 @@
-"""What every test relies on: one torch thread, repeatable examples, a reason where a GPU lacks."""
+"""What every test relies on: one torch thread, repeatable examples, an order for two workers, and
+which tests are fast.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 
-# The same examples in every run: a red build is the change's doing, never the dice's.
-hypothesis.settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
+# The same examples in every run: a red build is caused by the change, never by chance.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "house"))
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+TESTS = Path(__file__).resolve().parent
+HEAVY = (
+    "actors/test_evaluate.py",
+    "actors/test_inference.py",
+    "benchmarks",
+    "envs/sim/test_gym_cartpole.py",
+    "envs/sim/test_isaacgym.py::test_isaacgym_first",
+    "envs/sim/test_samplers.py::test_environment_workers",
+    "envs/test_atari.py",
+    "envs/test_faults.py",
+    "envs/test_pettingzoo.py",
+    "learners/test_optimizer.py::test_updating_does_not_import",
+    "learners/test_parallel.py",
+    "learners/test_truncation.py",
+    "llm/test_adapter_transfer.py",
+    "llm/test_canaries.py",
+    "llm/test_distill.py",
+    "llm/test_effect.py",
+    "llm/test_export.py",
+    "llm/test_grpo_cli.py",
+    "llm/test_hf_engine.py",
+    "llm/test_learner",
+    "llm/test_lora.py",
+    "llm/test_openai_engine.py",
+    "llm/test_own_folder.py",
+    "llm/test_pack",
+    "llm/test_prompts.py",
+    "llm/test_ranks.py",
+    "llm/test_rewards_judge.py",
+    "llm/test_rewards_model.py",
+    "llm/test_rewards_workers.py",
+    "llm/test_rollout.py",
+    "llm/test_saved_samples.py",
+    "llm/test_sharding.py",
+    "llm/test_teacher_server.py",
+    "llm/test_token_mdp.py",
+    "llm/test_vllm",
+    "llm/test_weight_transfer.py",
+    "report/test_video.py",
+    "runners",
+    "storage/test_checkpoint",
+    "system",
+    "test_bench",
+    "test_cli.py",
+    "test_docs.py::test_a_short_run",
+    "test_docs.py::test_every_metric_of_a_run",
+    "test_launch.py",
+    "test_layers.py",
+    "test_packaging.py",
+    "test_readme.py",
+    "transports/test_queue_concurrency.py",
+    "transports/test_queue_schedules.py",
+    "vtrace/test_targets.py::test_compiles",
+)
+"""Beginnings of the names of tests that start processes, train or load models. The others are fast,
+and together they take about a minute.
+"""
+LOCKS = "UNIRL_TEST_LOCKS"
+"""Names, in the environment, the folder of the locks that keep serial tests alone."""
+
+
+def is_heavy(path: Path, test: str = "") -> bool:
+    return f"{path.relative_to(TESTS).as_posix()}::{test}".startswith(HEAVY)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # CI has two cores, and many tests start processes of their own.
     torch.set_num_threads(1)
+    if not hasattr(config, "workerinput"):  # xdist's workers inherit the variable
+        locks = tempfile.TemporaryDirectory(prefix="unirl-tests-")
+        config.add_cleanup(locks.cleanup)
+        os.environ[LOCKS] = locks.name
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # Importing what is deselected anyway takes half a minute.
+    fast_only = config.getoption("markexpr") == "fast" and collection_path.suffix == ".py"
+    return True if fast_only and is_heavy(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("gpu"):
+        is_gpu = item.get_closest_marker("gpu") is not None
+        if is_gpu and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if not (is_gpu or item.get_closest_marker("slow") or is_heavy(item.path, item.name)):
+            item.add_marker("fast")
+    # The longest files come first, so that the last ones end together; those that measure time come
+    # last, when mypy, which runs beside the tests, is done.
+    serial = {item.path for item in items if item.get_closest_marker("serial")}
+    system = TESTS / "system"
+    items.sort(key=lambda item: (item.path in serial, not item.path.is_relative_to(system)))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    # Outside of the test, so that its time-out does not count the wait.
+    with turn(Path(os.environ[LOCKS]), alone=item.get_closest_marker("serial") is not None):
+        return (yield)
+
+
+@contextlib.contextmanager
+def turn(folder: Path, *, alone: bool) -> Iterator[None]:
+    """A reader-writer lock between the workers; a writer that waits keeps new readers out.
+
+    POSIX locks, which processes that a test forks do not inherit.
+    """
+    with (folder / "gate").open("a+") as gate, (folder / "tests").open("a+") as tests:
+        fcntl.lockf(gate, fcntl.LOCK_EX)
+        fcntl.lockf(tests, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        if not alone:
+            fcntl.lockf(gate, fcntl.LOCK_UN)
+        yield

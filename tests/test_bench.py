@@ -139,7 +139,7 @@ def test_an_actor_without_timers_is_one_stage() -> None:
 def test_several_policies_cannot_be_measured_one_by_one() -> None:
     plan = small_plan(**PROCESSES)
     with pytest.raises(UniRLError, match="several policies"):
-        measure_apart(replace(plan, other_policies=(plan,)), 0.1)
+        measure_apart(replace(plan, pools=plan.pools * 2), 0.1)
 
 
 # --------------------------------------------------------------------------- simulators on a device

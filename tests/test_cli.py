@@ -62,9 +62,8 @@ def run_python(*words: str, **settings: str) -> subprocess.CompletedProcess[str]
 # ---------------------------------------------------------------------------------------- answers
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
+def test_answers_that_need_no_torch_do_not_wait_for_it() -> None:
+    commands = [
         [],
         ["--help"],
         ["list", "recipes"],
@@ -73,13 +72,12 @@ def run_python(*words: str, **settings: str) -> subprocess.CompletedProcess[str]
         ["bench", "scripts"],
         ["bench", "--help"],
         ["tune", "--help"],
-    ],
-)
-def test_answers_that_need_no_torch_do_not_wait_for_it(words: list[str]) -> None:
+    ]
     code = (
         "import sys; from unirl.cli import main\n"
-        f"assert main({words!r}) == 0\n"
-        "assert not {'torch', 'gymnasium', 'numpy'} & set(sys.modules)"
+        f"for words in {commands!r}:\n"
+        "    assert main(words) == 0\n"
+        "    assert not {'torch', 'gymnasium', 'numpy'} & set(sys.modules), words"
     )
     done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
@@ -145,18 +143,34 @@ def test_benchmark_suites_are_listed_one_per_line(capsys: pytest.CaptureFixture[
     assert [line.split()[0] for line in lines] == ["queue", "classic"]
 
 
+ROBOTS = ("@warp-ant", "@warp-ant-v5", "@warp-halfcheetah", "@warp-humanoid")
+"""Configs whose models Warp compiles for half a minute before it says what can be seen of them."""
+
+
 def test_every_shipped_config_resolves_and_says_what_it_is_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert cli.main(["list", "configs"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(list((ROOT / "configs").glob("*.toml")))
+    assert cli.main(["list", "envs"]) == 0
+    envs = capsys.readouterr().out.split()
     for line in lines:
         name, *text = line.split()
         assert text, f"{name} must begin with a comment on what it is for"
         # The folder of its model is made by `unirl model`.
-        own = ["--model", "tiny"] if name == "@digits" else []
-        assert cli.main(["train", name, "--dry-run", *own]) == 0
+        instead = ["--model", "tiny"] if name == "@digits" else []
+        if name in ROBOTS:
+            own = load_toml(ROOT / "configs" / f"{name.removeprefix('@')}.toml")["env"]["id"]
+            assert own in envs
+            instead = ["--env.id", "warp/Cartpole"]
+        assert cli.main(["train", name, "--dry-run", *instead]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROBOTS)
+def test_a_config_of_a_robot_resolves(name: str) -> None:
+    assert cli.main(["train", name, "--dry-run"]) == 0
 
 
 # ------------------------------------------------------------------------------------------ train
@@ -217,7 +231,7 @@ def test_overwrite_deletes_runs_and_nothing_else(capsys: pytest.CaptureFixture[s
     assert load_toml(Path("runs/x/config.toml"))["recipe"] == "impala"
 
 
-def test_after_a_failed_start_the_mended_command_runs(
+def test_after_a_failed_start_the_corrected_command_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["train", "impala", *SMALL, *ONE_THREAD, "--name", "x"]
@@ -254,7 +268,7 @@ def test_a_failed_run_that_learned_something_is_not_deleted_without_being_asked(
     assert Path("runs/x/metrics.jsonl").read_text() == rows
 
 
-def test_a_place_where_no_run_folder_can_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_where_no_run_folder_can_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("")
     said = refused(capsys, "train", "impala", *SMALL, "--runs-dir", "file")
     assert "cannot be written" in said and "--runs-dir" in said
@@ -279,23 +293,25 @@ def test_an_unexpected_error_is_one_message_and_a_trace_in_the_log(
     log.unlink()
 
 
-@pytest.mark.parametrize("runner", ["inline", "processes"])
-def test_ctrl_c_finishes_the_update_and_prints_how_to_go_on(tmp_path: Path, runner: str) -> None:
+@pytest.mark.parametrize(("runner", "sessions"), [("inline", 1), ("processes", 2)])
+def test_ctrl_c_finishes_the_update_and_prints_how_to_continue(
+    tmp_path: Path, runner: str, sessions: int
+) -> None:
     from unirl.storage.checkpoint import load_checkpoint
 
     flags = [*SMALL[:-1], "1e9", *ONE_THREAD, "--runner.kind", runner]
     words, step = ["train", "impala", *flags, "--name", "x"], 0
-    for num_sessions in (1, 2):
+    for num_sessions in range(1, sessions + 1):
         out = train_until_ctrl_c(words, tmp_path / "runs/x/metrics.jsonl")
         assert "interrupted" in out
-        go_on = next(line for line in out.splitlines() if line.startswith("continue with:"))
-        words = [*shlex.split(go_on.partition("unirl ")[2]), "--no-console"]
+        resume = next(line for line in out.splitlines() if "unirl resume" in line)
+        words = [*shlex.split(resume.partition("unirl ")[2]), "--no-console"]
         checkpoint = load_checkpoint(tmp_path / "runs/x")
-        assert checkpoint.step > step, "each session learns on where the last one ended"
+        assert checkpoint.step > step, "each session continues where the last one ended"
         step = checkpoint.step
         started = (tmp_path / "runs/x/command.txt").read_text().splitlines()
         assert len(started) == num_sessions
-    assert started[1] == "unirl resume runs/x --no-console"
+        assert num_sessions == 1 or started[1] == "unirl resume runs/x --no-console"
 
 
 def train_until_ctrl_c(words: list[str], metrics: Path) -> str:
@@ -355,9 +371,9 @@ def test_an_evaluation_by_hand_replaces_neither_trainings_own_nor_another_one(
         ["--episodes", "1"],  # the first one again
     ):
         assert cli.main(["eval", str(trained), *words, "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        kept[told["file"]] = json.loads(Path(told["file"]).read_text())
-        assert kept[told["file"]]["seed"] == told["seed"]
+        shown = json.loads(capsys.readouterr().out)
+        kept[shown["file"]] = json.loads(Path(shown["file"]).read_text())
+        assert kept[shown["file"]]["seed"] == shown["seed"]
     assert len(kept) == 6 and {Path(path).parent for path in kept} == {trained / "eval" / "by_hand"}
     assert sorted({result["seed"] for result in kept.values()}) == [1, 77]
     assert own == {path: path.read_bytes() for path in (trained / "eval").glob("*.json")}
@@ -368,8 +384,8 @@ def test_flags_of_the_recipe_change_what_is_evaluated(
 ) -> None:
     words = ["eval", str(trained), "--episodes", "3", "--json", "--env.max-episode-steps", "7"]
     assert cli.main(words) == 0
-    told = json.loads(capsys.readouterr().out)
-    kept = json.loads(Path(told["file"]).read_text())
+    shown = json.loads(capsys.readouterr().out)
+    kept = json.loads(Path(shown["file"]).read_text())
     assert max(kept["lengths"]) == 7 and kept["changes"] == {"env.max_episode_steps": "7"}
     assert "repeat" in refused(capsys, "eval", str(trained), "--env.repeat-action-probabilit", "0")
 
@@ -402,11 +418,9 @@ def test_greedy_evaluation_is_another_one(
     assert "both" in refused(capsys, "eval", str(trained), "--deterministic", "--stochastic")
 
 
-def test_resume_goes_on_where_the_run_was(
+def test_resume_continues_where_the_run_was(
     trained: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    import shutil
-
     shutil.copytree(trained, "runs/b", symlinks=True)
     assert cli.main(["resume", "b", "--run.total-steps", "4e3", "--no-console"]) == 0
     assert load_toml(Path("runs/b/config.toml"))["run"]["total_steps"] == 4000
@@ -419,8 +433,6 @@ def test_one_checkpoint_of_a_run_stands_for_the_run(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
-    import shutil
-
     from unirl.storage.checkpoint import list_checkpoints
 
     shutil.copytree(trained, "runs/b", symlinks=True)
@@ -430,7 +442,7 @@ def test_one_checkpoint_of_a_run_stands_for_the_run(
     newest = Path("runs/b/checkpoints/latest").resolve()
     assert cli.main(["plot", one]) == 0 and Path("runs/b/plot.png").is_file()
     assert cli.main(["card", one]) == 0 and Path("runs/b/README.md").is_file()
-    # Training goes on from that very one: the newer one is made a second time.
+    # Training continues from that very one: the newer one is made a second time.
     before = (newest / "state.json").stat().st_ino
     assert cli.main(["resume", one, *more]) == 0
     assert Path("runs/b/checkpoints/latest").resolve() == newest

@@ -61,7 +61,7 @@ def test_every_metric_of_a_run_has_a_row_in_metrics_md(emitted: set[str]) -> Non
     assert not unknown, f"docs/metrics.md has no row for {unknown}"
 
 
-def test_a_name_that_nobody_documented_is_found_out() -> None:
+def test_a_name_that_is_not_documented_is_found() -> None:
     assert is_documented("queue/discarded/stale")
     assert is_documented("time/learner/wait")
     assert not is_documented("queue/discarded/stale/twice")

@@ -1,4 +1,4 @@
-"""The wings are folders at the root, linked into unirl/, mapped into the wheel: all must agree."""
+"""Five packages are folders at the root, linked into unirl/, mapped into the wheel: they agree."""
 
 from __future__ import annotations
 
@@ -112,19 +112,19 @@ def test_the_wheel_carries_the_configs_the_license_and_the_type_marker(wheel: Pa
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_an_installed_wheel_imports_its_own_wings(wheel: Path, tmp_path: Path) -> None:
+def test_an_installed_wheel_imports_its_own_packages(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     options = ["--quiet", "--no-deps", "--no-index", "--target", str(site)]
     install = [sys.executable, "-m", "pip", "install", *options, str(wheel)]
     subprocess.run(install, check=True, capture_output=True, timeout=120)
-    wings = [package for package in PACKAGES if package not in DATA_PACKAGES]
+    names = [package for package in PACKAGES if package not in DATA_PACKAGES]
     # From another folder and with the target first: neither checkout nor editable install answers.
     code = (
         f"import importlib, sys; sys.path.insert(0, {str(site)!r})\n"
         "for name in sys.argv[1:]: print(importlib.import_module(name).__file__)"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code, *wings],
+        [sys.executable, "-c", code, *names],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -132,5 +132,5 @@ def test_an_installed_wheel_imports_its_own_wings(wheel: Path, tmp_path: Path) -
     )
     assert found.returncode == 0, found.stderr
     files = found.stdout.split()
-    assert len(files) == len(wings)
+    assert len(files) == len(names)
     assert all(Path(file).is_relative_to(site) for file in files), files

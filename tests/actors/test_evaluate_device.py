@@ -125,7 +125,7 @@ def test_the_recipe_is_judged_on_complete_episodes() -> None:
     assert plan.learner.make_evaluator is not None
     evaluator = plan.learner.make_evaluator(3)
     assert isinstance(evaluator, Player)
-    policy = plan.make_learner_seeded().weights()
+    policy = plan.learner.make(LearnerContext(plan.learner_seed(0))).weights()
     assert evaluator.evaluate(policy, 5).lengths == [12] * 5
 
 

@@ -13,6 +13,7 @@ import torch
 import unirl
 from tests.vtrace.reference import slow_vtrace_targets
 from unirl.core.actor import ActorContext
+from unirl.core.learner import LearnerContext
 from unirl.core.sample import Batch, Slot
 from unirl.errors import UniRLError
 from unirl.learners.impala import RunningScale
@@ -111,7 +112,7 @@ def losses_on_policy(recipe: str, **settings: Any) -> dict[str, float]:
     small = {"actor.num_envs": 4, "actor.num_actors": 1, "actor.unroll_length": 8}
     small |= {"queue.batch_size": 1, "policy.hidden": (8,)}
     plan = unirl.make_plan(recipe, **small, **settings)
-    learner, weights = plan.make_learner_seeded(), LocalWeightStore()
+    learner, weights = plan.learner.make(LearnerContext(plan.learner_seed(0))), LocalWeightStore()
     weights.publish(learner.weights(), 0)
     actor: Any = plan.pools[0].make_actor(ActorContext(0, 7, weights))
     slot = Slot(0, 0, plan.learner.spec.allocate())

@@ -37,6 +37,7 @@ def seconds(dtype: torch.dtype) -> float:
     return min(times)
 
 
+@pytest.mark.serial
 def test_bfloat16_where_it_is_said_to_be_multiplied_is_no_slower() -> None:
     ratio = seconds(torch.bfloat16) / seconds(torch.float32)
     # Emulated on an AMD EPYC with AVX2 alone: 7.6 to 9.0. Other work on the machine blurs it.

@@ -1,13 +1,16 @@
-"""What goes wrong in tests of faults: engines and rewards that fail, and who learned what."""
+"""What goes wrong in tests of faults: an engine that fails; and which prompts were learned."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.system.grpo_rewards import FOLDER
+from unirl import cli
 from unirl.core.actor import ActorContext
 from unirl.core.weights import Weights
 from unirl.llm import assembly
@@ -16,47 +19,40 @@ from unirl.llm.engines.hf.engine import HfEngine
 from unirl.llm.rollout import Rollout
 from unirl.storage.checkpoint import load_checkpoint
 
-MARK = "UNIRL_FAULTS"
-"""Names, in the environment, a folder that processes leave their ids in; so it marks them, too."""
-
 
 class Refusing(HfEngine):
-    """Refuses the weights of one version, once."""
+    """Refuses the weights of one version, once: then the file `refused` exists."""
 
-    def __init__(self, *settings: Any, version: int, mark: Path) -> None:
+    def __init__(self, *settings: Any, version: int, refused: Path) -> None:
         super().__init__(*settings)
-        self._refused, self._mark = version, mark
+        self.version_to_refuse, self.refused = version, refused
 
     async def load_weights(self, weights: Weights, version: int) -> None:
-        if version == self._refused and not self._mark.exists():
-            self._mark.touch()
+        if version == self.version_to_refuse and not self.refused.exists():
+            self.refused.touch()
             raise EngineFailed("the engine refuses weights", "a test wants it to", "try again")
         await super().load_weights(weights, version)
 
 
-def make_refusing(context: ActorContext, *, config: Any, version: int, mark: Path) -> Rollout:
+def make_refusing(context: ActorContext, *, config: Any, version: int, refused: Path) -> Rollout:
     """The recipe's rollout with an engine that refuses."""
     rollout = assembly.make_rollout(context, config=config)
-    rollout.engine = Refusing(config.model, config.engine, version=version, mark=mark)
+    rollout.engine = Refusing(config.model, config.engine, version=version, refused=refused)
     return rollout
 
 
-def known_worker(text: str, answer: str) -> float:
-    """Characters in their place; leaves the id of its process in the folder."""
-    (Path(os.environ[MARK]) / f"reward-{os.getpid()}").touch()
-    time.sleep(0.001)
-    return sum(a == b for a, b in zip(text, answer, strict=False)) / len(answer)
+def run_command(folder: Path, environment: Mapping[str, str], words: Sequence[str]) -> None:
+    """The command line in a process made for it; what it prints goes to `output.txt`."""
+    os.chdir(folder)
+    os.environ.update(environment)
+    with (folder / "output.txt").open("ab") as output:
+        os.dup2(output.fileno(), sys.stdout.fileno())
+        os.dup2(output.fileno(), sys.stderr.fileno())
+    sys.exit(cli.main(words))
 
 
-def hangs_now_and_then(text: str, answer: str, prompt: str) -> float:
-    """As known_worker, but on one question in ten it never returns."""
-    if prompt.startswith("7"):
-        time.sleep(600)
-    return known_worker(text, answer)
-
-
-def marked(folder: Path) -> list[int]:
-    """Processes that live and have this folder as their mark; without the caller."""
+def processes_of(folder: Path) -> list[int]:
+    """Living processes that were started with this folder in their environment."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
@@ -66,7 +62,7 @@ def marked(folder: Path) -> list[int]:
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if f"{MARK}={folder}".encode() in environment and state != "Z":
+        if f"{FOLDER}={folder}".encode() in environment and state != "Z":
             found.append(int(entry.name))
     return found
 

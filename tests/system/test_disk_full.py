@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import unirl
+from unirl import cli
 from unirl.storage.checkpoint import load_checkpoint
 
-ROOT = Path(unirl.__file__).resolve().parent.parent
+ROOT = Path(cli.__file__).resolve().parent.parent
 TRAIN = ["train", "impala", "--env.id", "CartPole-v1", "--actor.num-envs", "8", "--name", "x"]
 TRAIN += ["--run.total-steps", "1e9", "--run.log-seconds", "0", "--runner.learner-threads", "1"]
 
@@ -80,14 +80,14 @@ def test_whatever_cannot_be_written_ends_the_training_in_three_parts(tmp_path: P
 
 
 @pytest.mark.parametrize("runner", ["inline", "processes"])
-def test_a_full_file_system_ends_the_training_and_resume_goes_on_with_more_space(
-    tmp_path: Path, runner: str
+def test_a_full_file_system_ends_the_training_and_resume_continues_with_more_space(
+    tmp_path: Path, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if shutil.which("unshare") is None or run(tmp_path, "unshare", "-rm", "true").returncode:
         pytest.skip("a file system of its own needs unshare with user namespaces")
     (tmp_path / "small").mkdir()
     script = tmp_path / "train.sh"
-    # The mount lives as long as this shell; what lies in it is copied out for the test to read.
+    # The mount lives as long as this shell; what is in it is copied out for the test to read.
     script.write_text(
         "mount -t tmpfs -o size=400k none small || exit 77\n"
         '"$@"\n'
@@ -104,8 +104,8 @@ def test_a_full_file_system_ends_the_training_and_resume_goes_on_with_more_space
     step = load_checkpoint(tmp_path / "kept").step
     assert step > 0
     words = ["resume", "kept", "--run.total-steps", str(step + 500), "--no-console"]
-    done = run(tmp_path, sys.executable, "-m", "unirl", *words)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words) == 0
     assert load_checkpoint(tmp_path / "kept").step >= step + 500
 
 

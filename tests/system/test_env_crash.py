@@ -45,7 +45,7 @@ gymnasium.register("test/BreaksOnce-v0", BreaksOnce)
 @pytest.mark.parametrize(
     ("runner", "how"), [("inline", "dies"), ("inline", "hangs"), ("processes", "dies")]
 )
-def test_one_crash_is_one_restart_and_training_goes_on(
+def test_one_crash_is_one_restart_and_training_continues(
     runner: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "breaking_envs_for_test.py").write_text(ENV)

@@ -1,5 +1,5 @@
 """GRPO through the real recipe: a tiny model learns, samples are no older than allowed, and a
-resumed run goes on as the whole one.
+resumed run continues as the whole one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def learned(run_dir: Path) -> list[int]:
     return [ticket for _, ticket in groups]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_tiny_model_learns_what_an_untrained_one_cannot_do(
     model: str, seed: int, tmp_path: Path
 ) -> None:
@@ -99,15 +99,15 @@ def test_no_token_is_older_than_the_mode_allows(
     # Update n is made from version n - 1.
     ages = [row["update"] - 1 - version for row in samples for version in row["versions"]]
     assert len(samples) == 12 * BATCH * GROUP and 0 <= min(ages) <= max(ages) <= bound
-    told = [row["staleness/token_max"] for row in rows(tmp_path / "run" / "metrics.jsonl")]
-    assert told and max(told) <= bound
+    shown = [row["staleness/token_max"] for row in rows(tmp_path / "run" / "metrics.jsonl")]
+    assert shown and max(shown) <= bound
     assert bound == 0 or max(ages) > 0  # generation and learning did overlap
     tickets = learned(tmp_path / "run")
     assert len(tickets) == len(set(tickets)) == 12 * BATCH
     assert not multiprocessing.active_children()
 
 
-def test_in_mode_partial_a_tail_is_gone_on_with_under_newer_weights(
+def test_in_mode_partial_a_tail_is_continued_under_newer_weights(
     model: str, tmp_path: Path
 ) -> None:
     # Room for three groups and a half: twelve are asked for, so the fourth of a batch ends later.
@@ -152,7 +152,7 @@ def test_a_resumed_run_equals_the_whole_one_bit_for_bit(
 
 
 @pytest.mark.parametrize("window", [1, None])
-def test_an_async_run_issues_again_what_was_under_way(
+def test_an_async_run_issues_again_what_was_in_flight(
     model: str, window: int | None, tmp_path: Path
 ) -> None:
     settings = {"mode": "async", "queue.max_staleness": 2, "queue.window": window}
@@ -164,7 +164,7 @@ def test_an_async_run_issues_again_what_was_under_way(
         assert result.scalars["staleness/token_max"] <= 2
     state = load_checkpoint(run_dir).state
     waiting = [note["ticket"] for note in state["ready"]] + list(state["due"])
-    assert waiting  # places are never empty in this mode
+    assert waiting  # slots are never empty in this mode
     counts = Counter(learned(run_dir) + waiting)
     assert max(counts.values()) == 1
     missing = set(range(state["next_ticket"])) - counts.keys()
@@ -180,10 +180,12 @@ def test_samples_say_what_was_asked_answered_and_rewarded(model: str, tmp_path: 
         assert (row["reward"] == [1.0]) == (answer == asked) or 0 < row["reward"][0] < 1
 
 
-def test_a_teacher_alone_needs_one_completion_per_prompt(model: str, tmp_path: Path) -> None:
+def test_a_teacher_without_reward_needs_one_completion_per_prompt(
+    model: str, tmp_path: Path
+) -> None:
     teacher = make_tiny(tmp_path / "teacher", seed=7, width=64, layers=2)
     settings = {"rollout.group_size": 1, "teacher.path": str(teacher), "teacher.alone": True}
     result = train(model, tmp_path / "run", updates=1, **settings)
     assert result.num_steps == GROUP * BATCH and result.version == GROUP
-    told = [row["kl_to_teacher"] for row in rows(tmp_path / "run" / "metrics.jsonl")]
-    assert told and min(told) > 0
+    shown = [row["kl_to_teacher"] for row in rows(tmp_path / "run" / "metrics.jsonl")]
+    assert shown and min(shown) > 0

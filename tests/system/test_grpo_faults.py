@@ -1,5 +1,5 @@
-"""Processes of a language run are killed, hang and refuse: it goes on, no prompt is lost or learned
-twice, and nothing is left.
+"""Processes of a language run are killed, hang and refuse: it continues, no prompt is lost or
+learned twice, and no process is left.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,17 @@ import torch
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
-from tests.system.grpo_faults import MARK, account, learned, make_refusing, marked
+from tests.system.grpo_faults import account, learned, make_refusing, processes_of, run_command
+from tests.system.grpo_rewards import FOLDER
 from tests.system.grpo_settings import SMALL
 from unirl.core.tree import flatten
 from unirl.llm.models.tiny import make_tiny
+from unirl.runners.fork_server import process_context
 from unirl.runners.loop import TrainLoop
 from unirl.runners.processes import ProcessesRunner
 from unirl.storage.checkpoint import load_checkpoint
 
-ROOT = Path(unirl.__file__).resolve().parents[1]
-SYSTEM = "tests.system.grpo_faults"
+REWARDS = "tests.system.grpo_rewards"
 GROUP, BATCH = 4, 4
 BASE: dict[str, Any] = {**SMALL, "rollout.group_size": GROUP, "queue.batch_size": BATCH}
 DEADLINE_SECONDS = 240.0
@@ -48,11 +49,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where processes leave their ids; none of them is left when the test is over."""
-    folder = tmp_path / "marks"
+def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where reward workers leave their ids; none of them is left when the test is over."""
+    folder = tmp_path / "pids"
     folder.mkdir()
-    monkeypatch.setenv(MARK, str(folder))
+    monkeypatch.setenv(FOLDER, str(folder))
     yield folder
     until(lambda: not workers(folder), "reward workers are left")
 
@@ -77,14 +78,14 @@ def alive(pid: int | None) -> bool:
     return False
 
 
-def workers(marks: Path) -> list[int]:
-    """Reward workers that have judged and live."""
-    found = [int(path.name.removeprefix("reward-")) for path in marks.glob("reward-*")]
+def workers(pids: Path) -> list[int]:
+    """Living reward workers that have judged."""
+    found = [int(path.name.removeprefix("reward-")) for path in pids.glob("reward-*")]
     return [pid for pid in found if alive(pid)]
 
 
 class Witness:
-    """A hook that notes how far the run is, and ends it when told to."""
+    """A hook that records how far the run is, and ends it on request."""
 
     def __init__(self) -> None:
         self.version, self.enough = 0, False
@@ -95,27 +96,28 @@ class Witness:
             loop.stop("enough")
 
     def at_end(self, loop: TrainLoop) -> None:
-        """See Hook."""
+        pass
 
 
-def test_a_killed_actor_loses_no_prompt(model: str, marks: Path) -> None:
-    """With its engine and its reward workers, three times in the middle of whatever it does."""
+@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_killed_actor_loses_no_prompt(model: str, kills: int, pids: Path) -> None:
+    """With its engine and its reward workers, in the middle of whatever it does."""
     settings = {"mode": "async", "queue.window": 1, "run.total_steps": 10**9}
-    reward = {"reward.weights": {f"{SYSTEM}:known_worker": 1.0}}
+    reward = {"reward.weights": {f"{REWARDS}:known_worker": 1.0}}
     plan = plan_of(model, updates=1, **{**settings, **reward})
     tickets: list[int] = []
     plan = plan.with_learner(make=partial(noting, make=plan.learner.make, tickets=tickets))
     runner, witness, rng = ProcessesRunner(plan), Witness(), random.Random(0)
-    pids: set[int | None] = set()
+    killed: set[int | None] = set()
 
     def storm() -> None:
         try:
-            for _ in range(3):
+            for _ in range(kills):
                 before = witness.version
                 until(lambda: witness.version > before + 1, "it does not learn")  # noqa: B023
                 time.sleep(rng.uniform(0.0, 0.2))
                 pid = runner.actor_pids()[0]
-                pids.update([pid, *workers(marks)])
+                killed.update([pid, *workers(pids)])
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
                 until(lambda: runner.actor_pids()[0] != pid, "it is not replaced")  # noqa: B023
@@ -128,13 +130,13 @@ def test_a_killed_actor_loses_no_prompt(model: str, marks: Path) -> None:
     thread.start()
     runner.run([witness])
     thread.join()
-    assert runner.num_restarts == 3
+    assert runner.num_restarts == kills
     assert tickets == list(range(len(tickets)))  # in order, none lost, none twice
-    until(lambda: not any(map(alive, pids)), "processes of dead actors are left")
+    until(lambda: not any(map(alive, killed)), "processes of dead actors are left")
 
 
 def noting(context: Any, *, make: Callable[[Any], Any], tickets: list[int]) -> Any:
-    """The learner, with a note of each ticket that it learns."""
+    """The learner; `tickets` receives each ticket that it learns."""
     learner = make(context)
     step = learner.step
 
@@ -146,35 +148,35 @@ def noting(context: Any, *, make: Callable[[Any], Any], tickets: list[int]) -> A
     return learner
 
 
-def test_a_killed_reward_worker_costs_nothing(model: str, marks: Path, tmp_path: Path) -> None:
-    plan = plan_of(model, updates=30, **{"reward.weights": {f"{SYSTEM}:known_worker": 1.0}})
+def test_a_killed_reward_worker_costs_nothing(model: str, pids: Path, tmp_path: Path) -> None:
+    plan = plan_of(model, updates=20, **{"reward.weights": {f"{REWARDS}:known_worker": 1.0}})
     killed: list[int] = []
 
     def storm() -> None:
         rng = random.Random(1)
-        while len(killed) < 4:
-            until(lambda: set(workers(marks)) - set(killed), "there is no worker")
+        while len(killed) < 3:
+            until(lambda: set(workers(pids)) - set(killed), "there is no worker")
             time.sleep(rng.uniform(0.0, 0.1))
-            killed.extend([pid for pid in workers(marks) if pid not in killed][:1])
+            killed.extend([pid for pid in workers(pids) if pid not in killed][:1])
             with contextlib.suppress(ProcessLookupError):
                 os.kill(killed[-1], signal.SIGKILL)
 
     thread = threading.Thread(target=storm, daemon=True)
     thread.start()
     result = unirl.run(plan, tmp_path / "run", console=False)
-    assert result.version == 30 and killed
+    assert result.version == 20 and killed
     there, missing = account(tmp_path / "run")
-    assert len(there) == len(set(there)) == 30 * BATCH and not missing
+    assert len(there) == len(set(there)) == 20 * BATCH and not missing
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     # A worker that dies twice under the same completion costs that completion, and is counted.
-    failed = sum(row.get(f"rewards/{SYSTEM}:known_worker/failed", 0) for row in rows)
+    failed = sum(row.get(f"rewards/{REWARDS}:known_worker/failed", 0) for row in rows)
     assert failed <= len(killed) // 2
 
 
 def test_a_reward_that_hangs_costs_its_completions_alone(
-    model: str, marks: Path, tmp_path: Path
+    model: str, pids: Path, tmp_path: Path
 ) -> None:
-    name = f"{SYSTEM}:hangs_now_and_then"
+    name = f"{REWARDS}:hangs_now_and_then"
     settings = {"reward.weights": {name: 1.0}, "reward.timeout_seconds": 0.2, "reward.workers": 4}
     started = time.monotonic()
     unirl.run(plan_of(model, updates=4, **settings), tmp_path / "run", console=False)
@@ -189,31 +191,37 @@ def test_a_reward_that_hangs_costs_its_completions_alone(
     assert len(there) == len(set(there)) == 4 * BATCH
 
 
+@pytest.fixture(scope="module")
+def whole(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six updates in which nothing fails."""
+    run_dir = tmp_path_factory.mktemp("whole") / "run"
+    unirl.run(plan_of(model, updates=6), run_dir, console=False)
+    return run_dir
+
+
 @pytest.mark.parametrize("version", [0, 3])
 def test_an_engine_that_refuses_weights_is_replaced(
-    model: str, version: int, tmp_path: Path
+    model: str, version: int, whole: Path, tmp_path: Path
 ) -> None:
-    plan = plan_of(model, updates=6)
-    unirl.run(plan, tmp_path / "whole", console=False)
-    mark = tmp_path / "refused"
-    make_actor = partial(make_refusing, config=plan.config, version=version, mark=mark)
-    unirl.run(plan.with_pool(make_actor=make_actor), tmp_path / "broken", console=False)
-    assert mark.exists()
-    rows = [json.loads(line) for line in (tmp_path / "broken" / "metrics.jsonl").open()]
+    plan, refused, run_dir = plan_of(model, updates=6), tmp_path / "refused", tmp_path / "broken"
+    make_actor = partial(make_refusing, config=plan.config, version=version, refused=refused)
+    unirl.run(plan.with_pool(make_actor=make_actor), run_dir, console=False)
+    assert refused.exists()
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").open()]
     assert max(row.get("faults/actor_restarts", 0) for row in rows) == 1
     # A completion depends on its ticket and the weights alone: nothing is different.
-    assert_same_model(tmp_path / "broken", tmp_path / "whole")
-    assert learned(tmp_path / "broken") == learned(tmp_path / "whole")
+    assert_same_model(run_dir, whole)
+    assert learned(run_dir) == learned(whole)
 
 
 def test_an_engine_that_refuses_weights_in_a_process_is_replaced(
     model: str, tmp_path: Path
 ) -> None:
     plan = plan_of(model, updates=8, **{"mode": "async", "queue.window": 1})
-    mark = tmp_path / "refused"
-    make_actor = partial(make_refusing, config=plan.config, version=2, mark=mark)
+    refused = tmp_path / "refused"
+    make_actor = partial(make_refusing, config=plan.config, version=2, refused=refused)
     unirl.run(plan.with_pool(make_actor=make_actor), tmp_path / "run", console=False)
-    assert mark.exists()
+    assert refused.exists()
     there, missing = account(tmp_path / "run")
     assert len(there) == len(set(there)) and not missing
     log = (tmp_path / "run" / "log.txt").read_text()
@@ -226,51 +234,56 @@ def assert_same_model(one: Path, other: Path) -> None:
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-def command(run_dir: Path, *words: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with (run_dir.parent / "output.txt").open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "unirl", *words],
-            cwd=run_dir.parent.parent,
-            env=environment,
-            stdout=output,
-            stderr=output,
-        )
+def start(run_dir: Path, *words: str) -> BaseProcess:
+    """A command in a process of its own, forked where torch and transformers are loaded."""
+    context = process_context(1, preload=("transformers.modeling_utils",))
+    folder = run_dir.parent.parent
+    process = context.Process(target=run_command, args=(folder, dict(os.environ), words))
+    process.start()
+    return process
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_killed_run_goes_on_from_its_checkpoint(
-    model: str, mode: str, marks: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("mode", "kills"),
+    [
+        ("sync", 1),
+        ("async", 1),
+        pytest.param("sync", 3, marks=pytest.mark.slow),
+        pytest.param("async", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_run_continues_from_its_checkpoint(
+    model: str, mode: str, kills: int, pids: Path, tmp_path: Path
 ) -> None:
-    """Learner, actor and reward workers at once, in the middle of whatever they do; twice."""
-    updates = 60
+    """Learner, actor and reward workers at once, in the middle of whatever they do."""
+    updates = 20 + 20 * kills
     settings = {
         **BASE,
         "mode": mode,
         "model.path": model,
-        "reward.weights": {f"{SYSTEM}:known_worker": 1.0},
+        "reward.weights": {f"{REWARDS}:known_worker": 1.0},
         "queue.window": 1 if mode == "async" else None,
         "run.checkpoint_steps": 3 * BATCH * GROUP,
         "run.total_steps": updates * BATCH * GROUP,
     }
     config, run_dir = tmp_path / "config.toml", tmp_path / "runs" / "killed"
-    run_dir.parent.mkdir()
     plan = unirl.make_plan("grpo", **settings)
     config.write_text(unirl.config.to_toml(plan.config, recipe="grpo"))
     rng, words = random.Random(2), ("train", "grpo", f"@{config}", "--name", "killed")
-    for _ in range(2):
-        process = command(run_dir, *words, "--no-console")
-        before = newest(run_dir)
-        until(lambda: newest(run_dir) > before or process.poll() is not None, "no checkpoint")  # noqa: B023
+    output = tmp_path / "output.txt"
+    for _ in range(kills):
+        process, before = start(run_dir, *words, "--no-console"), newest(run_dir)
+        until(lambda: newest(run_dir) > before or not process.is_alive(), "no checkpoint")  # noqa: B023
         time.sleep(rng.uniform(0.0, 0.3))
-        assert process.poll() is None, (run_dir.parent / "output.txt").read_text()
+        assert process.is_alive(), output.read_text()
         process.kill()
-        process.wait()
-        until(lambda: not marked(marks), "processes outlive their learner")
+        process.join()
+        until(lambda: not processes_of(pids), "processes outlive their learner")
         words = ("resume", str(run_dir))
-    process = command(run_dir, *words, "--no-console")
-    assert process.wait(DEADLINE_SECONDS) == 0, (run_dir.parent / "output.txt").read_text()
-    until(lambda: not marked(marks), "processes are left")
+    process = start(run_dir, *words, "--no-console")
+    process.join(DEADLINE_SECONDS)
+    assert process.exitcode == 0, output.read_text()
+    until(lambda: not processes_of(pids), "processes are left")
     there, missing = account(run_dir)
     assert len(there) == len(set(there)) and not missing
     assert load_checkpoint(run_dir).state["version"] == updates

@@ -1,4 +1,4 @@
-"""A language model trained in two processes goes on where each of them was: no prompt is asked
+"""A language model trained in two processes continues where each of them was: no prompt is asked
 twice, none is skipped, though one has discarded more than the other.
 """
 
@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {
 def three_of_four(
     prompt: Prompt, completions: Sequence[Completion], scores: Sequence[Sequence[Score]]
 ) -> bool:
-    """Prompts of the first process have even numbers: the second one alone discards some."""
+    """Prompts of the first process have even numbers: only the second one discards some."""
     return prompt.ticket % 4 != 1
 
 
@@ -68,7 +68,7 @@ def work(model: str, out: Path) -> None:
 def noting(
     make: Callable[..., Any], tickets: list[int], context: Any, ranks: Ranks | None = None
 ) -> Any:
-    """The learner of a plan, with a note of each ticket that it learns."""
+    """The learner of a plan, which appends each ticket that it learns to `tickets`."""
     learner = make(context, ranks=ranks)
     step = learner.step
 
@@ -91,7 +91,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_each_process_goes_on_with_its_own_tickets(trained: Path) -> None:
+def test_each_process_continues_with_its_own_tickets(trained: Path) -> None:
     asked = [json.loads((trained / f"asked-{rank}.json").read_text()) for rank in (0, 1)]
     assert asked[0]["whole"] == asked[0]["parts"] == list(range(12))
     # Of the second's tickets, 0 2 4 ... name the prompts 1 5 9 ... and are discarded.

@@ -32,18 +32,19 @@ CARTPOLE: dict[str, Any] = {
     [
         {"runner.kind": "inline", "queue.max_staleness": 0},
         {"runner.kind": "inline", "queue.max_staleness": 3},
-        {"runner.kind": "processes", "queue.max_staleness": 1},
+        {"runner.kind": "processes", "queue.max_staleness": 1, "run.target_return": 200.0},
         {
             "runner.kind": "processes",
             "queue.max_staleness": 2,
             "queue.window": None,
             "actor.num_actors": 2,
+            "run.target_return": 200.0,
         },
     ],
     ids=["inline", "inline, three updates old", "a process", "two processes, any order"],
 )
 def test_impala_learns_cartpole(tmp_path: Path, how: dict[str, Any]) -> None:
-    result = train(tmp_path, **CARTPOLE, **how)
+    result = train(tmp_path, **{**CARTPOLE, **how})
     assert result.reason == "target_return"
     assert result.scalars["staleness/max"] <= how["queue.max_staleness"]
 
@@ -63,7 +64,7 @@ MEMORY: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("core", ["lstm", "gru"])
+@pytest.mark.parametrize("core", [pytest.param("lstm", marks=pytest.mark.slow), "gru"])
 def test_a_recurrent_policy_remembers_the_cue(tmp_path: Path, core: str) -> None:
     assert train(tmp_path, **MEMORY, **{"policy.core": core}).reason == "target_return"
 

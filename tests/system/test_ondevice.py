@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from tests.actors.clock_sim import ClockSim
 from unirl.actors.device import DeviceActor, device_spec
 from unirl.bench.host_reads import CountHostReads
 from unirl.core.actor import ActorContext
+from unirl.core.learner import LearnerContext
 from unirl.core.sample import Batch, Slot
 from unirl.core.tree import flatten
 from unirl.errors import UniRLError
@@ -53,7 +53,7 @@ def test_cartpole_is_solved(tmp_path: Path) -> None:
     assert plan.learner.make_evaluator(7).evaluate(model, 32).mean >= 470
 
 
-@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("normalize", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_samples_that_lag_by_one_update_teach_as_well(tmp_path: Path, normalize: bool) -> None:
     lagging = {"queue.max_staleness": 1, "learner.normalize_value": normalize}
     result = train(tmp_path / "run", **CARTPOLE, **lagging, **{"run.target_return": 300.0})
@@ -89,7 +89,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path: Path) 
 )
 def test_the_host_reads_from_the_device_once_per_update(settings: dict[str, Any]) -> None:
     plan = unirl.make_plan("ondevice", **{**SMALL, **settings})
-    weights, learner = LocalWeightStore(), plan.make_learner_seeded()
+    weights, learner = LocalWeightStore(), plan.learner.make(LearnerContext(plan.learner_seed(0)))
     weights.publish(learner.weights(), 0)
     actor: Any = plan.pools[0].make_actor(ActorContext(0, 1, weights))
     slot = Slot(0, 0, plan.learner.spec.allocate())
@@ -124,14 +124,10 @@ def test_lost_states_are_counted_and_the_run_stops_beyond_a_limit(
     # The clock has other spaces than the task: the learner is made for them.
     spaces = (env.spec.observation_space, env.spec.action_space)
     make_learner: Any = plan.learner.make
-    plan = replace(
-        plan,
-        spec=device_spec(env.spec, 8, env.counters()),
-        make_actor=partial(broken_actor, policy=config.policy, sim=config.sim),
-        make_learner=partial(
-            make_learner, spaces=spaces, spec=device_spec(env.spec, 8, env.counters())
-        ),
-        make_evaluator=None,
+    spec = device_spec(env.spec, 8, env.counters())
+    make_actor = partial(broken_actor, policy=config.policy, sim=config.sim)
+    plan = plan.with_pool(make_actor=make_actor).with_learner(
+        make=partial(make_learner, spaces=spaces, spec=spec), spec=spec, make_evaluator=None
     )
     if stops:
         with pytest.raises(UniRLError, match=r"1 environments reached a state that is not finite"):
@@ -150,7 +146,7 @@ def test_a_run_that_lost_too_many_states_keeps_what_it_learned(tmp_path: Path) -
 
 
 def fails_later(context: Any, *, make: Any) -> Any:
-    """A learner whose fourth batch tells of lost states."""
+    """A learner whose fourth batch counts lost states."""
     learner = make(context)
     step = learner.step
 
@@ -177,7 +173,7 @@ def fails_later(context: Any, *, make: Any) -> Any:
         ({"learner.device": "cuda"}, "simulator and learner share one device"),
     ],
 )
-def test_what_cannot_run_is_told_in_three_parts(settings: dict[str, Any], match: str) -> None:
+def test_what_cannot_run_is_refused_in_three_parts(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(UniRLError, match=match) as caught:
         unirl.make_plan("ondevice", **{**SMALL, **settings})
     assert len(caught.value.parts) == 3

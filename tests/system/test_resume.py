@@ -1,4 +1,4 @@
-"""What a resumed run goes on with besides its weights: totals of the queue, samples on record."""
+"""What a resumed run continues with besides its weights: totals of the queue, samples on record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
     "queue.max_staleness": 1,
     "runner.learner_threads": 1,
     "run.checkpoint_steps": 2 * BATCH * 16,
-    "run.log_seconds": 1e6,  # checkpoints lie between rows
+    "run.log_seconds": 1e6,  # checkpoints are between rows
 }
 
 
@@ -64,20 +64,20 @@ def num_lost(path: Path) -> int:
 
 @pytest.mark.parametrize("kind", ["inline", "processes"])
 def test_discards_are_counted_since_the_run_began(kind: str, tmp_path: Path) -> None:
-    told = []
+    totals_shown = []
     for updates in (5, 10):
-        resume = tmp_path if told else None
+        resume = tmp_path if totals_shown else None
         result = unirl.run(plan_of(kind, updates), tmp_path, resume=resume, console=False)
-        told.append(result.scalars[FILTERED])
+        totals_shown.append(result.scalars[FILTERED])
     checkpoints = sorted((tmp_path / "checkpoints").glob("step_*"))
     counted = [totals(path)[FILTERED] for path in checkpoints]
     assert len(counted) > 2 and counted == [num_lost(path) for path in checkpoints]
-    # Actors in processes go on between the last row and the last checkpoint.
-    assert 0 < told[0] < told[1] <= counted[-1]
-    assert kind == "processes" or told[1] == counted[-1]
+    # Actors in processes continue between the last row and the last checkpoint.
+    assert 0 < totals_shown[0] < totals_shown[1] <= counted[-1]
+    assert kind == "processes" or totals_shown[1] == counted[-1]
 
 
-def test_a_checkpoint_of_an_older_version_has_no_counts_and_is_gone_on_from(tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_older_version_has_no_counts_and_is_continued(tmp_path: Path) -> None:
     unirl.run(plan_of("inline", 5), tmp_path, console=False)
     before, saved = num_lost(tmp_path), load_checkpoint(tmp_path)
     totals_then = {name: n for name, n in totals(tmp_path).items() if name != FILTERED}

@@ -37,7 +37,7 @@ ACTION: dict[str, Space[Any]] = {
 
 
 class Sampler(gymnasium.Env[Any, Any]):
-    """Observations drawn from a space; takes only actions that lie in its other space."""
+    """Observations drawn from a space; takes only actions of its other space."""
 
     def __init__(self, obs: str, action: str) -> None:
         self.observation_space, self.action_space = OBS[obs], ACTION[action]
