@@ -175,8 +175,8 @@ def main() -> None:
         f"{number} {reason}" for reason, number in stats.discarded.items() if number
     )
     text = measure.table(columns, rows) + (
-        f"\n\n{totals['started']} samples begun: {totals['learned']} learned ({twice} of them"
-        f" twice), {sum(discarded.values())} discarded ({reasons}), {out} in flight at the end,"
+        f"\n\n{stats.started} samples begun: {stats.learned} learned ({twice} of them"
+        f" twice), {sum(discarded.values())} discarded ({reasons}), {stats.out} in flight at the end,"
         f" {lost} lost. Left afterwards: {left} processes, {left_segments} segments in /dev/shm."
     )
     print(text)

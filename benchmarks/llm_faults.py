@@ -244,8 +244,8 @@ def first_part(model: Path, marks: Path, seconds: float, seed: int) -> str:
     )
     columns = ["process", "fault", "count", "seconds to recover, median", "longest"]
     text = measure.table(columns, rows) + (
-        f"\n\n{totals['started']} prompts begun: {totals['learned']} learned ({twice} of them"
-        f" twice), {sum(discarded.values())} discarded ({reasons or 'none'}), {out} in flight at"
+        f"\n\n{stats.started} prompts begun: {stats.learned} learned ({twice} of them"
+        f" twice), {sum(discarded.values())} discarded ({reasons or 'none'}), {stats.out} in flight at"
         f" the end, {lost} lost. Left afterwards: {left} processes, {left_segments} segments in"
         " /dev/shm."
     )

@@ -18,6 +18,7 @@ from tests.envs.sim.countdown import Countdown
 from unirl.actors.evaluate import make_evaluator
 from unirl.actors.evaluate_device import DeviceEvaluator
 from unirl.core.evaluator import Player
+from unirl.core.learner import LearnerContext
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import DeviceEnv
 from unirl.envs.sim.make import make_device_env
