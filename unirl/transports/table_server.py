@@ -233,9 +233,8 @@ class TableServer(TableQueue):
             states = table.states.tolist()
             self._count_all_as_issued()
             # Taken and not released: a learner that failed on them has not learned them.
-            ready = [
-                self._slot(i) for i, state in enumerate(states) if state in (at.READY, at.TAKEN)
-            ]
+            kept = (at.READY, at.TAKEN)
+            ready = [self._slot(i) for i, state in enumerate(states) if state in kept]
             running = [table.ticket(i) for i, s in enumerate(states) if s in (at.RUNNING, at.DUE)]
             return Snapshot(
                 sorted(ready, key=lambda slot: slot.ticket),
