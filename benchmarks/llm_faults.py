@@ -322,7 +322,9 @@ def account(run_dir: Path) -> tuple[list[int], list[int], int]:
         updates.setdefault(newest, {})[row["ticket"]] = None
     version = int(state["version"])
     learned = [ticket for update in updates if update <= version for ticket in updates[update]]
-    waiting = [int(note["ticket"]) for note in state["ready"]] + [int(t) for t in state["due"]]
+    waiting = [int(note["ticket"]) for note in state["ready"]] + [
+        int(number) for number, _, _ in state["due"]
+    ]
     return learned, waiting, int(state["next_ticket"])
 
 

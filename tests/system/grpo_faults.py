@@ -90,6 +90,8 @@ def account(run_dir: Path) -> tuple[list[int], list[int]]:
     nowhere.
     """
     state = load_checkpoint(run_dir).state
-    waiting = [int(note["ticket"]) for note in state["ready"]] + list(state["due"])
+    waiting = [int(note["ticket"]) for note in state["ready"]] + [
+        number for number, _, _ in state["due"]
+    ]
     there = learned(run_dir) + waiting
     return there, sorted(set(range(int(state["next_ticket"]))) - set(there))

@@ -163,7 +163,8 @@ def test_an_async_run_issues_again_what_was_in_flight(
         stale = int(result.scalars.get("queue/discarded/stale", 0))
         assert result.scalars["staleness/token_max"] <= 2
     state = load_checkpoint(run_dir).state
-    waiting = [note["ticket"] for note in state["ready"]] + list(state["due"])
+    waiting = [note["ticket"] for note in state["ready"]]
+    waiting += [number for number, _, _ in state["due"]]
     assert waiting  # slots are never empty in this mode
     counts = Counter(learned(run_dir) + waiting)
     assert max(counts.values()) == 1
