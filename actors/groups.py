@@ -36,7 +36,6 @@ class GroupsActor:
             group.timers = self.timers
 
     def restart(self, seed: int) -> None:
-        """See Actor."""
         num_groups = len(self._groups) // len(self._workers)
         seeds = _group_seeds(seed, self._workers, num_groups)
         for group, own in zip(self._groups, seeds, strict=True):
@@ -44,11 +43,9 @@ class GroupsActor:
         self._num_produced = 0
 
     def produce(self, slot: Slot) -> None:
-        """See Actor."""
         self.produce_all([slot])
 
     def produce_all(self, slots: Sequence[Slot]) -> None:
-        """See JointActor."""
         group = self._groups[self._num_produced % len(self._groups)]
         self._num_produced += 1
         if isinstance(group, VectorActor):

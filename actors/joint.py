@@ -62,7 +62,6 @@ class JointVectorActor:
             player.state = player.policy.initial_state(player.num_rows)
 
     def produce_all(self, slots: Sequence[Slot]) -> None:
-        """See JointActor."""
         self.timers.start()
         rows = [UnrollRows(slot.data, self._length) for slot in slots]
         for player, slot, own in zip(self._players, slots, rows, strict=True):

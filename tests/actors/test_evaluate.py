@@ -121,7 +121,7 @@ def test_a_crash_of_an_environment_ends_the_evaluation_with_its_sentence() -> No
     assert len(error.value.parts) == 3
 
 
-def test_what_an_environment_raises_is_told_with_its_place() -> None:
+def test_an_environments_exception_is_reported_with_file_and_line() -> None:
     evaluator, weights = evaluator_of(toy_env("Fault", kwargs={"raise_at": 3}))
     said = r'env "toy/Fault-v0" failed .* RuntimeError in .*toy.*\.py:\d+: fault at step 3'
     with pytest.raises(UniRLError, match=said) as error:

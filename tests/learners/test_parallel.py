@@ -246,7 +246,9 @@ def test_the_lowest_rank_that_has_a_word_is_heard_by_all(found: list[dict[str, A
     assert [result["words"] for result in found] == [[None, "late", "r0"]] * 2
 
 
-def test_ranks_that_begin_unlike_are_told_in_what(found: list[dict[str, Any]]) -> None:
+def test_the_error_names_what_differs_between_ranks_at_the_start(
+    found: list[dict[str, Any]],
+) -> None:
     for result in found:
         assert "rank 1 of 2 differs from rank 0 in its weights" in result["unlike"]
 

@@ -128,7 +128,7 @@ def test_rewards_are_clipped_on_both_sides_after_scaling(
 
 
 @every_objective
-def test_an_episode_that_a_limit_cut_off_goes_on_in_its_final_observation(
+def test_an_episode_that_a_limit_cut_off_continues_in_its_final_observation(
     make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
 ) -> None:
     results = {}

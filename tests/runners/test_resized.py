@@ -1,4 +1,4 @@
-"""A run goes on with other sizes, or after an update that was cut short: where tickets must not be
+"""A run continues with other sizes, or after an update that was cut short: where tickets must not be
 lost, each is learned exactly once.
 """
 

@@ -1,4 +1,4 @@
-"""Who judges weights: an evaluator plays whole episodes and never learns; source: none."""
+"""An evaluator plays whole episodes with given weights, and never learns."""
 
 from __future__ import annotations
 

@@ -217,25 +217,20 @@ class AllProcesses:
         return next(pool for pool in self.pools if process in (*pool.actors, *pool.workers))
 
     def dependants(self, process: WorkerProcess) -> list[WorkerProcess]:
-        """See ProcessOwner."""
         return self._pool_of(process).dependants(process)
 
     def on_exit(self, process: WorkerProcess, dependants: Sequence[WorkerProcess]) -> str:
-        """See ProcessOwner."""
         return self._pool_of(process).on_exit(process, dependants)
 
     def check(self) -> None:
-        """See ProcessOwner."""
         for pool in self.pools:
             pool.kill_hung()
 
     def close_all(self) -> None:
-        """See ProcessOwner."""
         for pipeline in self._pipelines:
             pipeline.queue.close()
 
     def is_closed(self) -> bool:
-        """See ProcessOwner."""
         return any(pipeline.queue.closed for pipeline in self._pipelines)
 
     def _kill_holder(self, held: LockHeld) -> bool:

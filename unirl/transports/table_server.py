@@ -45,8 +45,6 @@ from unirl.transports.table_queue import QueueMemory, TableClient, TableQueue
 
 
 class TableServer(TableQueue):
-    """See QueueServer."""
-
     def __init__(self, memory: QueueMemory) -> None:
         super().__init__(memory)
         self._names: dict[int, str] = {}
@@ -58,7 +56,6 @@ class TableServer(TableQueue):
 
     @property
     def config(self) -> QueueConfig:
-        """See QueueConfig."""
         return self.memory.config
 
     # -- members -----------------------------------------------------------------------------------
@@ -91,7 +88,6 @@ class TableServer(TableQueue):
         return TableClient(self.memory, number, pool)
 
     def revoke(self, member: int, reason: str = "actor_died", *, reissue: bool = False) -> int:
-        """See QueueServer."""
         table, cells = self._table, self._table.cells
         with self._lock:
             if table.is_member(member):
@@ -112,14 +108,12 @@ class TableServer(TableQueue):
         return len(held)
 
     def retire(self, member: int) -> None:
-        """See QueueServer."""
         with self._lock:
             if self._table.is_member(member):
                 self._table.cells[self._table.member_row(member) + NUMBER] = 0
         self._notify_producers()
 
     def members(self) -> list[MemberStatus]:
-        """See QueueServer."""
         cells, now, rows = self._table.cells, micros(), self._table.rows
         found = []
         for row in self._table.member_rows():
@@ -137,7 +131,6 @@ class TableServer(TableQueue):
         return found
 
     def buffers(self) -> SlotBuffers:
-        """See QueueServer."""
         return TableQueue(self.memory)
 
     # -- learning ----------------------------------------------------------------------------------
@@ -200,7 +193,6 @@ class TableServer(TableQueue):
         return None
 
     def release(self, batch: Batch) -> None:
-        """See QueueServer."""
         table, cells = self._table, self._table.cells
         with self._lock:
             rows = [self._require(slot, TAKEN) for slot in batch.slots]
@@ -235,7 +227,6 @@ class TableServer(TableQueue):
     # -- the books ---------------------------------------------------------------------------------
 
     def next_pool(self) -> int | None:
-        """See QueueServer."""
         table, states = self._table, self._table.states.tolist()
         due = [index for index, state in enumerate(states) if state == DUE]
         if due:
@@ -243,15 +234,12 @@ class TableServer(TableQueue):
         return None if table.free_slot() is None else table.next_pool()
 
     def ages(self, learner_version: int) -> tuple[list[int], list[int]]:
-        """See QueueServer."""
         return self._table.ages(learner_version)
 
     def stats(self) -> QueueStats:
-        """See QueueServer."""
         return self._table.stats()
 
     def describe(self) -> str:
-        """See QueueServer."""
         return self._table.describe(self._names)
 
     def snapshot(self) -> Snapshot:
@@ -301,7 +289,6 @@ class TableServer(TableQueue):
             self._first_ticket = next_ticket - len(ready) - len(due)
 
     def close(self) -> None:
-        """See QueueServer."""
         # One whole cell, stored without the lock: closing must work even while another process
         # holds it.
         self._table.cells[CLOSED] = 1
