@@ -161,7 +161,8 @@ def main() -> None:
     thread.join()
     queue = runner.loop.queue
     stats = queue.stats()
-    lost = stats.started - stats.learned - sum(stats.discarded.values()) - stats.out
+    out = stats.out
+    lost = stats.started - stats.learned - sum(stats.discarded.values()) - out
     twice = sum(count - 1 for count in Counter(tickets).values())
     pids = [*runner.actor_pids(), *runner.helper_pids()]
     left = sum(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids)
@@ -171,12 +172,11 @@ def main() -> None:
         for (role, fault), times in sorted(found.items())
     ]
     columns = ["process", "fault", "count", "seconds to recover, median", "longest"]
-    reasons = ", ".join(
-        f"{number} {reason}" for reason, number in stats.discarded.items() if number
-    )
+    discarded = stats.discarded
+    reasons = ", ".join(f"{number} {reason}" for reason, number in discarded.items() if number)
     text = measure.table(columns, rows) + (
         f"\n\n{stats.started} samples begun: {stats.learned} learned ({twice} of them"
-        f" twice), {sum(discarded.values())} discarded ({reasons}), {stats.out} in flight at the end,"
+        f" twice), {sum(discarded.values())} discarded ({reasons}), {out} in flight at the end,"
         f" {lost} lost. Left afterwards: {left} processes, {left_segments} segments in /dev/shm."
     )
     print(text)

@@ -227,7 +227,8 @@ def first_part(model: Path, marks: Path, seconds: float, seed: int) -> str:
         raise errors[0]
     queue = runner.loop.queue
     stats = queue.stats()
-    lost = stats.started - stats.learned - sum(stats.discarded.values()) - stats.out
+    out = stats.out
+    lost = stats.started - stats.learned - sum(stats.discarded.values()) - out
     twice = sum(count - 1 for count in Counter(tickets).values())
     deadline = time.monotonic() + 10.0
     while workers(marks) and time.monotonic() < deadline:
@@ -239,13 +240,12 @@ def first_part(model: Path, marks: Path, seconds: float, seed: int) -> str:
         [role, fault, len(times), f"{statistics.median(times):.2f}", f"{max(times):.2f}"]
         for (role, fault), times in sorted(found.items())
     ]
-    reasons = ", ".join(
-        f"{number} {reason}" for reason, number in stats.discarded.items() if number
-    )
+    discarded = stats.discarded
+    reasons = ", ".join(f"{number} {reason}" for reason, number in discarded.items() if number)
     columns = ["process", "fault", "count", "seconds to recover, median", "longest"]
     text = measure.table(columns, rows) + (
         f"\n\n{stats.started} prompts begun: {stats.learned} learned ({twice} of them"
-        f" twice), {sum(discarded.values())} discarded ({reasons or 'none'}), {stats.out} in flight at"
+        f" twice), {sum(discarded.values())} discarded ({reasons or 'none'}), {out} in flight at"
         f" the end, {lost} lost. Left afterwards: {left} processes, {left_segments} segments in"
         " /dev/shm."
     )
