@@ -14,7 +14,7 @@ import torch
 
 from tests.toy_envs import toy_env
 from unirl.actors.evaluate import make_evaluator
-from unirl.core.evaluator import Player
+from unirl.core.evaluator import WatchableEvaluator
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
 from unirl.errors import UniRLError
@@ -182,7 +182,7 @@ def test_frames_show_every_step_of_every_episode(monkeypatch: pytest.MonkeyPatch
     pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     evaluator, weights = evaluator_of(EnvConfig("CartPole-v1", max_episode_steps=5))
-    assert isinstance(evaluator, Player)
+    assert isinstance(evaluator, WatchableEvaluator)
     frames = list(evaluator.frames(weights, num_episodes=2))
     # The first observation and one after each step.
     assert len(frames) == sum(evaluator.played.lengths) + 2

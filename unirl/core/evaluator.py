@@ -46,7 +46,7 @@ class Evaluator(Protocol):
 
 
 @runtime_checkable
-class Player(Protocol):
+class WatchableEvaluator(Protocol):
     """An evaluator whose episodes can be watched."""
 
     @property
