@@ -85,7 +85,7 @@ def test_a_lagging_batch_is_ppo_around_the_policy_of_the_moment_with_vtrace_adva
         mask=mask,
         lambda_=0.8,
     )
-    # Without memory all steps lie side by side.
+    # Without memory all steps are side by side.
     torch.testing.assert_close(rows["target"][0], want.target.float().flatten())
     torch.testing.assert_close(rows["advantage"][0], want.advantage.float().flatten())
     with torch.no_grad():  # the policy moves on, as after some steps on the batch

@@ -221,8 +221,8 @@ class PoolCounts:
 
 @dataclass(frozen=True)
 class QueueStats:
-    """The queue's books. Each number is of its own moment, but started = learned + discarded + out
-    holds whenever nobody is in the middle of a call.
+    """What the queue counted. Each number is of its own moment, but started = learned + discarded +
+    out holds whenever nobody is in the middle of a call.
     """
 
     states: Mapping[str, int]

@@ -109,7 +109,7 @@ class LogHook:
 
 @runtime_checkable
 class DividedLearner(Protocol):
-    """A learner of which several processes may hold a part each."""
+    """A learner of which several processes may hold a shard each."""
 
     @property
     def is_divided(self) -> bool:
@@ -153,7 +153,7 @@ class CheckpointHook:
 
     def at_end(self, loop: TrainLoop) -> None:
         if _is_divided(loop) and loop.reason == "actor_failed":
-            log.warning("no checkpoint: other processes hold parts of the model")
+            log.warning("no checkpoint: other processes hold shards of the model")
         elif self._version != loop.learner.version:
             self._save(loop)
 
@@ -167,7 +167,7 @@ class CheckpointHook:
 
 class RestartHook:
     """`restart_actors` at the updates at which another process writes a checkpoint of this
-    training. Where the learner is divided, that process gets this one's part, then and at the end.
+    training. Where the learner is divided, that process gets this one's shard, then and at the end.
     """
 
     def __init__(

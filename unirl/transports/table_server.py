@@ -224,7 +224,7 @@ class TableServer(TableQueue):
             self.memory.write_events.get(index),
         )
 
-    # -- the books ---------------------------------------------------------------------------------
+    # -- accounting --------------------------------------------------------------------------------
 
     def next_pool(self) -> int | None:
         table, states = self._table, self._table.states.tolist()
