@@ -38,8 +38,8 @@ class GroupsActor:
     def restart(self, seed: int) -> None:
         num_groups = len(self._groups) // len(self._workers)
         seeds = _group_seeds(seed, self._workers, num_groups)
-        for group, own in zip(self._groups, seeds, strict=True):
-            group.restart(own)
+        for group, new_seed in zip(self._groups, seeds, strict=True):
+            group.restart(new_seed)
         self._num_produced = 0
 
     def produce(self, slot: Slot) -> None:
@@ -88,8 +88,8 @@ def make_groups(
             )
         players = []
         for i, (module, weights) in enumerate(zip(modules, context.all_weights, strict=True)):
-            own = sampler.rows_of(i)
-            players.append(Player(module, weights, np.array(own), len(own)))
+            env_rows = sampler.rows_of(i)
+            players.append(Player(module, weights, np.array(env_rows), len(env_rows)))
         group = JointVectorActor(vector_env, players, env, unroll_length=length, gamma=gamma)
         group.restart(seed)
         return group

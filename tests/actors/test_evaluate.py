@@ -228,7 +228,7 @@ def test_an_environment_without_pictures_is_refused_in_three_parts() -> None:
     assert len(error.value.parts) == 3 and "cannot be drawn" in error.value.what
 
 
-def test_kwargs_of_an_engine_are_reported_in_the_words_of_gymnasium() -> None:
+def test_kwargs_of_an_engine_are_reported_as_gymnasium_says_it() -> None:
     config = EnvConfig(id="CartPole-v1", engine="vector", kwargs={"num_threads_of_engine": 2})
     evaluator = make_evaluator(config, PolicyConfig(), seed=0)
     with pytest.raises(UniRLError) as error:

@@ -113,7 +113,8 @@ def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
     engine = "own C env" if env == "cartpole" else f"EnvPool, {settings['env_threads']} threads"
     return (
         f"PPO, {settings['num_envs']} envs ({engine}), unroll length "
-        f"{settings['unroll_length']}, batches of {batch_size}, {settings['epochs']} epoch, {settings['num_threads']} torch threads, fp32"
+        f"{settings['unroll_length']}, batches of {batch_size}, "
+        f"{settings['epochs']} epoch, {settings['num_threads']} torch threads, fp32"
     )
 
 

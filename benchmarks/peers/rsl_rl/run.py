@@ -81,8 +81,9 @@ def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
     precision = "bf16" if settings["bfloat16"] else "fp32"
     return (
         f"PPO, {settings['num_envs']} envs, {settings['unroll_length']} steps, "
-        f"{settings['epochs']} epochs, minibatches of {settings['minibatch']}, adaptive learning rate, "
-        f"torch.compile {settings['compile']}, {settings['num_threads']} torch threads, {precision}"
+        f"{settings['epochs']} epochs, minibatches of {settings['minibatch']}, "
+        f"adaptive learning rate, torch.compile {settings['compile']}, "
+        f"{settings['num_threads']} torch threads, {precision}"
     )
 
 

@@ -101,8 +101,8 @@ def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
     collector.shutdown()
     return (
         f"PPO, {settings['num_envs']} envs, {settings['unroll_length']} steps, "
-        f"{settings['epochs']} epochs, minibatches of {settings['minibatch']}, {settings['num_threads']} torch "
-        "threads, fp32"
+        f"{settings['epochs']} epochs, minibatches of {settings['minibatch']}, "
+        f"{settings['num_threads']} torch threads, fp32"
     )
 
 
