@@ -48,10 +48,10 @@ class GroupShape:
         n, g = self.num_tokens, self.group_size
         return SampleSpec(
             {
-                "token": Field((n,), torch.int32, None),
-                "logp": Field((n,), torch.float32, None),
-                "mask": Field((n,), torch.bool, None),
-                "version": Field((n,), torch.int32, None),
+                "token": Field((n,), torch.int32, None, is_variable=True),
+                "logp": Field((n,), torch.float32, None, is_variable=True),
+                "mask": Field((n,), torch.bool, None, is_variable=True),
+                "version": Field((n,), torch.int32, None, is_variable=True),
                 "starts": Field((g + 1,), torch.int32, None),
                 "finish": Field((g,), torch.int8, None),
                 "reward": Field((g, self.num_rewards), torch.float32, None),
@@ -112,8 +112,10 @@ def write_group(
     prompt: Sequence[int],
     completions: Sequence[Completion],
     scores: Sequence[Sequence[Score]],
-) -> None:
-    """Fill a slot's tree. scores: G x R. Raises UniRLError when the group does not fit."""
+) -> int:
+    """Fill a slot's tree; returns how many tokens it has. scores: G x R. Raises UniRLError when the
+    group does not fit.
+    """
     total = len(prompt) + sum(len(one.tokens) for one in completions)
     room = data["token"].numel()
     if total > room or len(completions) != data["finish"].numel():
@@ -140,6 +142,7 @@ def write_group(
     data["finish"].copy_(torch.tensor([FINISHES.index(one.finish) for one in completions]))
     data["reward"].copy_(torch.tensor([[score.value for score in row] for row in scores]))
     data["outcome"].copy_(torch.tensor([[score.outcome for score in row] for row in scores]))
+    return total
 
 
 def read_group(data: Mapping[str, Any], ticket: int = -1) -> Group:

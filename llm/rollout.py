@@ -124,7 +124,7 @@ class Rollout:
 
     async def _produce(self, slot: Slot) -> None:
         await self._refresh()
-        number = self._ranks.rank + self._ranks.world_size * slot.ticket
+        number = self._ranks.rank + self._ranks.world_size * slot.pool_ticket
         prompt = self.prompts.prompt(number)
         started = time.monotonic()
         self._num_running += 1
@@ -145,7 +145,7 @@ class Rollout:
         texts = [self.prompts.decode(one.tokens) for one in completions]
         scores = await self._rewarder.score_group(prompt, texts, completions)
         self._judge(prompt, completions, scores)
-        write_group(slot.data, prompt.tokens, completions, scores)
+        slot.used = write_group(slot.data, prompt.tokens, completions, scores)
         slot.data["generate_seconds"].fill_(generated - started)
         slot.data["reward_seconds"].fill_(time.monotonic() - generated)
         versions = [version for one in completions for version in one.drawn_versions]

@@ -224,7 +224,7 @@ class Replay:
         self._epoch, self._order = -1, torch.empty(0)
 
     def produce(self, slot: Slot) -> None:
-        number = self._ranks.rank + self._ranks.world_size * slot.ticket
+        number = self._ranks.rank + self._ranks.world_size * slot.pool_ticket
         epoch, index = divmod(number, len(self._saved.locations))
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(derive_seed(self._seed, "replay", epoch))

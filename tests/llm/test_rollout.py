@@ -66,7 +66,7 @@ class Bench:
         self.store.publish(flat_weights(tiny_model(version, **SIZES)), version)
 
     def slot(self, ticket: int) -> Slot:
-        return Slot(ticket, ticket, self.plan.learner.spec.allocate(), 0)
+        return Slot(ticket, ticket, self.plan.learner.spec.allocate(), pool_ticket=ticket)
 
     async def group(self, ticket: int) -> Group:
         """The whole group of a ticket."""
@@ -287,7 +287,7 @@ def test_groups_of_two_tasks_fit_a_common_shape(model: str) -> None:
     shape = common_shape([short, long])
     assert shape == GroupShape(GROUP, 16, 2 * TOKENS)
     bench = Bench(model)
-    slot = Slot(0, 3, shape.spec().allocate(), 0)
+    slot = Slot(0, 3, shape.spec().allocate(), pool_ticket=3)
     asyncio.run(bench.rollout.produce(slot))
     wanted = asyncio.run(Bench(model).group(3))
     found = group_of(slot)

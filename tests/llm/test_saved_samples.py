@@ -118,7 +118,7 @@ def test_each_sample_comes_once_per_epoch_also_to_several_ranks(tmp_path: Path) 
         actor = Replay(saved, weights, seed=1, ranks=Ranks(rank, 2))
         seen.append([])
         for ticket in range(8):
-            slot = Slot(0, ticket, saved.shape.spec().allocate())
+            slot = Slot(0, ticket, saved.shape.spec().allocate(), pool_ticket=ticket)
             actor.produce(slot)
             group = read_group(slot.data)
             assert slot.first_version == slot.last_version == 7

@@ -29,6 +29,7 @@ from unirl.llm.rollout import RolloutConfig
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.training.distill import TeacherConfig
 from unirl.llm.training.learner import LlmLearnerConfig
+from unirl.recipes.mix import check_mix, pool_name
 from unirl.recipes.modes import Mode, ModeQueue, ModeRunner, queue_of, runner_of
 from unirl.runners.config import RunConfig
 from unirl.runners.plan import LearnerPlan, Plan
@@ -59,6 +60,14 @@ class Config:
     """
     samples: str = ""
     """only = train: a run that was made with only = rollout, or the folder of its groups."""
+    mix: Mapping[str, float] = field(default_factory=dict)
+    """Several tasks, by name with their shares of what is learned: each has engines of its own, and
+    task.name is the one that is evaluated. Empty: task.name alone.
+    """
+    num_engines: int = 1
+    """Engines of each task, each in a process of its own where the mode overlaps. More: groups are
+    generated faster, where there are devices or cores for them.
+    """
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -92,6 +101,16 @@ class Config:
                 "groups are read from files where only = train, and nowhere else",
                 "--only train --samples runs/NAME, or neither",
             )
+        if self.num_engines < 1:
+            raise UniRLError(
+                f"num_engines is {self.num_engines}", "num_engines >= 1 must hold", "set it to 1"
+            )
+        if self.mix and self.only:
+            raise UniRLError(
+                f"only is {self.only}, and mix has {', '.join(self.mix)}",
+                "groups are written or read of one task at a time",
+                "leave mix out",
+            )
         if self.sampling.temperature == 0:
             raise UniRLError(
                 "sampling.temperature is 0",
@@ -104,18 +123,24 @@ def plan(config: Config) -> Plan:
     """Load tokenizer and prompts to find what cannot work, and bind the pieces; nothing is
     started.
     """
-    make_actor: Callable[..., AnyActor] = partial(assembly.make_rollout, config=config)
+    sources = {
+        name: replace(config, task=replace(config.task, name=name), mix={})
+        for name in check_mix(config.mix, config.task.name, "task.name")
+    }
+    make_actor: Callable[..., AnyActor] = assembly.make_rollout
     make_learner: Callable[..., Learner] = partial(assembly.make_learner, config=config)
     make_evaluator: Callable[[int], Evaluator] = partial(assembly.make_evaluator, config=config)
     run = config.run
     if config.only == "train":
         found = saved_samples.probe(config, config.samples)
-        make_actor = partial(saved_samples.make_replay, config=config, samples=config.samples)
+        make_actor = partial(saved_samples.make_replay, samples=config.samples)
         make_evaluator = partial(
             saved_samples.make_evaluator, config=config, task=found.fingerprint["task"]
         )
     else:
-        found = assembly.probe(config)
+        facts = [assembly.probe(each) for each in sources.values()]
+        shape = assembly.common_shape([each.shape for each in facts])
+        found = replace(facts[0], shape=shape)
     if config.only == "rollout":
         _require_one_process()
         make_learner = partial(saved_samples.make_saver, config=config)
@@ -123,9 +148,19 @@ def plan(config: Config) -> Plan:
         run = replace(run, target_return=None, anneal_over="steps", anneal_from=0.0)
     # Two seconds that an actor's start and every restart would take longer.
     preload = ("transformers.modeling_utils",) if config.engine.kind == "hf" else ()
+    pools = tuple(
+        Pool(
+            partial(make_actor, config=each),
+            pool_name(name, len(sources)),
+            config.num_engines,
+            config.mix.get(name, 1.0),
+            preload=preload,
+        )
+        for name, each in sources.items()
+    )
     return Plan(
         "grpo",
-        pools=(Pool(make_actor, preload=preload),),
+        pools=pools,
         learners=(
             LearnerPlan(
                 make_learner,

@@ -33,6 +33,13 @@ def check_mix(mix: Mapping[str, float], name: str, key: str) -> dict[str, float]
     return dict(mix)
 
 
+def pool_name(source: str, num_sources: int) -> str:
+    """What messages, logs and metrics call a source's pool."""
+    if num_sources == 1:
+        return "actor"
+    return "".join(c if c.isalnum() or c in "-._" else "-" for c in source) + "-actor"
+
+
 def env_mix(env: EnvConfig, mix: Mapping[str, float]) -> list[tuple[EnvConfig, float]]:
     """Each environment with its share. UniRLError unless all have the same spaces."""
     shares = check_mix(mix, env.id, "env.id")

@@ -21,7 +21,7 @@ from unirl.envs.make import agents_of, spaces
 from unirl.errors import UniRLError
 from unirl.learners.unroll import make_unroll_learner
 from unirl.policy import Policy, PolicyConfig
-from unirl.recipes.mix import env_mix
+from unirl.recipes.mix import env_mix, pool_name
 from unirl.runners.plan import LearnerPlan, Plan
 
 
@@ -61,7 +61,7 @@ def vector_plan(
             actor=config.actor,
             gamma=config.learner.gamma,
         )
-        name = "actor" if len(sources) == 1 else f"{env.id}-actor"
+        name = pool_name(env.id, len(sources))
         return Pool(make_actor, name, config.actor.num_actors, share)
 
     learner = LearnerPlan(

@@ -15,36 +15,9 @@ from unirl.core.queue import Event, QueueConfig
 from unirl.core.sample import Slot
 from unirl.errors import DeadlineExceeded, LeaseExpired, QueueClosed, UniRLError
 from unirl.host import micros
+from unirl.transports import slot_table as at
 from unirl.transports.events import FdEvent, wait_any, wait_until
-from unirl.transports.slot_table import (
-    CLOSED,
-    COMMITTED,
-    DISCARDED,
-    DUE,
-    FIRST,
-    FREE,
-    LAST,
-    LAST_LEASE,
-    LATE,
-    LEASE,
-    MEMBER,
-    NUMBER,
-    POOL,
-    POOL_TICKET,
-    READY,
-    RUNNING,
-    SEEN_US,
-    START_US,
-    START_VERSION,
-    STATE,
-    STATE_NAMES,
-    TICKET,
-    USED,
-    VERSION,
-    WAIT_US,
-    WORK_US,
-    SlotTable,
-)
+from unirl.transports.slot_table import SlotTable
 
 
 class QueueMemory(Protocol):
@@ -104,7 +77,7 @@ class TableQueue:
     @property
     def closed(self) -> bool:
         """Whether the queue was closed."""
-        return bool(self._table.cells[CLOSED])
+        return bool(self._table.cells[at.CLOSED])
 
     def buffer(self, index: int) -> Mapping[str, Any]:
         """The tree of one slot."""
@@ -121,17 +94,17 @@ class TableQueue:
     def _require(self, slot: Slot, state: int) -> int:
         """The row of a slot that is held by this very lease, in this state."""
         cells, row = self._table.cells, self._table.rows[slot.index]
-        if cells[row + LEASE] != slot.lease:
-            cells[LATE] += 1
+        if cells[row + at.LEASE] != slot.lease:
+            cells[at.LATE] += 1
             raise LeaseExpired(
                 f"slot {slot.index} of ticket {slot.ticket} comes with lease {slot.lease}",
-                f"it was revoked: the slot's lease is {cells[row + LEASE]} now",
+                f"it was revoked: the slot's lease is {cells[row + at.LEASE]} now",
                 "nothing is lost, the ticket was discarded or issued again",
             )
-        if cells[row + STATE] != state:
+        if cells[row + at.STATE] != state:
             raise UniRLError(
-                f"slot {slot.index} of ticket {slot.ticket} is not {STATE_NAMES[state]}",
-                f"it is {STATE_NAMES[cells[row + STATE]]}",
+                f"slot {slot.index} of ticket {slot.ticket} is not {at.STATE_NAMES[state]}",
+                f"it is {at.STATE_NAMES[cells[row + at.STATE]]}",
                 "a slot is committed or discarded exactly once, and released exactly once",
             )
         return row
@@ -146,9 +119,9 @@ class TableQueue:
                 "declare it in the plan",
             )
         # Freed before it is counted: what a kill in between leaves uncounted, `revoke` finds.
-        table.cells[row + STATE] = FREE
+        table.cells[row + at.STATE] = at.FREE
         table.count_discards(reason)
-        table.cells[table.pools[table.cells[row + POOL]] + DISCARDED] += 1
+        table.cells[table.pools[table.cells[row + at.POOL]] + at.DISCARDED] += 1
 
 
 class TableClient(TableQueue):
@@ -161,7 +134,7 @@ class TableClient(TableQueue):
     def _attach(self, member: int, pool: int) -> None:
         self._member, self._pool = member, pool
         self._event = self.memory.pool_events[pool]
-        self._seen = self._table.member_row(member) + SEEN_US
+        self._seen = self._table.member_row(member) + at.SEEN_US
         self._was_notified = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -224,28 +197,28 @@ class TableClient(TableQueue):
         cells = self._table.cells
         wait_us, work_us = int(slot.wait_seconds * 1e6), int(slot.work_seconds * 1e6)
         with self._lock:
-            row = self._require(slot, RUNNING)
+            row = self._require(slot, at.RUNNING)
             if slot.write_event is not None:
                 self.memory.write_events[slot.index] = slot.write_event
-            cells[row + FIRST], cells[row + LAST] = slot.first_version, slot.last_version
-            cells[row + USED] = -1 if slot.used is None else slot.used
-            cells[row + WAIT_US], cells[row + WORK_US] = wait_us, work_us
-            cells[row + STATE] = READY
-            cells[COMMITTED] += 1
+            cells[row + at.FIRST], cells[row + at.LAST] = slot.first_version, slot.last_version
+            cells[row + at.USED] = -1 if slot.used is None else slot.used
+            cells[row + at.WAIT_US], cells[row + at.WORK_US] = wait_us, work_us
+            cells[row + at.STATE] = at.READY
+            cells[at.COMMITTED] += 1
             cells[self._seen] = micros()
         self.memory.learner_event.set()
 
     def discard(self, slot: Slot, reason: str) -> None:
         """See QueueClient. Raises UniRLError for a reason that was not declared."""
         with self._lock:
-            self._require(slot, RUNNING)
+            self._require(slot, at.RUNNING)
             self._discard(slot.index, reason)
         self._notify_all()
 
     def reissue(self, slot: Slot) -> None:
         """See QueueClient: where tickets name something that must not be lost, such as a prompt."""
         with self._lock:
-            self._table.cells[self._require(slot, RUNNING) + STATE] = DUE
+            self._table.cells[self._require(slot, at.RUNNING) + at.STATE] = at.DUE
         self._notify_all()
 
     def progress(self) -> None:
@@ -257,9 +230,9 @@ class TableClient(TableQueue):
             if not self._table.is_member(self._member):
                 return
             for index in self._table.held_by(self._member):
-                self._table.cells[self._table.rows[index] + LEASE] = 0
+                self._table.cells[self._table.rows[index] + at.LEASE] = 0
                 self._discard(index, "shutdown")
-            self._table.cells[self._table.member_row(self._member) + NUMBER] = 0
+            self._table.cells[self._table.member_row(self._member) + at.NUMBER] = 0
         self._notify_all()
 
     def _notify_all(self) -> None:
@@ -288,7 +261,7 @@ class TableClient(TableQueue):
                 self._event.set()  # others of this pool sleep, too
                 raise QueueClosed
             if not table.is_member(self._member):
-                cells[LATE] += 1
+                cells[at.LATE] += 1
                 raise LeaseExpired(
                     f"member {self._member} asks for a slot",
                     "it left the queue, or was revoked",
@@ -305,19 +278,19 @@ class TableClient(TableQueue):
                     self._notify_producers()
             row = table.rows[index]
             table.count_issued(index)
-            cells[LAST_LEASE] += 1
-            cells[row + LEASE], cells[row + MEMBER] = cells[LAST_LEASE], self._member
-            cells[row + START_VERSION] = cells[VERSION]
+            cells[at.LAST_LEASE] += 1
+            cells[row + at.LEASE], cells[row + at.MEMBER] = cells[at.LAST_LEASE], self._member
+            cells[row + at.START_VERSION] = cells[at.VERSION]
             now = micros()
-            cells[row + START_US] = cells[self._seen] = now
-            cells[row + STATE] = RUNNING
+            cells[row + at.START_US] = cells[self._seen] = now
+            cells[row + at.STATE] = at.RUNNING
             return Slot(
                 index,
-                cells[row + TICKET],
+                cells[row + at.TICKET],
                 self.memory.slots[index],
-                cells[row + LEASE],
+                cells[row + at.LEASE],
                 self._member,
                 self._pool,
-                cells[row + POOL_TICKET],
+                cells[row + at.POOL_TICKET],
                 on_progress=self.progress,
             )

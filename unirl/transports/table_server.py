@@ -9,38 +9,8 @@ from unirl.core.queue import MemberStatus, QueueConfig, QueueStats, SlotBuffers,
 from unirl.core.sample import Batch, Slot
 from unirl.errors import DeadlineExceeded, UniRLError
 from unirl.host import micros
+from unirl.transports import slot_table as at
 from unirl.transports.events import wait_until
-from unirl.transports.slot_table import (
-    BACKLOG,
-    CLOSED,
-    DUE,
-    FIRST,
-    FREE,
-    ISSUED,
-    LAST,
-    LAST_MEMBER,
-    LEARNED,
-    LEARNED_OF_POOL,
-    LEASE,
-    MAX_MEMBERS,
-    MEMBER,
-    NEXT_TICKET,
-    NUMBER,
-    POOL,
-    POOL_OF_MEMBER,
-    POOL_TICKET,
-    READY,
-    RUNNING,
-    SEEN_US,
-    START_US,
-    STATE,
-    TAKEN,
-    TICKET,
-    USED,
-    VERSION,
-    WAIT_US,
-    WORK_US,
-)
 from unirl.transports.table_queue import QueueMemory, TableClient, TableQueue
 
 
@@ -70,20 +40,20 @@ class TableServer(TableQueue):
                 "declare the pool in the plan",
             )
         with self._lock:
-            number = cells[LAST_MEMBER] + 1
-            last = number + MAX_MEMBERS
-            while number < last and cells[table.member_row(number) + NUMBER]:
+            number = cells[at.LAST_MEMBER] + 1
+            last = number + at.MAX_MEMBERS
+            while number < last and cells[table.member_row(number) + at.NUMBER]:
                 number += 1
             if number == last:
                 raise UniRLError(
                     "one more member joins the queue",
-                    f"it has {MAX_MEMBERS} already, which is the most",
+                    f"it has {at.MAX_MEMBERS} already, which is the most",
                     "use fewer actors, each with more environments",
                 )
             row = table.member_row(number)
-            cells[LAST_MEMBER] = number
-            cells[row + POOL_OF_MEMBER], cells[row + SEEN_US] = pool, micros()
-            cells[row + NUMBER] = number
+            cells[at.LAST_MEMBER] = number
+            cells[row + at.POOL_OF_MEMBER], cells[row + at.SEEN_US] = pool, micros()
+            cells[row + at.NUMBER] = number
         self._names[number] = name or f"member {number}"
         return TableClient(self.memory, number, pool)
 
@@ -91,13 +61,13 @@ class TableServer(TableQueue):
         table, cells = self._table, self._table.cells
         with self._lock:
             if table.is_member(member):
-                cells[table.member_row(member) + NUMBER] = 0
+                cells[table.member_row(member) + at.NUMBER] = 0
             self._count_all_as_issued()
             held = table.held_by(member)
             for index in held:
-                cells[table.rows[index] + LEASE] = 0
+                cells[table.rows[index] + at.LEASE] = 0
                 if reissue:
-                    cells[table.rows[index] + STATE] = DUE
+                    cells[table.rows[index] + at.STATE] = at.DUE
                 else:
                     self._discard(index, reason)
             self._refill()
@@ -110,22 +80,24 @@ class TableServer(TableQueue):
     def retire(self, member: int) -> None:
         with self._lock:
             if self._table.is_member(member):
-                self._table.cells[self._table.member_row(member) + NUMBER] = 0
+                self._table.cells[self._table.member_row(member) + at.NUMBER] = 0
         self._notify_producers()
 
     def members(self) -> list[MemberStatus]:
         cells, now, rows = self._table.cells, micros(), self._table.rows
         found = []
         for row in self._table.member_rows():
-            held = [rows[i] for i in self._table.held_by(cells[row + NUMBER])]
-            since = min(((cells[r + TICKET], cells[r + START_US]) for r in held), default=None)
+            held = [rows[i] for i in self._table.held_by(cells[row + at.NUMBER])]
+            since = min(
+                ((cells[r + at.TICKET], cells[r + at.START_US]) for r in held), default=None
+            )
             found.append(
                 MemberStatus(
-                    cells[row + NUMBER],
-                    cells[row + POOL_OF_MEMBER],
+                    cells[row + at.NUMBER],
+                    cells[row + at.POOL_OF_MEMBER],
                     len(held),
                     0.0 if since is None else (now - since[1]) / 1e6,
-                    (now - cells[row + SEEN_US]) / 1e6,
+                    (now - cells[row + at.SEEN_US]) / 1e6,
                 )
             )
         return found
@@ -141,11 +113,11 @@ class TableServer(TableQueue):
         """
         started, taken, cells = time.monotonic(), self._partial, self._table.cells
         timeout = self.config.timeout_seconds if timeout is None else timeout
-        cells[VERSION] = learner_version
+        cells[at.VERSION] = learner_version
         while len(taken) < self.config.batch_size:
             slot = wait_until(
                 lambda: self._look(learner_version),
-                lambda: READY in self._table.states.tolist() or self.closed,
+                lambda: at.READY in self._table.states.tolist() or self.closed,
                 self.memory.learner_event,
                 timeout=timeout,
                 spin_seconds=self.memory.spin_seconds,
@@ -169,8 +141,8 @@ class TableServer(TableQueue):
                 num_freed += self._refill()
             while (index := self._next_ready()) is not None:
                 row = table.rows[index]
-                if learner_version - cells[row + FIRST] <= self.config.max_staleness:
-                    cells[row + STATE] = TAKEN
+                if learner_version - cells[row + at.FIRST] <= self.config.max_staleness:
+                    cells[row + at.STATE] = at.TAKEN
                     break
                 self._discard(index, "stale")
                 self._refill()
@@ -185,24 +157,24 @@ class TableServer(TableQueue):
         outstanding = sorted(
             (tickets[index], index)
             for index, state in enumerate(states)
-            if state in (RUNNING, READY, DUE)
+            if state in (at.RUNNING, at.READY, at.DUE)
         )
         for _, index in outstanding[: self.config.window]:
-            if states[index] == READY:
+            if states[index] == at.READY:
                 return index
         return None
 
     def release(self, batch: Batch) -> None:
         table, cells = self._table, self._table.cells
         with self._lock:
-            rows = [self._require(slot, TAKEN) for slot in batch.slots]
+            rows = [self._require(slot, at.TAKEN) for slot in batch.slots]
             # The loop published before it released: samples started from now on see weights one
             # update newer.
-            cells[VERSION] = batch.version + 1
+            cells[at.VERSION] = batch.version + 1
             for row in rows:
-                cells[row + STATE] = FREE
-                cells[table.pools[cells[row + POOL]] + LEARNED_OF_POOL] += 1
-            cells[LEARNED] += len(rows)
+                cells[row + at.STATE] = at.FREE
+                cells[table.pools[cells[row + at.POOL]] + at.LEARNED_OF_POOL] += 1
+            cells[at.LEARNED] += len(rows)
             self._refill()
         self._notify_producers()
 
@@ -210,17 +182,17 @@ class TableServer(TableQueue):
         cells, row = self._table.cells, self._table.rows[index]
         return Slot(
             index,
-            cells[row + TICKET],
+            cells[row + at.TICKET],
             self.memory.slots[index],
-            cells[row + LEASE],
-            cells[row + MEMBER],
-            cells[row + POOL],
-            cells[row + POOL_TICKET],
-            cells[row + FIRST],
-            cells[row + LAST],
-            None if cells[row + USED] < 0 else cells[row + USED],
-            cells[row + WAIT_US] / 1e6,
-            cells[row + WORK_US] / 1e6,
+            cells[row + at.LEASE],
+            cells[row + at.MEMBER],
+            cells[row + at.POOL],
+            cells[row + at.POOL_TICKET],
+            cells[row + at.FIRST],
+            cells[row + at.LAST],
+            None if cells[row + at.USED] < 0 else cells[row + at.USED],
+            cells[row + at.WAIT_US] / 1e6,
+            cells[row + at.WORK_US] / 1e6,
             self.memory.write_events.get(index),
         )
 
@@ -228,9 +200,9 @@ class TableServer(TableQueue):
 
     def next_pool(self) -> int | None:
         table, states = self._table, self._table.states.tolist()
-        due = [index for index, state in enumerate(states) if state == DUE]
+        due = [index for index, state in enumerate(states) if state == at.DUE]
         if due:
-            return table.cells[table.rows[min(due, key=table.tickets.__getitem__)] + POOL]
+            return table.cells[table.rows[min(due, key=table.tickets.__getitem__)] + at.POOL]
         return None if table.free_slot() is None else table.next_pool()
 
     def ages(self, learner_version: int) -> tuple[list[int], list[int]]:
@@ -249,13 +221,14 @@ class TableServer(TableQueue):
             states = table.states.tolist()
             self._count_all_as_issued()
             # Taken and not released: a learner that failed on them has not learned them.
-            ready = [self._slot(i) for i, state in enumerate(states) if state in (READY, TAKEN)]
-            running = [table.ticket(i) for i, s in enumerate(states) if s in (RUNNING, DUE)]
+            kept = (at.READY, at.TAKEN)
+            ready = [self._slot(i) for i, state in enumerate(states) if state in kept]
+            running = [table.ticket(i) for i, s in enumerate(states) if s in (at.RUNNING, at.DUE)]
             return Snapshot(
                 sorted(ready, key=lambda slot: slot.ticket),
                 sorted([*running, *self._backlog]),
-                cells[NEXT_TICKET],
-                [cells[row + ISSUED] for row in table.pools],
+                cells[at.NEXT_TICKET],
+                [cells[row + at.ISSUED] for row in table.pools],
                 table.discarded(),
             )
 
@@ -276,22 +249,22 @@ class TableServer(TableQueue):
         with self._lock:
             for slot in ready:
                 row = table.rows[slot.index]
-                cells[row + TICKET], cells[row + POOL] = slot.ticket, slot.pool
-                cells[row + POOL_TICKET] = slot.pool_ticket
-                cells[row + FIRST], cells[row + LAST] = slot.first_version, slot.last_version
-                cells[row + USED] = -1 if slot.used is None else slot.used
-                cells[row + STATE] = READY
+                cells[row + at.TICKET], cells[row + at.POOL] = slot.ticket, slot.pool
+                cells[row + at.POOL_TICKET] = slot.pool_ticket
+                cells[row + at.FIRST], cells[row + at.LAST] = slot.first_version, slot.last_version
+                cells[row + at.USED] = -1 if slot.used is None else slot.used
+                cells[row + at.STATE] = at.READY
             self._backlog = sorted(due)
             self._refill()
-            cells[NEXT_TICKET], cells[VERSION] = next_ticket, version
+            cells[at.NEXT_TICKET], cells[at.VERSION] = next_ticket, version
             for row, number in zip(table.pools, issued or [next_ticket], strict=True):
-                cells[row + ISSUED] = number
+                cells[row + at.ISSUED] = number
             self._first_ticket = next_ticket - len(ready) - len(due)
 
     def close(self) -> None:
         # One whole cell, stored without the lock: closing must work even while another process
         # holds it.
-        self._table.cells[CLOSED] = 1
+        self._table.cells[at.CLOSED] = 1
         self._notify_producers()
         self.memory.learner_event.set()
 
@@ -299,18 +272,18 @@ class TableServer(TableQueue):
         """Free slots for the lowest tickets of the backlog; how many."""
         cells, number = self._table.cells, 0
         for row in self._table.rows if self._backlog else ():
-            if cells[row + STATE] == FREE and self._backlog:
+            if cells[row + at.STATE] == at.FREE and self._backlog:
                 ticket = self._backlog.pop(0)
-                cells[row + TICKET], cells[row + POOL], cells[row + POOL_TICKET] = ticket
-                cells[row + STATE] = DUE
+                cells[row + at.TICKET], cells[row + at.POOL], cells[row + at.POOL_TICKET] = ticket
+                cells[row + at.STATE] = at.DUE
                 number += 1
-        cells[BACKLOG] = len(self._backlog)
+        cells[at.BACKLOG] = len(self._backlog)
         return number
 
     def _count_all_as_issued(self) -> None:
         """As the process that was killed while it acquired would have done."""
         for index, state in enumerate(self._table.states.tolist()):
-            if state != FREE:
+            if state != at.FREE:
                 self._table.count_issued(index)
 
     def _balance(self, reason: str) -> None:
