@@ -52,7 +52,7 @@ class _Split:
     slots: SlotBuffers
     actor_event: Event
     """Wakes its policy worker."""
-    own: Select
+    env_rows: Select
     """Which of the group's rows."""
     rows: dict[int, UnrollRows] = field(default_factory=dict)
 
@@ -144,13 +144,13 @@ class _Worker:
         """
         cells = self._handshake.cells
         seeds = [group_seed(seed, i) for i in range(len(self._groups))]
-        for group, own in zip(self._groups, seeds, strict=True):
-            group.envs.restart(own)
-        for group, own in zip(self._groups, seeds, strict=True):
+        for group, new_seed in zip(self._groups, seeds, strict=True):
+            group.envs.restart(new_seed)
+        for group, new_seed in zip(self._groups, seeds, strict=True):
             for split in group.splits:
                 while cells[split.row + LOST] or cells[split.row + TURN] != EMPTY:
                     self._sleep()  # a policy worker still clears up
-                cells[split.row + SEED] = own
+                cells[split.row + SEED] = new_seed
                 self._handshake.give_turn(split.number, HELLO)
                 split.actor_event.set()
 
@@ -192,7 +192,7 @@ class _Worker:
         cells = self._handshake.cells
         begin = [split for split in group.splits if cells[split.row + TURN] == BEGIN]
         for split in begin:
-            group.envs.write_first(self._rows(split), split.own)
+            group.envs.write_first(self._rows(split), split.env_rows)
         if not begin:
             rows = [self._rows(split) for split in group.splits]
             steps = [cells[split.row + ROW] for split in group.splits]
@@ -200,10 +200,10 @@ class _Worker:
                 action = rows[0].action_array[steps[0]]
             else:
                 action = group.action
-                for split, own, t in zip(group.splits, rows, steps, strict=True):
-                    action[split.own] = own.action_array[t]
-            owns = [split.own for split in group.splits]
-            group.envs.step_splits(action, list(zip(rows, steps, owns, strict=True)))
+                for split, unroll, t in zip(group.splits, rows, steps, strict=True):
+                    action[split.env_rows] = unroll.action_array[t]
+            env_rows = [split.env_rows for split in group.splits]
+            group.envs.step_splits(action, list(zip(rows, steps, env_rows, strict=True)))
         self._handshake.end_work(self._index, group.number)
         for split in begin or group.splits:
             self._handshake.give_turn(split.number, OBS)

@@ -36,19 +36,16 @@ class GroupsActor:
             group.timers = self.timers
 
     def restart(self, seed: int) -> None:
-        """See Actor."""
         num_groups = len(self._groups) // len(self._workers)
         seeds = _group_seeds(seed, self._workers, num_groups)
-        for group, own in zip(self._groups, seeds, strict=True):
-            group.restart(own)
+        for group, new_seed in zip(self._groups, seeds, strict=True):
+            group.restart(new_seed)
         self._num_produced = 0
 
     def produce(self, slot: Slot) -> None:
-        """See Actor."""
         self.produce_all([slot])
 
     def produce_all(self, slots: Sequence[Slot]) -> None:
-        """See JointActor."""
         group = self._groups[self._num_produced % len(self._groups)]
         self._num_produced += 1
         if isinstance(group, VectorActor):
@@ -91,8 +88,8 @@ def make_groups(
             )
         players = []
         for i, (module, weights) in enumerate(zip(modules, context.all_weights, strict=True)):
-            own = sampler.rows_of(i)
-            players.append(Player(module, weights, np.array(own), len(own)))
+            env_rows = sampler.rows_of(i)
+            players.append(Player(module, weights, np.array(env_rows), len(env_rows)))
         group = JointVectorActor(vector_env, players, env, unroll_length=length, gamma=gamma)
         group.restart(seed)
         return group

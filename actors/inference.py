@@ -98,7 +98,6 @@ class PolicyWorker:
         self._queue_is_full = False
 
     def serve(self, queue: QueueClient) -> None:
-        """See StreamingActor."""
         handshake, max_splits = self._handshake, len(self._splits)
         if self._config.batch_rows:
             max_splits = self._config.batch_rows // self._config.num_envs
@@ -164,7 +163,7 @@ class PolicyWorker:
             assert split.rows is not None
             _copy(last, split.rows.obs[0])
         else:
-            # Once committed, the slot may be learned and written anew at any moment.
+            # Once committed, the slot may be learned and written again at any moment.
             split.stash, split.parked_us = tree_map(torch.clone, last), micros()
         queue.commit(finished)
         return found

@@ -28,7 +28,7 @@ class Player:
 
     policy: Policy
     weights: WeightStore
-    own: Select
+    env_rows: Select
     num_rows: int
     version: int = -1
     generator: torch.Generator = field(default_factory=torch.Generator)
@@ -62,14 +62,13 @@ class JointVectorActor:
             player.state = player.policy.initial_state(player.num_rows)
 
     def produce_all(self, slots: Sequence[Slot]) -> None:
-        """See JointActor."""
         self.timers.start()
         rows = [UnrollRows(slot.data, self._length) for slot in slots]
-        for player, slot, own in zip(self._players, slots, rows, strict=True):
+        for player, slot, unroll in zip(self._players, slots, rows, strict=True):
             player.version = player.weights.pull(player.policy, player.version)
             self.timers.lap("weights")
             slot.first_version = slot.last_version = player.version
-            self._envs.write_first(own, player.own)
+            self._envs.write_first(unroll, player.env_rows)
             for name, value in player.state.items():
                 slot.data["state"][name].copy_(value)
         for t in range(self._length):
@@ -77,20 +76,22 @@ class JointVectorActor:
             slots[0].progress()
 
     def _step(self, rows: Sequence[UnrollRows], t: int) -> None:
-        for player, own in zip(self._players, rows, strict=True):
+        for player, unroll in zip(self._players, rows, strict=True):
             action, logp, player.state = player.policy.act(
-                own.obs[t], player.state, generator=player.generator
+                unroll.obs[t], player.state, generator=player.generator
             )
-            own.action[t].copy_(action)
-            own.logp[t].copy_(logp)
-            self._action[player.own] = own.action_array[t]
+            unroll.action[t].copy_(action)
+            unroll.logp[t].copy_(logp)
+            self._action[player.env_rows] = unroll.action_array[t]
         self.timers.lap("inference")
-        splits = [(own, t, player.own) for player, own in zip(self._players, rows, strict=True)]
+        splits = [
+            (unroll, t, player.env_rows) for player, unroll in zip(self._players, rows, strict=True)
+        ]
         self._envs.step_splits(self._action, splits)
         self.timers.lap("env")
-        for player, own in zip(self._players, rows, strict=True):
-            if player.state and not own.mask[t].all():
-                player.state = zero_state(player.state, torch.from_numpy(~own.mask[t]))
+        for player, unroll in zip(self._players, rows, strict=True):
+            if player.state and not unroll.mask[t].all():
+                player.state = zero_state(player.state, torch.from_numpy(~unroll.mask[t]))
 
     def close(self) -> None:
         """Close the environments."""

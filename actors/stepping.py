@@ -60,9 +60,9 @@ class SteppedEnvs:
         self._lengths = np.zeros(num_envs, np.int32)
         self._carry = np.zeros(num_envs, np.float32)
 
-    def write_first(self, rows: UnrollRows, own: Select = ALL) -> None:
+    def write_first(self, rows: UnrollRows, env_rows: Select = ALL) -> None:
         """Put the observation that the environments stand at into row 0."""
-        write_obs(rows.obs[0], _select(self.obs, own))
+        write_obs(rows.obs[0], _select(self.obs, env_rows))
 
     def step(self, rows: UnrollRows, t: int) -> None:
         """Take the actions of row t and write all that follows from them, the observation of row
@@ -76,13 +76,13 @@ class SteppedEnvs:
         """The same with the environments' rows spread over several slots: each split is a slot,
         its row t, and which environments it holds.
         """
-        for rows, t, own in splits:
+        for rows, t, env_rows in splits:
             if t == 0:
-                rows.carry[:] = self._carry[own]
+                rows.carry[:] = self._carry[env_rows]
         step = self.env.step(action)
         self._account(step)
-        for rows, t, own in splits:
-            self._write(rows, t, own, step)
+        for rows, t, env_rows in splits:
+            self._write(rows, t, env_rows, step)
 
     def _account(self, step: EnvStep) -> None:
         """Running totals of each episode."""
@@ -101,17 +101,17 @@ class SteppedEnvs:
             self._returns[self.fillers] = 0.0
             self._lengths[self.fillers] = 0
 
-    def _write(self, rows: UnrollRows, t: int, own: Select, step: EnvStep) -> None:
-        write_obs(rows.obs[t + 1], _select(step.obs, own))
+    def _write(self, rows: UnrollRows, t: int, env_rows: Select, step: EnvStep) -> None:
+        write_obs(rows.obs[t + 1], _select(step.obs, env_rows))
         rows.reward[t], rows.terminated[t], rows.truncated[t] = (
-            step.reward[own],
-            step.terminated[own],
-            step.truncated[own],
+            step.reward[env_rows],
+            step.terminated[env_rows],
+            step.truncated[env_rows],
         )
         rows.mask[t], rows.episode_return[t], rows.episode_length[t] = (
-            step.mask[own],
-            self._returns[own],
-            self._lengths[own],
+            step.mask[env_rows],
+            self._returns[env_rows],
+            self._lengths[env_rows],
         )
         if t == rows.length - 1:
             check_finite(rows.data["obs"], rows.data["reward"], self._env_id)
@@ -121,9 +121,9 @@ class SteppedEnvs:
         self.env.close()
 
 
-def _select(tree: Any, own: Select) -> Any:
-    if own is ALL:
+def _select(tree: Any, env_rows: Select) -> Any:
+    if env_rows is ALL:
         return tree
     if isinstance(tree, Mapping):
-        return {key: _select(child, own) for key, child in tree.items()}
-    return tree[own]
+        return {key: _select(child, env_rows) for key, child in tree.items()}
+    return tree[env_rows]

@@ -37,7 +37,7 @@ FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "exception": sig
 NUM_WORKERS, NUM_GROUPS, DEADLINE_SECONDS = 2, 2, 30.0
 
 
-class Witness:
+class TicketRecorder:
     """A learner that remembers which tickets it learned; everything else is the real one's."""
 
     def __init__(self, learner: Learner, tickets: list[int]) -> None:
@@ -51,10 +51,10 @@ class Witness:
         return getattr(self._learner, name)
 
 
-def make_witness(
+def make_recorder(
     context: LearnerContext, *, make: Callable[[LearnerContext], Learner], tickets: list[int]
-) -> Witness:
-    return Witness(make(context), tickets)
+) -> TicketRecorder:
+    return TicketRecorder(make(context), tickets)
 
 
 def make_runner(tickets: list[int]) -> ProcessesRunner:
@@ -80,7 +80,7 @@ def make_runner(tickets: list[int]) -> ProcessesRunner:
             "run.total_steps": 10**12,
         },
     )
-    plan = plan.with_learner(make=partial(make_witness, make=plan.learner.make, tickets=tickets))
+    plan = plan.with_learner(make=partial(make_recorder, make=plan.learner.make, tickets=tickets))
     return ProcessesRunner(plan)
 
 

@@ -43,14 +43,14 @@ from unirl.runners.processes import ProcessesRunner
 from unirl.storage.checkpoint import load_checkpoint
 
 FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
-MARK = "UNIRL_FAULTS"
+PID_FOLDER = "UNIRL_FAULTS"
 """Names a folder, in the environment: reward workers leave their ids there."""
 GROUP, BATCH, DEADLINE_SECONDS = 4, 8, 240.0
 
 
 def judge(text: str, answer: str) -> float:
     """The share of right characters, after a moment; leaves the id of its process."""
-    (Path(os.environ[MARK]) / f"reward-{os.getpid()}").touch()
+    (Path(os.environ[PID_FOLDER]) / f"reward-{os.getpid()}").touch()
     time.sleep(0.005)
     return sum(a == b for a, b in zip(text, answer, strict=False)) / len(answer)
 
@@ -81,7 +81,7 @@ def make_plan(model: Path, **overrides: Any) -> Plan:
     )
 
 
-class Witness:
+class PromptRecorder:
     """A learner that remembers which tickets it learned; everything else is the real one's."""
 
     def __init__(self, learner: Learner, tickets: list[int]) -> None:
@@ -101,13 +101,13 @@ class Witness:
             setattr(self._learner, name, value)
 
 
-def make_witness(
+def make_recorder(
     context: LearnerContext, *, make: Callable[[LearnerContext], Learner], tickets: list[int]
-) -> Witness:
-    return Witness(make(context), tickets)
+) -> PromptRecorder:
+    return PromptRecorder(make(context), tickets)
 
 
-class Clock:
+class UpdateCounter:
     """A hook that knows how many updates there were."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Clock:
         self.version = loop.learner.version
 
     def at_end(self, loop: TrainLoop) -> None:
-        """Nothing to do."""
+        pass
 
 
 def require(held: bool, what: str) -> None:
@@ -138,15 +138,15 @@ def alive(pid: int) -> bool:
     return False
 
 
-def workers(marks: Path) -> list[int]:
+def workers(pid_folder: Path) -> list[int]:
     """Reward workers that have judged and live."""
-    found = [int(path.name.removeprefix("reward-")) for path in marks.glob("reward-*")]
+    found = [int(path.name.removeprefix("reward-")) for path in pid_folder.glob("reward-*")]
     return [pid for pid in found if alive(pid)]
 
 
-def marked(marks: Path) -> list[int]:
+def processes_of(pid_folder: Path) -> list[int]:
     """All processes of a run that was started with this folder."""
-    wanted, found = f"{MARK}={marks}".encode(), []
+    wanted, found = f"{PID_FOLDER}={pid_folder}".encode(), []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdecimal() and wanted in (entry / "environ").read_bytes().split(b"\0"):
@@ -162,7 +162,7 @@ def segments() -> set[str]:
 
 
 def seconds_to_recover(
-    runner: ProcessesRunner, clock: Clock, role: str, pid: int, number: int
+    runner: ProcessesRunner, counter: UpdateCounter, role: str, pid: int, number: int
 ) -> float:
     """Until the victim is replaced and two more updates are made: the first of them may still take
     samples that were finished before.
@@ -174,15 +174,15 @@ def seconds_to_recover(
         until(lambda: runner.actor_pids()[0] != pid, "the actor was not replaced")
     else:
         until(lambda: not alive(pid), "the reward worker was not replaced")
-    before = clock.version
-    until(lambda: clock.version >= before + 2, f"no update since a fault of the {role}")
+    before = counter.version
+    until(lambda: counter.version >= before + 2, f"no update since a fault of the {role}")
     return time.monotonic() - started
 
 
 def storm(
     runner: ProcessesRunner,
-    clock: Clock,
-    marks: Path,
+    counter: UpdateCounter,
+    pid_folder: Path,
     seconds: float,
     seed: int,
     found: dict[tuple[str, str], list[float]],
@@ -190,17 +190,17 @@ def storm(
 ) -> None:
     rng, pairs = random.Random(seed), 0
     try:
-        until(lambda: clock.version >= 3, "it does not learn")
+        until(lambda: counter.version >= 3, "it does not learn")
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             time.sleep(rng.uniform(0.2, 1.5))
             role = ("actor", "reward worker")[pairs % 2]
             fault = list(FAULTS)[pairs // 2 % 2]
             pairs += 1
-            until(lambda: bool(workers(marks)), "there is no reward worker")
-            pid = runner.actor_pids()[0] if role == "actor" else rng.choice(workers(marks))
+            until(lambda: bool(workers(pid_folder)), "there is no reward worker")
+            pid = runner.actor_pids()[0] if role == "actor" else rng.choice(workers(pid_folder))
             assert pid is not None
-            took = seconds_to_recover(runner, clock, role, pid, FAULTS[fault])
+            took = seconds_to_recover(runner, counter, role, pid, FAULTS[fault])
             found[role, fault].append(took)
     except BaseException as error:
         errors.append(error)
@@ -208,20 +208,20 @@ def storm(
         runner.loop.stop("measured")
 
 
-def first_part(model: Path, marks: Path, seconds: float, seed: int) -> str:
+def storm_of_kills(model: Path, pid_folder: Path, seconds: float, seed: int) -> str:
     """Actor and reward workers fail; a table."""
     before = segments()
     tickets: list[int] = []
     plan = make_plan(model)
-    make_learner = partial(make_witness, make=plan.learner.make, tickets=tickets)
+    make_learner = partial(make_recorder, make=plan.learner.make, tickets=tickets)
     runner = ProcessesRunner(plan.with_learner(make=make_learner))
-    clock, found = Clock(), defaultdict[tuple[str, str], list[float]](list)
+    counter, found = UpdateCounter(), defaultdict[tuple[str, str], list[float]](list)
     errors: list[BaseException] = []
     thread = threading.Thread(
-        target=storm, args=(runner, clock, marks, seconds, seed, found, errors), daemon=True
+        target=storm, args=(runner, counter, pid_folder, seconds, seed, found, errors), daemon=True
     )
     thread.start()
-    runner.run([clock])
+    runner.run([counter])
     thread.join()
     if errors:
         raise errors[0]
@@ -231,10 +231,10 @@ def first_part(model: Path, marks: Path, seconds: float, seed: int) -> str:
     lost = stats.started - stats.learned - sum(stats.discarded.values()) - out
     twice = sum(count - 1 for count in Counter(tickets).values())
     deadline = time.monotonic() + 10.0
-    while workers(marks) and time.monotonic() < deadline:
+    while workers(pid_folder) and time.monotonic() < deadline:
         time.sleep(0.05)
     pids = [pid for pid in runner.actor_pids() if pid is not None and alive(pid)]
-    left = len(pids) + len(workers(marks))
+    left = len(pids) + len(workers(pid_folder))
     left_segments = len(segments() - before)
     rows = [
         [role, fault, len(times), f"{statistics.median(times):.2f}", f"{max(times):.2f}"]
@@ -254,7 +254,7 @@ def first_part(model: Path, marks: Path, seconds: float, seed: int) -> str:
     return text
 
 
-def second_part(model: Path, folder: Path, marks: Path, kills: int, seed: int) -> str:
+def killed_learners(model: Path, folder: Path, pid_folder: Path, kills: int, seed: int) -> str:
     """The learner's process, and with it all others, is killed and resumed; a sentence."""
     config, run_dir, rng = folder / "config.toml", folder / "runs" / "killed", random.Random(seed)
     plan = make_plan(model, **{"run.checkpoint_steps": 3 * BATCH * GROUP})
@@ -279,9 +279,9 @@ def second_part(model: Path, folder: Path, marks: Path, kills: int, seed: int) -
         time.sleep(rng.uniform(0.0, 2.0))
         process.kill()
         process.wait()
-        until(lambda: not marked(marks), "processes outlive their learner")
+        until(lambda: not processes_of(pid_folder), "processes outlive their learner")
         words = ["resume", str(run_dir)]
-    until(lambda: not marked(marks), "processes are left")
+    until(lambda: not processes_of(pid_folder), "processes are left")
     learned, waiting, begun = account(run_dir)
     twice = sum(count - 1 for count in Counter(learned + waiting).values())
     lost = begun - len(set(learned + waiting))
@@ -330,7 +330,7 @@ def account(run_dir: Path) -> tuple[list[int], list[int], int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=300.0, help="of the first part")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of the storm of kills")
     parser.add_argument("--kills", type=int, default=10, help="of the learner's process")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-write", action="store_true", help="leave RESULTS.md as it is")
@@ -340,16 +340,16 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(path)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        marks = folder / "marks"
-        marks.mkdir()
-        os.environ[MARK] = str(marks)
+        pid_folder = folder / "pids"
+        pid_folder.mkdir()
+        os.environ[PID_FOLDER] = str(pid_folder)
         model = make_tiny(folder / "model", width=64, layers=2)
-        text = first_part(model, marks, flags.seconds, flags.seed)
-        # Other marks: the fork server of this process has the first ones.
-        marks = folder / "later"
-        marks.mkdir()
-        os.environ[MARK] = str(marks)
-        text += "\n\n" + second_part(model, folder, marks, flags.kills, flags.seed)
+        text = storm_of_kills(model, pid_folder, flags.seconds, flags.seed)
+        # Another folder: the fork server of this process has the first one in its environment.
+        pid_folder = folder / "later"
+        pid_folder.mkdir()
+        os.environ[PID_FOLDER] = str(pid_folder)
+        text += "\n\n" + killed_learners(model, folder, pid_folder, flags.kills, flags.seed)
     if not flags.no_write:
         measure.write_block("llm-faults", text)
 

@@ -42,7 +42,7 @@ MAX_GRAD_NORM = 0.5
 
 
 @dataclass(frozen=True)
-class Preset:
+class NaiveSettings:
     """The fastest setting found on two cores; flags override it."""
 
     num_envs: int
@@ -53,14 +53,16 @@ class Preset:
 
 
 PRESETS = {
-    "pong": Preset(num_envs=32, unroll_length=20, num_threads=2, learning_rate=6e-4, dtype="bf16"),
-    "cartpole": Preset(
+    "pong": NaiveSettings(
+        num_envs=32, unroll_length=20, num_threads=2, learning_rate=6e-4, dtype="bf16"
+    ),
+    "cartpole": NaiveSettings(
         num_envs=256, unroll_length=20, num_threads=1, learning_rate=2e-3, dtype="fp32"
     ),
 }
 
 
-class NatureCNN(nn.Module):
+class NaiveCNN(nn.Module):
     """Nature DQN's convolutions, one policy-and-value head; takes pixels 0..255, [N, 84, 84, 4]."""
 
     def __init__(self, num_actions: int) -> None:
@@ -82,7 +84,7 @@ class NatureCNN(nn.Module):
         return self.head(F.relu_(self.hidden(x.permute(0, 2, 3, 1).flatten(1))))
 
 
-class MLP(nn.Module):
+class NaiveMLP(nn.Module):
     """Two hidden layers of 64 with one policy-and-value head; takes [N, num_features]."""
 
     def __init__(self, num_features: int, num_actions: int) -> None:
@@ -95,7 +97,7 @@ class MLP(nn.Module):
         return self.head(torch.tanh(self.second(torch.tanh(self.first(obs)))))
 
 
-def make(name: str, preset: Preset) -> tuple[Any, nn.Module, tuple[int, ...]]:
+def make(name: str, preset: NaiveSettings) -> tuple[Any, nn.Module, tuple[int, ...]]:
     """The vector environment (next-step autoreset), its network and the network's input shape."""
     if name == "pong":
         import ale_py
@@ -103,17 +105,17 @@ def make(name: str, preset: Preset) -> tuple[Any, nn.Module, tuple[int, ...]]:
 
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         env = AtariVectorEnv("pong", preset.num_envs, num_threads=preset.num_threads)
-        net = NatureCNN(int(env.single_action_space.n)).to(memory_format=torch.channels_last)
+        net = NaiveCNN(int(env.single_action_space.n)).to(memory_format=torch.channels_last)
         return env, net, (84, 84, 4)
     from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
-    return CartPoleVectorEnv(preset.num_envs, max_episode_steps=500), MLP(4, 2), (4,)
+    return CartPoleVectorEnv(preset.num_envs, max_episode_steps=500), NaiveMLP(4, 2), (4,)
 
 
 class Loop:
     """Environments, buffers, master weights and the copy that computes: `unroll`, then `update`."""
 
-    def __init__(self, name: str, preset: Preset, seed: int) -> None:
+    def __init__(self, name: str, preset: NaiveSettings, seed: int) -> None:
         torch.manual_seed(seed)
         dtype = DTYPES[preset.dtype]
         self.num_steps, self.num_envs = preset.unroll_length, preset.num_envs
@@ -255,10 +257,10 @@ def main() -> None:
             sys.executable, [sys.executable, *sys.argv], {**os.environ, **PROCESS_ENVIRONMENT}
         )
     default = PRESETS[flags.env]
-    preset = Preset(
+    preset = NaiveSettings(
         **{
             name: getattr(flags, name) or getattr(default, name)
-            for name in Preset.__dataclass_fields__
+            for name in NaiveSettings.__dataclass_fields__
         }
     )
     torch.set_num_threads(preset.num_threads)

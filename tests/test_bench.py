@@ -429,7 +429,7 @@ def test_a_report_is_printed_as_a_table_with_what_limits_below(
     assert rows[5] == report["plans"][0]["limit"]["text"]
 
 
-def test_environment_steps_and_physics_steps_are_told_apart(
+def test_environment_steps_and_physics_steps_are_distinguished(
     report: Mapping[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     stages = {**report["plans"][0]["stages"]}

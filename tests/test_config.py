@@ -182,7 +182,7 @@ def test_a_string_within_a_table_of_anything_stays_one() -> None:
     assert changed.kwargs == {"level": "1", "on": "true"}
 
 
-def test_a_program_is_told_of_its_key_and_not_of_a_flag() -> None:
+def test_an_error_in_a_program_names_the_key_and_not_a_flag() -> None:
     with pytest.raises(UniRLError, match=r'^weights\.math is "abc"'):
         configs.override(Tables(), {"weights.math": "abc"})
 

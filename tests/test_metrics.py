@@ -83,7 +83,7 @@ def test_a_recorded_tensor_may_be_overwritten_and_holds_no_graph() -> None:
 
 
 def test_recording_a_tensor_waits_for_nothing() -> None:
-    # A meta tensor has no value: whoever reads it before the flush raises.
+    # A meta tensor has no value: to read it before the flush raises.
     metrics = Metrics()
     value = torch.zeros((), device="meta")
     for _ in range(2):
@@ -96,7 +96,7 @@ def test_recording_a_tensor_waits_for_nothing() -> None:
         metrics.flush()
 
 
-def test_totals_survive_json_and_go_on_counting() -> None:
+def test_totals_survive_json_and_continue_to_count() -> None:
     metrics = Metrics()
     metrics.total("steps", 2**60 + 1)
     metrics.total("discarded", torch.tensor(5))

@@ -1,4 +1,4 @@
-"""Devices as settings name them; source: none."""
+"""Devices as settings name them."""
 
 from __future__ import annotations
 

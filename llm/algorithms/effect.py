@@ -33,7 +33,7 @@ class Condition(NamedTuple):
     """The terms that decide it."""
 
 
-class Rules(NamedTuple):
+class TermRules(NamedTuple):
     """What holds for one term."""
 
     conditions: tuple[Condition, ...] = ()
@@ -52,10 +52,10 @@ def term(
     brings: Mapping[Any, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Any:
     """A field of a dataclass that is a term of an algorithm."""
-    return field(default=default, metadata={"rules": Rules(conditions, bound, off, brings)})
+    return field(default=default, metadata={"rules": TermRules(conditions, bound, off, brings)})
 
 
-def rules_of(terms: Any) -> dict[str, Rules]:
+def rules_of(terms: Any) -> dict[str, TermRules]:
     """The terms of a dataclass or of an instance, by name."""
     return {item.name: item.metadata["rules"] for item in fields(terms) if item.metadata}
 

@@ -87,7 +87,7 @@ class Falls(ClockSim):
         return step._replace(terminated=step.terminated | fell, truncated=step.truncated & ~fell)
 
 
-def test_final_observations_of_terminated_episodes_take_no_place() -> None:
+def test_final_observations_of_terminated_episodes_take_no_row() -> None:
     actor, slot, _ = make(Falls(num_envs=4, length=3), 8)
     actor.produce(slot)
     assert slot.data["terminated"][2, 0] and slot.data["truncated"][5, 0]

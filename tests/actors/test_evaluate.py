@@ -14,7 +14,7 @@ import torch
 
 from tests.toy_envs import toy_env
 from unirl.actors.evaluate import make_evaluator
-from unirl.core.evaluator import Player
+from unirl.core.evaluator import WatchableEvaluator
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
 from unirl.errors import UniRLError
@@ -121,7 +121,7 @@ def test_a_crash_of_an_environment_ends_the_evaluation_with_its_sentence() -> No
     assert len(error.value.parts) == 3
 
 
-def test_what_an_environment_raises_is_told_with_its_place() -> None:
+def test_an_environments_exception_is_reported_with_file_and_line() -> None:
     evaluator, weights = evaluator_of(toy_env("Fault", kwargs={"raise_at": 3}))
     said = r'env "toy/Fault-v0" failed .* RuntimeError in .*toy.*\.py:\d+: fault at step 3'
     with pytest.raises(UniRLError, match=said) as error:
@@ -182,7 +182,7 @@ def test_frames_show_every_step_of_every_episode(monkeypatch: pytest.MonkeyPatch
     pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     evaluator, weights = evaluator_of(EnvConfig("CartPole-v1", max_episode_steps=5))
-    assert isinstance(evaluator, Player)
+    assert isinstance(evaluator, WatchableEvaluator)
     frames = list(evaluator.frames(weights, num_episodes=2))
     # The first observation and one after each step.
     assert len(frames) == sum(evaluator.played.lengths) + 2
@@ -228,7 +228,7 @@ def test_an_environment_without_pictures_is_refused_in_three_parts() -> None:
     assert len(error.value.parts) == 3 and "cannot be drawn" in error.value.what
 
 
-def test_kwargs_of_an_engine_are_reported_in_the_words_of_gymnasium() -> None:
+def test_kwargs_of_an_engine_are_reported_as_gymnasium_says_it() -> None:
     config = EnvConfig(id="CartPole-v1", engine="vector", kwargs={"num_threads_of_engine": 2})
     evaluator = make_evaluator(config, PolicyConfig(), seed=0)
     with pytest.raises(UniRLError) as error:

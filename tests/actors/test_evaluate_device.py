@@ -17,7 +17,7 @@ import torch
 from tests.envs.sim.countdown import Countdown
 from unirl.actors.evaluate import make_evaluator
 from unirl.actors.evaluate_device import DeviceEvaluator
-from unirl.core.evaluator import Player
+from unirl.core.evaluator import WatchableEvaluator
 from unirl.core.learner import LearnerContext
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import DeviceEnv
@@ -125,7 +125,7 @@ def test_the_recipe_is_judged_on_complete_episodes() -> None:
     plan = ondevice.plan(config)
     assert plan.learner.make_evaluator is not None
     evaluator = plan.learner.make_evaluator(3)
-    assert isinstance(evaluator, Player)
+    assert isinstance(evaluator, WatchableEvaluator)
     policy = plan.learner.make(LearnerContext(plan.learner_seed(0))).weights()
     assert evaluator.evaluate(policy, 5).lengths == [12] * 5
 

@@ -20,7 +20,7 @@ def test_without_a_time_limit_the_clock_has_no_say_and_nobody_is_asked() -> None
 
 def test_whichever_is_nearer_its_end_counts() -> None:
     schedule = ScheduleProgress(TrainingBudget(100, max_seconds=10.0))
-    assert schedule.left(0) == 1.0  # it may not have been told
+    assert schedule.left(0) == 1.0  # no training time was recorded yet
     schedule.record_training_seconds(4.0)
     assert schedule.left(0) == pytest.approx(0.6)
     assert schedule.left(90) == pytest.approx(0.1)

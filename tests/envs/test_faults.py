@@ -312,7 +312,7 @@ def _try_async(answer: Any) -> None:
         answer.send(str(error))
 
 
-def test_a_daemonic_process_is_told_that_it_cannot_have_workers() -> None:
+def test_a_daemonic_process_cannot_have_workers_and_the_error_says_so() -> None:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_try_async, args=(sender,), daemon=True)

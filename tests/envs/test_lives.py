@@ -38,7 +38,7 @@ def play(env: EpisodicLife, num_steps: int) -> Any:
     return result
 
 
-def test_after_a_lost_life_a_no_op_goes_on_with_the_game() -> None:
+def test_after_a_lost_life_a_no_op_continues_the_game() -> None:
     game = Game(".x...x")
     env = EpisodicLife(game)
     assert env.reset(seed=0)[0] == (0, 0)

@@ -130,7 +130,7 @@ def test_any_lifetimes_give_the_rows_that_the_rule_says(lifetimes: list[list[int
     assert rows_of(env, len(expected)) == expected
 
 
-def test_who_disappears_untold_is_truncated_with_its_last_observation() -> None:
+def test_an_agent_that_vanishes_silently_is_truncated_with_its_last_observation() -> None:
     env = make_vec(replace(COUNTING, kwargs={"silent": True, "lifetimes": [[1, 3]]}), 2)
     env.reset(0)
     assert rows_of(env, 6) == [
@@ -150,9 +150,9 @@ def test_a_limit_truncates_all_who_are_left() -> None:
     env.reset(0)
     marks = [[mark for _, _, mark in row] for row in rows_of(env, 5)]
     assert marks == [list("T..."), list("-CCT"), list("----"), list("T..."), list("-CCT")]
-    untold = make_vec(replace(config, kwargs={"lifetimes": lifetimes, "silent": True}), 4)
-    untold.reset(0)
-    assert [[mark for _, _, mark in row] for row in rows_of(untold, 3)][:2] == [
+    silent = make_vec(replace(config, kwargs={"lifetimes": lifetimes, "silent": True}), 4)
+    silent.reset(0)
+    assert [[mark for _, _, mark in row] for row in rows_of(silent, 3)][:2] == [
         list("C..."),
         list("-CCC"),
     ]

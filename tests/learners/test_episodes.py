@@ -37,7 +37,7 @@ def test_a_window_holds_the_newest_episodes_in_order_of_time() -> None:
     assert found["charts/episodic_length"] == (30 + 60 + 80) / 3
 
 
-def test_of_more_ends_than_places_only_the_newest_stay() -> None:
+def test_of_more_ends_than_the_window_holds_only_the_newest_stay() -> None:
     window = EpisodeWindow(1)
     window.read(unroll(0.0), Metrics())
     assert list(window.returns) == [3.0]

@@ -64,7 +64,7 @@ def spec_of(num_envs: int) -> SampleSpec:
     return SampleSpec({**spec.fields, "counter/nan_states": faults})
 
 
-def part(rank: int, update: int) -> Any:
+def rank_data(rank: int, update: int) -> Any:
     """The samples of one rank: the second one's are larger, and fewer of them count."""
     generator = torch.Generator().manual_seed(10 * update + rank)
     data: Any = spec_of(NUM_ENVS).allocate()
@@ -83,9 +83,9 @@ def part(rank: int, update: int) -> Any:
 
 def joined(update: int) -> Any:
     """The same samples as one batch."""
-    parts, spec = [part(rank, update) for rank in (0, 1)], spec_of(2 * NUM_ENVS)
+    of_ranks, spec = [rank_data(rank, update) for rank in (0, 1)], spec_of(2 * NUM_ENVS)
     data: Any = spec.allocate()
-    for (path, into), (_, a), (_, b) in zip(*(leaves(x) for x in (data, *parts)), strict=True):
+    for (path, into), (_, a), (_, b) in zip(*(leaves(x) for x in (data, *of_ranks)), strict=True):
         axis = 0 if path[0] in ("carry", "state") else 1
         into.copy_(a + b if path[0] == "counter" else torch.cat((a, b), axis))
     return data
@@ -127,7 +127,7 @@ def work(folder: Path) -> None:
     ranks, found = Ranks.from_environment(), {}
     with ranks.joined(60.0):
         for case in CASES:
-            learner = learn(case, NUM_ENVS, lambda update: part(ranks.rank, update), ranks)
+            learner = learn(case, NUM_ENVS, lambda update: rank_data(ranks.rank, update), ranks)
             found[case] = outcome(learner)
         found["dtypes"] = ranks.sum([torch.tensor(2**53 + 1), torch.ones(2, dtype=torch.int32)])
         schedule = ScheduleProgress(TrainingBudget(100, max_seconds=100.0), ranks.leading)
@@ -142,8 +142,8 @@ def work(folder: Path) -> None:
             found["unlike"] = str(error)
         try:
             # Each rank counts half of what the limit allows, and a little more is lost on rank 1.
-            learner = learn("ppo", NUM_ENVS, lambda update: part(ranks.rank, update), ranks)
-            data = part(0, 0)
+            learner = learn("ppo", NUM_ENVS, lambda update: rank_data(ranks.rank, update), ranks)
+            data = rank_data(0, 0)
             data["counter"]["nan_states"][:] = ranks.rank
             learner.step(Batch([Slot(0, 9, data, first_version=3, last_version=3)], 3))
         except UniRLError as error:
@@ -246,7 +246,9 @@ def test_the_lowest_rank_that_has_a_word_is_heard_by_all(found: list[dict[str, A
     assert [result["words"] for result in found] == [[None, "late", "r0"]] * 2
 
 
-def test_ranks_that_begin_unlike_are_told_in_what(found: list[dict[str, Any]]) -> None:
+def test_the_error_names_what_differs_between_ranks_at_the_start(
+    found: list[dict[str, Any]],
+) -> None:
     for result in found:
         assert "rank 1 of 2 differs from rank 0 in its weights" in result["unlike"]
 

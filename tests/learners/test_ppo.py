@@ -85,7 +85,7 @@ def test_a_lagging_batch_is_ppo_around_the_policy_of_the_moment_with_vtrace_adva
         mask=mask,
         lambda_=0.8,
     )
-    # Without memory all steps lie side by side.
+    # Without memory all steps are side by side.
     torch.testing.assert_close(rows["target"][0], want.target.float().flatten())
     torch.testing.assert_close(rows["advantage"][0], want.advantage.float().flatten())
     with torch.no_grad():  # the policy moves on, as after some steps on the batch
@@ -109,7 +109,7 @@ def test_a_lagging_batch_is_ppo_around_the_policy_of_the_moment_with_vtrace_adva
 
 
 @pytest.mark.parametrize("core", ["none", "lstm", "gru"])
-def test_the_proximal_policy_in_parts_is_that_of_the_whole_batch(
+def test_the_proximal_policy_in_minibatches_is_that_of_the_whole_batch(
     make: Callable[..., Any], random_slot: Callable[..., Slot], core: str
 ) -> None:
     found = []

@@ -128,7 +128,7 @@ def test_rewards_are_clipped_on_both_sides_after_scaling(
 
 
 @every_objective
-def test_an_episode_that_a_limit_cut_off_goes_on_in_its_final_observation(
+def test_an_episode_that_a_limit_cut_off_continues_in_its_final_observation(
     make: Callable[..., Any], random_slot: Callable[..., Slot], objective: str
 ) -> None:
     results = {}
@@ -195,7 +195,7 @@ def test_every_pass_takes_each_environment_once(
 
     monkeypatch.setattr(learner.objective, "losses", watched)
     learner.step(Batch([slot], 0))
-    assert [len(part) for part in seen] == [2] * 6
+    assert [len(minibatch) for minibatch in seen] == [2] * 6
     passes = zip(seen[::2], seen[1::2], strict=True)
     assert all(one | other == {0, 1, 2, 3} for one, other in passes)
     assert (seen[0] == seen[2] == seen[4]) == (shuffle == "batch")
@@ -367,11 +367,11 @@ def test_selected_environments_are_those_asked_for_in_every_tensor() -> None:
         "state": {"h": torch.rand(4, 5)},
     }
     envs = torch.tensor([3, 1])
-    part = select(rows, envs)
-    assert torch.equal(part["obs"]["a"], torch.tensor([[3, 1], [7, 5], [11, 9]]))
-    assert torch.equal(part["obs"]["b"], rows["obs"]["b"][:, envs])  # type: ignore[index]
-    assert torch.equal(part["mask"], rows["mask"][:, envs])  # type: ignore[index]
-    assert torch.equal(part["state"]["h"], rows["state"]["h"][envs])  # type: ignore[index]
+    selected = select(rows, envs)
+    assert torch.equal(selected["obs"]["a"], torch.tensor([[3, 1], [7, 5], [11, 9]]))
+    assert torch.equal(selected["obs"]["b"], rows["obs"]["b"][:, envs])  # type: ignore[index]
+    assert torch.equal(selected["mask"], rows["mask"][:, envs])  # type: ignore[index]
+    assert torch.equal(selected["state"]["h"], rows["state"]["h"][envs])  # type: ignore[index]
 
 
 @pytest.mark.gpu

@@ -284,8 +284,8 @@ def test_what_was_left_open_is_as_the_mode_has_it(
 
 
 class Server(BaseHTTPRequestHandler):
-    """A server with OpenAI's API as most have it: texts without log-probabilities. What lies under
-    /ids returns token ids.
+    """A server with OpenAI's API as most have it: texts without log-probabilities. Paths under
+    /ids return token ids.
     """
 
     def do_GET(self) -> None:

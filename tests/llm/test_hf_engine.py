@@ -234,7 +234,7 @@ def test_abort_ends_the_named_requests_only() -> None:
     _run(main())
 
 
-def test_a_cancelled_request_frees_its_place() -> None:
+def test_a_cancelled_request_frees_its_row() -> None:
     async def main() -> None:
         engine = _engine(endless=True)
         task = asyncio.ensure_future(engine.generate(_requests(["12>"], max_tokens=400)[0]))

@@ -36,7 +36,7 @@ def document(pack: Pack, source: int) -> list[int]:
                     before = before[: int(block.prompt_length[which])]
             return [ids[t] for t in before + own]
         begin += block.num_tokens
-    raise AssertionError(f"row {source} lies in no block")
+    raise AssertionError(f"row {source} is in no block")
 
 
 def check(groups: list[Group], packs: list[Pack], train: list[Tensor] | None) -> None:

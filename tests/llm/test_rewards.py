@@ -211,7 +211,7 @@ def test_a_task_without_reward_is_refused_unless_one_is_named() -> None:
     Rewarder(RewardConfig(weights={"exact": 1.0}), [bare]).close()
 
 
-def test_limits_hand_their_places_on_after_errors() -> None:
+def test_a_call_that_failed_counts_no_longer_towards_the_limit() -> None:
     async def whole() -> int:
         limits = Limits(1)
         for _ in range(3):

@@ -112,7 +112,7 @@ def test_a_teacher_behind_it_tells_what_its_model_says(server: VllmServer) -> No
         first += group.token.numel()
 
 
-def test_a_swap_under_way_over_http(server: VllmServer) -> None:
+def test_weights_are_swapped_over_http_with_requests_in_flight(server: VllmServer) -> None:
     old, new = tiny_model(3), tiny_model(4)
 
     async def swapped(seconds: float, seed: int) -> list[Completion]:

@@ -169,14 +169,14 @@ def test_bytes_that_are_no_image_are_scaled() -> None:
     torch.testing.assert_close(policy.inputs(x).vector, x / 255)
 
 
-def test_discrete_observations_are_told_apart() -> None:
+def test_discrete_observations_are_distinguished() -> None:
     for space in (spaces.Discrete(7), spaces.Discrete(600)):
         value = make(space).unroll(torch.arange(7).view(1, 7), {}).value
         assert len(value.unique()) == 7
 
 
 @pytest.mark.parametrize("sizes", [(2, 5, 3), (2, 5, 600)])
-def test_multi_discrete_observations_are_told_apart(sizes: tuple[int, ...]) -> None:
+def test_multi_discrete_observations_are_distinguished(sizes: tuple[int, ...]) -> None:
     grid = torch.cartesian_prod(*(torch.arange(min(size, 5)) for size in sizes))
     value = make(spaces.MultiDiscrete(list(sizes))).unroll(grid[None], {}).value
     assert len(value.unique()) == len(grid)

@@ -1,4 +1,4 @@
-"""The card: all that is said in it lies in the run folder."""
+"""The card: all that it says is in the run folder."""
 
 from __future__ import annotations
 

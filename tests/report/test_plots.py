@@ -64,7 +64,7 @@ def test_a_band_spans_the_seeds_where_all_were_measured(tmp_path: Path) -> None:
     assert (low <= mean).all() and (mean <= high).all() and (low < high).any()
 
 
-def test_runs_of_one_name_are_told_apart_by_their_parents(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_distinguished_by_their_parents(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / parent / "pong", lr=lr) for parent, lr in (("x", 1.0), ("y", 2.0))]
     assert [curve.label for (curve,) in group_curves(runs)] == ["x/pong", "y/pong"]
 

@@ -1,5 +1,5 @@
-"""Environment workers and policy workers under the processes runner: whoever dies or hangs is
-replaced, its samples are discarded with a reason, and all others go on.
+"""Environment workers and policy workers under the processes runner: one that dies or hangs
+is replaced, its samples are discarded with a reason, and all others continue.
 """
 
 from __future__ import annotations

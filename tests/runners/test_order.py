@@ -1,4 +1,4 @@
-"""What an actor finds when its place comes free."""
+"""What an actor finds when a slot comes free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from unirl.core.sample import Batch
 from unirl.runners.inline import InlineRunner
 
 
-def test_places_come_free_after_the_newer_weights_are_there(
+def test_slots_come_free_after_the_newer_weights_are_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = {"policy.hidden": (8,), "actor.num_envs": 2, "actor.unroll_length": 4}

@@ -88,7 +88,7 @@ def actor_pids(runner: ProcessesRunner) -> list[int]:
     return [pid for pid in runner.actor_pids() if pid is not None]
 
 
-def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_goes_on(
+def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_continues(
     tmp_path: Path,
 ) -> None:
     runner = ProcessesRunner(unirl.make_plan("impala", **SMALL), log_dir=tmp_path)
@@ -251,7 +251,7 @@ def test_a_hung_environment_is_killed_once_and_restarted(
     assert 1 <= sum("hangs, killed" in record.message for record in caplog.records) <= 2
 
 
-def test_an_actor_that_hangs_for_good_is_told_by_the_setting_that_killed_it(tmp_path: Path) -> None:
+def test_an_actor_that_hangs_for_good_ends_with_the_setting_that_killed_it(tmp_path: Path) -> None:
     plan = unirl.make_plan(
         "impala",
         **{

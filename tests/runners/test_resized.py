@@ -1,5 +1,5 @@
-"""A run goes on with other sizes, or after an update that was cut short: where tickets must not be
-lost, each is learned exactly once.
+"""A run continues with other sizes, or after an update that was cut short: where tickets must not
+be lost, each is learned exactly once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a loop goes on with after a resume, beside its learner and its samples."""
+"""What a loop continues with after a resume, beside its learner and its samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unirl.runners.state import check_fingerprint, restore, save
 from unirl.storage.checkpoint import load_checkpoint
 
 
-def test_a_resume_goes_on_with_torchs_random_numbers_and_the_training_time(tmp_path: Path) -> None:
+def test_a_resume_restores_torchs_random_numbers_and_the_training_time(tmp_path: Path) -> None:
     plan = unirl.make_plan("impala", **{"policy.hidden": (8,), "run.total_steps": 100})
     one, two = InlineRunner(plan), InlineRunner(plan)
     one.loop.seconds_before = 1000.0

@@ -1,4 +1,4 @@
-"""How long learner and actors wait for each other: told in full, and never for ever."""
+"""How long learner and actors wait for each other: errors name all, and no wait is for ever."""
 
 from __future__ import annotations
 

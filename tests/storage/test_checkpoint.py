@@ -183,7 +183,7 @@ def test_the_newest_n_stay_and_a_rewound_run_never_deletes_its_latest(tmp_path: 
     for step in range(1, 7):
         save(tmp_path, step, keep=3)
     assert steps() == [4, 5, 6]
-    # Rewound to 2: what lies in its future does not count, and is not deleted behind one's back.
+    # Rewound to 2: later checkpoints do not count, and is not deleted behind one's back.
     save(tmp_path, 2, keep=1)
     assert steps() == [2, 4, 5, 6]
     assert load_checkpoint(tmp_path).step == 2

@@ -84,7 +84,7 @@ def workers(pids: Path) -> list[int]:
     return [pid for pid in found if alive(pid)]
 
 
-class Witness:
+class UpdateCounter:
     """A hook that records how far the run is, and ends it on request."""
 
     def __init__(self) -> None:
@@ -107,28 +107,28 @@ def test_a_killed_actor_loses_no_prompt(model: str, kills: int, pids: Path) -> N
     plan = plan_of(model, updates=1, **{**settings, **reward})
     tickets: list[int] = []
     plan = plan.with_learner(make=partial(noting, make=plan.learner.make, tickets=tickets))
-    runner, witness, rng = ProcessesRunner(plan), Witness(), random.Random(0)
+    runner, counter, rng = ProcessesRunner(plan), UpdateCounter(), random.Random(0)
     killed: set[int | None] = set()
 
     def storm() -> None:
         try:
             for _ in range(kills):
-                before = witness.version
-                until(lambda: witness.version > before + 1, "it does not learn")  # noqa: B023
+                before = counter.version
+                until(lambda: counter.version > before + 1, "it does not learn")  # noqa: B023
                 time.sleep(rng.uniform(0.0, 0.2))
                 pid = runner.actor_pids()[0]
                 killed.update([pid, *workers(pids)])
                 assert pid is not None
                 os.kill(pid, signal.SIGKILL)
                 until(lambda: runner.actor_pids()[0] != pid, "it is not replaced")  # noqa: B023
-            before = witness.version
-            until(lambda: witness.version > before + 1, "it does not learn any more")
+            before = counter.version
+            until(lambda: counter.version > before + 1, "it does not learn any more")
         finally:
-            witness.enough = True
+            counter.enough = True
 
     thread = threading.Thread(target=storm, daemon=True)
     thread.start()
-    runner.run([witness])
+    runner.run([counter])
     thread.join()
     assert runner.num_restarts == kills
     assert tickets == list(range(len(tickets)))  # in order, none lost, none twice

@@ -119,7 +119,7 @@ def test_without_correction_the_old_policy_is_evaluated_instead(lag: int) -> Non
     assert wrong_by < 1e-9 if lag == 0 else wrong_by > 1e-2
 
 
-def test_clipping_changes_what_is_learned_so_the_fixed_points_can_be_told_apart() -> None:
+def test_clipping_changes_what_is_learned_so_the_fixed_points_differ() -> None:
     world = World()
     policy, behaviour = world.policies[-1], world.policies[0]
     new, clipped = (world.clipped(policy, behaviour, clip) for clip in (math.inf, 1.0))

@@ -160,11 +160,11 @@ def test_an_episode_computed_by_hand(mask_dtype: torch.dtype) -> None:
     mask = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 0, 0], [1, 1, 1]]).to(mask_dtype)
     value = torch.tensor([[10.0] * 3, [20.0] * 3, [40.0] * 3, [60.0] * 3, [32.0] * 3])
     last = 8 + 0.5 * 32
-    goes_on = [1 + 0.5 * (2 + 0.5 * (4 + 0.5 * last)), 2 + 0.5 * (4 + 0.5 * last)]
+    continues = [1 + 0.5 * (2 + 0.5 * (4 + 0.5 * last)), 2 + 0.5 * (4 + 0.5 * last)]
     want = torch.tensor(
         [
-            [goes_on[0], 1 + 0.5 * 2, 1 + 0.5 * (2 + 0.5 * 40)],
-            [goes_on[1], 2.0, 2 + 0.5 * 40],
+            [continues[0], 1 + 0.5 * 2, 1 + 0.5 * (2 + 0.5 * 40)],
+            [continues[1], 2.0, 2 + 0.5 * 40],
             [4 + 0.5 * last, 40.0, 40.0],
             [last, last, last],
         ]

@@ -96,7 +96,7 @@ def _follow(
 
 
 def _end(process: BaseProcess, seen: dict[int, usage.ProcessInfo]) -> None:
-    """End what may still run: kindly, then not."""
+    """End what may still run: SIGTERM, and SIGKILL after a grace period."""
     process.terminate()
     process.join(_GRACE_SECONDS)
     deadline = time.monotonic() + 1.0

@@ -247,7 +247,7 @@ def _measure(chosen: Chosen, plan: Plan, options: BenchOptions) -> dict[str, Any
 
 
 def print_report(report: Mapping[str, Any]) -> None:
-    """One plan's part of the JSON object, for people."""
+    """One plan's entry of the JSON object, for people."""
     from unirl.bench.table import print_table
 
     words = [report[name] for name in ("name", "recipe", "env", "runner")]

@@ -148,13 +148,13 @@ def play(arguments: Sequence[str]) -> int:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         os.environ.setdefault("MUJOCO_GL", "egl")
     plan, checkpoint = run_folder.load(where)
-    from unirl.core.evaluator import Player
+    from unirl.core.evaluator import WatchableEvaluator
     from unirl.report.video import write_video
 
     if plan.learner.make_evaluator is None:
         raise _no_evaluation(plan, "shown as a video")
     player = plan.learner.make_evaluator(options.seed)
-    if not isinstance(player, Player):
+    if not isinstance(player, WatchableEvaluator):
         player.close()
         raise UniRLError(
             f'recipe "{plan.recipe}" cannot be shown as a video',

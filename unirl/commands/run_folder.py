@@ -22,7 +22,7 @@ _FAILED = "failed.txt"
 
 
 def claim(run_dir: Path, overwrite: bool) -> None:
-    """Make room for a new run. Raises UniRLError where something is that may be dear."""
+    """Make room for a new run. Raises UniRLError rather than delete what was not asked for."""
     if not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir())):
         return
     # After a failed start one fixes the command and calls it again: that must not need a flag.

@@ -1,4 +1,4 @@
-"""Who judges weights: an evaluator plays whole episodes and never learns; source: none."""
+"""An evaluator plays whole episodes with given weights, and never learns."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Evaluator(Protocol):
 
 
 @runtime_checkable
-class Player(Protocol):
+class WatchableEvaluator(Protocol):
     """An evaluator whose episodes can be watched."""
 
     @property

@@ -16,8 +16,8 @@ from unirl.metrics.metrics import Metrics
 
 @dataclass
 class LearnerState:
-    """All that a learner needs to go on exactly where it was: two trees of tensors and JSON for the
-    rest.
+    """All that a learner needs to continue exactly where it was: two trees of tensors, and JSON for
+    the rest.
     """
 
     model: Tree
@@ -44,7 +44,7 @@ class Learner(Protocol):
         """What actors need; the runner copies it before the next step."""
 
     def state_dict(self) -> LearnerState:
-        """See LearnerState."""
+        """What `load_state_dict` needs to continue exactly."""
 
     def load_state_dict(self, state: LearnerState) -> None:
         """Continue from a saved state; UniRLError when it is of another model."""
@@ -64,11 +64,11 @@ class TimedLearner(Protocol):
     """A learner whose schedules may follow the clock: what `run.anneal_over` seconds needs."""
 
     def record_training_seconds(self, seconds: float) -> None:
-        """The training time so far, earlier sessions included; told before each step."""
+        """The training time so far, earlier sessions included; called before each step."""
 
 
 @dataclass(frozen=True)
 class LearnerContext:
-    """What a runner tells a learner when it makes one."""
+    """What a runner passes to a learner when it makes one."""
 
     seed: int

@@ -12,7 +12,7 @@ from unirl.core.transport import Transport
 from unirl.errors import UniRLError
 
 
-class HandshakeLayout(Protocol):
+class HelperLayout(Protocol):
     """Which helper works for which actors. Actors are numbered through, learner by learner."""
 
     def workers_of(self, actor: int) -> list[int]:
@@ -22,11 +22,11 @@ class HandshakeLayout(Protocol):
         """The actors of a helper, learner by learner."""
 
 
-class Handshake(Protocol):
+class HelperHandshake(Protocol):
     """Where actors and their helpers meet, as a runner sees it."""
 
     @property
-    def layout(self) -> HandshakeLayout:
+    def layout(self) -> HelperLayout:
         """Who works for whom."""
 
     @property
@@ -56,12 +56,12 @@ class HelperContext:
 
 @dataclass(frozen=True)
 class Helpers:
-    """Processes that fill part of their actors' slots, such as environment workers (Sample Factory,
-    arXiv 2006.11751).
+    """Processes that fill some fields of their actors' slots, such as environment workers (Sample
+    Factory, arXiv 2006.11751).
     """
 
     count: int
-    make_handshake: Callable[[Transport], Handshake]
+    make_handshake: Callable[[Transport], HelperHandshake]
     serve: Callable[[HelperContext], None]
     """The main function of a helper: picklable; raises QueueClosed when the run is over."""
     step_timeout: float

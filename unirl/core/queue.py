@@ -221,8 +221,8 @@ class PoolCounts:
 
 @dataclass(frozen=True)
 class QueueStats:
-    """The queue's books. Each number is of its own moment, but started = learned + discarded + out
-    holds whenever nobody is in the middle of a call.
+    """What the queue counted. Each number is of its own moment, but started = learned + discarded +
+    out holds whenever nobody is in the middle of a call.
     """
 
     states: Mapping[str, int]
@@ -247,7 +247,7 @@ class QueueServer(Protocol):
 
     @property
     def config(self) -> QueueConfig:
-        """See QueueConfig."""
+        """What the queue was made with."""
 
     @property
     def closed(self) -> bool:
@@ -290,7 +290,7 @@ class QueueServer(Protocol):
         """Ages in updates of the running slots (since their start) and of the ready ones."""
 
     def stats(self) -> QueueStats:
-        """See QueueStats."""
+        """Slots by state, and what was counted so far."""
 
     def describe(self) -> str:
         """One sentence on who holds the slots: the end of every deadline's message."""

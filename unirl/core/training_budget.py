@@ -43,7 +43,7 @@ class ScheduleProgress:
 
     def left(self, num_steps: int) -> float:
         """What linear schedules have left after `num_steps` samples, from 1 to 0: the share of the
-        run that lies ahead, over that which does when they begin to fall.
+        run that is left, over that which is left when they begin to fall.
         """
         used = num_steps / self.budget.total_steps
         if self.budget.max_seconds is not None:

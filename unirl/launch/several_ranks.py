@@ -73,7 +73,6 @@ class _CursorHook:
         self._ranks = ranks
 
     def after_update(self, loop: TrainLoop) -> None:
-        """See Hook."""
         loop.other_cursors = self._ranks.share(loop.queue.snapshot().cursor)[1:]
 
     def at_end(self, loop: TrainLoop) -> None:

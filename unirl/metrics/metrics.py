@@ -52,7 +52,7 @@ class Metrics:
         """The newest value; it stays until replaced."""
         self._claim(name, _LAST)
         value = _scalar(name, value)
-        # A copy: the caller may go on writing to this tensor in place.
+        # A copy: the caller may still write to this tensor.
         self._values[name] = value.clone() if isinstance(value, torch.Tensor) else value
 
     def maximum(self, name: str, value: Scalar) -> None:
@@ -79,7 +79,7 @@ class Metrics:
                 self.maximum(name, value)
 
     def flush(self) -> dict[str, float]:
-        """All scalars as floats; means, intervals and maxima begin anew, totals and lasts stay.
+        """All scalars as floats; means, intervals and maxima begin again, totals and lasts stay.
 
         Waits for each device once. A mean whose weights sum to 0 is left out, never NaN.
         """
@@ -97,7 +97,7 @@ class Metrics:
         return flushed
 
     def state_dict(self) -> dict[str, Any]:
-        """The totals, as JSON can hold them: what a resumed run needs to go on counting."""
+        """The totals, as JSON can hold them: what a resumed run continues to count from."""
         totals = {name: v for name, v in self._values.items() if self._kinds[name] == _TOTAL}
         return {"totals": _numbers(totals)}
 

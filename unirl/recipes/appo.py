@@ -1,4 +1,4 @@
-"""Asynchronous PPO: environment workers step, policy workers decide for whatever is ready, and the
+"""Asynchronous PPO: environment workers step, policy workers decide for those that wait, and the
 learner corrects for their lag with V-trace while the clip bounds each update.
 
     environment workers <-> policy workers -> slots of T x B -> queue -> PPO learner with V-trace

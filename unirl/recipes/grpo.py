@@ -50,8 +50,8 @@ class Config:
     mode: Mode = "sync"
     """sync: engine and learner take turns. colocated: and the engine gives its memory back
     meanwhile. partial: they take turns too, but more groups are begun than a batch has; a batch is
-    what is finished first, and the rest is interrupted and gone on with later. one-step-off: a
-    batch is generated while the one before is learned from. async: generation goes on all the time.
+    what is finished first, and the rest is interrupted and continued later. one-step-off: a
+    batch is generated while the one before is learned from. async: generation never pauses.
     In partial and async, completions are at most queue.max_staleness updates old.
     """
     only: Literal["rollout", "train"] | None = None

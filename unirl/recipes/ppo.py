@@ -1,5 +1,5 @@
-"""PPO: actors unroll the policy and wait, the learner makes several clipped passes, and they go on
-with the new weights.
+"""PPO: actors unroll the policy and wait, the learner makes several clipped passes, and they
+continue with the new weights.
 
     vector actors -> slots of T x B -> queue (max_staleness 0) -> PPO learner -> weights -> actors
 

@@ -41,14 +41,13 @@ class EvalHook:
         """The newest result."""
 
     def after_update(self, loop: TrainLoop) -> None:
-        """See Hook."""
         steps = loop.learner.num_steps
         if steps >= self._next:
             self._evaluate(loop)
             self._next = next_multiple(steps, self._every_steps)
 
     def at_end(self, loop: TrainLoop) -> None:
-        """See Hook."""
+        pass
 
     def _evaluate(self, loop: TrainLoop) -> None:
         weights = loop.learner.weights()
@@ -88,8 +87,8 @@ def write_evaluation(
     changes: Mapping[str, JSON] | None = None,
 ) -> Path:
     """Every episode's return and length: in eval/step_N.json for training's own evaluation, which
-    has no seed here, as it follows from the run's; in eval/by_hand for others, under a name that
-    tells them apart. changes: settings that were others than the run's.
+    has no seed here, as it follows from the run's; in eval/by_hand for others, under a name for
+    each. changes: settings that were others than the run's.
     """
     folder, name = run_dir / "eval", f"step_{step:08d}"
     if seed is not None:
@@ -97,7 +96,7 @@ def write_evaluation(
         name += f"_seed_{seed}_{actions}_{len(result.returns)}"
         folder /= "by_hand"
     if changes:
-        # Too long for a name, and too many to be told from others without.
+        # Too long for a name, which must be another one all the same.
         name += f"_changed_{zlib.crc32(json.dumps(changes, sort_keys=True).encode()):08x}"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"

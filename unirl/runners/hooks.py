@@ -54,7 +54,6 @@ class LogHook:
         """The newest row."""
 
     def after_update(self, loop: TrainLoop) -> None:
-        """See Hook."""
         now = time.monotonic()
         self._has_news = True
         if math.isnan(self._last_time):
@@ -64,7 +63,6 @@ class LogHook:
             self._write(loop, now)
 
     def at_end(self, loop: TrainLoop) -> None:
-        """See Hook."""
         if self._has_news:
             self._write(loop, time.monotonic())
 
@@ -111,7 +109,7 @@ class LogHook:
 
 @runtime_checkable
 class DividedLearner(Protocol):
-    """A learner of which several processes may hold a part each."""
+    """A learner of which several processes may hold a shard each."""
 
     @property
     def is_divided(self) -> bool:
@@ -147,7 +145,6 @@ class CheckpointHook:
         self._version = -1
 
     def after_update(self, loop: TrainLoop) -> None:
-        """See Hook."""
         steps = loop.learner.num_steps
         if steps >= self._next and loop.reason is None:
             self._save(loop)
@@ -155,9 +152,8 @@ class CheckpointHook:
             self._restart_actors()
 
     def at_end(self, loop: TrainLoop) -> None:
-        """See Hook."""
         if _is_divided(loop) and loop.reason == "actor_failed":
-            log.warning("no checkpoint: other processes hold parts of the model")
+            log.warning("no checkpoint: other processes hold shards of the model")
         elif self._version != loop.learner.version:
             self._save(loop)
 
@@ -171,7 +167,7 @@ class CheckpointHook:
 
 class RestartHook:
     """`restart_actors` at the updates at which another process writes a checkpoint of this
-    training. Where the learner is divided, that process gets this one's part, then and at the end.
+    training. Where the learner is divided, that process gets this one's shard, then and at the end.
     """
 
     def __init__(
@@ -182,7 +178,6 @@ class RestartHook:
         self._version = -1
 
     def after_update(self, loop: TrainLoop) -> None:
-        """See Hook."""
         steps = loop.learner.num_steps
         if steps >= self._next and loop.reason is None:
             self._next = next_multiple(steps, self._every_steps)
@@ -190,7 +185,6 @@ class RestartHook:
             self._restart_actors()
 
     def at_end(self, loop: TrainLoop) -> None:
-        """See Hook."""
         if loop.reason != "actor_failed" and self._version != loop.learner.version:
             self._gather(loop)
 
@@ -233,7 +227,6 @@ class SamplesHook:
             _cut_samples(self._path, resume_step)
 
     def after_update(self, loop: TrainLoop) -> None:
-        """See Hook."""
         if isinstance(loop.learner, ArchivingLearner):
             loop.learner.keep_samples(self._path.parent)
         due = time.monotonic() - self._last_time >= self._log_seconds
@@ -241,7 +234,6 @@ class SamplesHook:
             self._write(loop.learner, loop.learner.num_steps)
 
     def at_end(self, loop: TrainLoop) -> None:
-        """See Hook."""
         if isinstance(loop.learner, ExplainingLearner):
             self._write(loop.learner, loop.learner.num_steps)
 
@@ -284,7 +276,6 @@ class StopHook:
         self._target_return, self._max_seconds, self._window = target_return, max_seconds, window
 
     def after_update(self, loop: TrainLoop) -> None:
-        """See Hook."""
         if self._max_seconds is not None and loop.seconds >= self._max_seconds:
             loop.stop("max_seconds")
         if self._target_return is None:
@@ -300,4 +291,4 @@ class StopHook:
             loop.stop("target_return")
 
     def at_end(self, loop: TrainLoop) -> None:
-        """See Hook."""
+        pass

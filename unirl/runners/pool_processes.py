@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.core.actor import ActorContext
-from unirl.core.pool import Handshake, HelperContext
+from unirl.core.pool import HelperContext, HelperHandshake
 from unirl.core.seeding import derive_seed
 from unirl.core.transport import Transport
 from unirl.errors import LockHeld, UniRLError
@@ -38,7 +38,7 @@ class PoolProcesses:
         self.pool, self._plan, self._number = plan.pools[number], plan, number
         self.pipelines = [pipelines[i] for i in plan.learners_of(self.pool)]
         helpers, self._runner = self.pool.helpers, plan.runner
-        self.handshake: Handshake | None = None
+        self.handshake: HelperHandshake | None = None
         if helpers is not None:
             self.handshake = helpers.make_handshake(transport)
         self.size = self.pool.bounds[0]
@@ -64,7 +64,7 @@ class PoolProcesses:
         work = partial(self._actor_work, number)
         return self._process(self.pool.name, number, work, self._runner.actor_threads)
 
-    def _place(self, number: int) -> tuple[Pipeline, int, int]:
+    def _find(self, number: int) -> tuple[Pipeline, int, int]:
         """The pipeline of an actor, its learner's index here, and its own among that learner's."""
         if len(self.pipelines) == 1:
             return self.pipelines[0], 0, number
@@ -81,7 +81,7 @@ class PoolProcesses:
 
     def _actor_work(self, number: int) -> Callable[[], None]:
         """Joins the queue: once for each start."""
-        pipeline, learner, index = self._place(number)
+        pipeline, learner, index = self._find(number)
         process = next(actor for actor in self.actors if actor.index == number)
         context = ActorContext(
             index,
@@ -146,7 +146,7 @@ class PoolProcesses:
             self.handshake.actor_died(process.index)
         if process.retired_at is not None:
             self.actors.remove(process)
-        pipeline = self._place(process.index)[0]
+        pipeline = self._find(process.index)[0]
         reissue, member = pipeline.plan.reissue, self.members.pop(process)
         number = pipeline.queue.revoke(member, reissue=reissue)
         return f"{number} unfinished slot(s) {'issued again' if reissue else 'discarded'}"
@@ -162,7 +162,7 @@ class PoolProcesses:
         }
         for actor in self.actors:
             member = self.members.get(actor, 0)
-            pipeline = self._place(actor.index)[0]
+            pipeline = self._find(actor.index)[0]
             hangs = (pipeline.plan.name, member) in idle
             if actor.retired_at is not None:
                 hangs = time.monotonic() - actor.retired_at > seconds
@@ -217,25 +217,20 @@ class AllProcesses:
         return next(pool for pool in self.pools if process in (*pool.actors, *pool.workers))
 
     def dependants(self, process: WorkerProcess) -> list[WorkerProcess]:
-        """See ProcessOwner."""
         return self._pool_of(process).dependants(process)
 
     def on_exit(self, process: WorkerProcess, dependants: Sequence[WorkerProcess]) -> str:
-        """See ProcessOwner."""
         return self._pool_of(process).on_exit(process, dependants)
 
     def check(self) -> None:
-        """See ProcessOwner."""
         for pool in self.pools:
             pool.kill_hung()
 
     def close_all(self) -> None:
-        """See ProcessOwner."""
         for pipeline in self._pipelines:
             pipeline.queue.close()
 
     def is_closed(self) -> bool:
-        """See ProcessOwner."""
         return any(pipeline.queue.closed for pipeline in self._pipelines)
 
     def _kill_holder(self, held: LockHeld) -> bool:

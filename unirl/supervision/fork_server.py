@@ -18,7 +18,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 
 _PRELOAD = "unirl.supervision.preload"
 # One message to the server carries at most 253 file descriptors (Linux's SCM_MAX_FD), and an actor
-# needs one for each bell, and some more.
+# needs one for each event, and some more.
 _MAX_PROCESSES = 200
 
 
@@ -43,7 +43,7 @@ def process_context(
 def parent_pid(context: ForkServerContext | SpawnContext) -> int:
     """Who will be the parent of a process made with this context: the server, or this process.
 
-    A process cannot find out by itself: whoever adopts it looks like its parent.
+    A process cannot find out by itself: the one that adopts it looks like its parent.
     """
     if isinstance(context, SpawnContext):
         return os.getpid()

@@ -19,8 +19,6 @@ from unirl.transports.table_server import TableServer
 
 
 class LocalQueueMemory:
-    """See QueueMemory."""
-
     spin_seconds = 0.0
 
     def __init__(
@@ -40,8 +38,6 @@ class LocalQueueMemory:
 
 
 class LocalTransport:
-    """See Transport."""
-
     def queue(
         self,
         spec: SampleSpec,
@@ -50,19 +46,15 @@ class LocalTransport:
         shares: Sequence[float] = (1.0,),
         reasons: Sequence[str] = REASONS,
     ) -> TableServer:
-        """See Transport."""
         return TableServer(LocalQueueMemory(spec, config, shares, reasons))
 
     def weights(self, example: Weights) -> LocalWeightStore:
-        """See Transport."""
         return LocalWeightStore()
 
     def cells(self, number: int) -> LocalCells:
-        """See Transport."""
         return LocalCells(number)
 
     def event(self) -> FdEvent:
-        """See Transport."""
         return FdEvent()
 
     def end_lock_holders_by(self, end: Callable[[LockHeld], bool]) -> None:
@@ -79,11 +71,9 @@ class LocalWeightStore:
 
     @property
     def version(self) -> int:
-        """See WeightStore."""
         return self._version
 
     def publish(self, weights: Weights, version: int) -> None:
-        """See WeightStore."""
         with self._lock, torch.no_grad():
             if not self._held:
                 self._held = {name: value.detach().clone() for name, value in weights.items()}
@@ -94,7 +84,6 @@ class LocalWeightStore:
             self._version = version
 
     def pull(self, into: Loadable, have: int) -> int:
-        """See WeightStore."""
         with self._lock:
             if self._version != have:
                 into.load_weights(self._held)

@@ -61,8 +61,6 @@ class SharedBlock:
 
 
 class SharedCells:
-    """See unirl.core.transport.Cells."""
-
     def __init__(self, number: int, name: str) -> None:
         self._block = SharedBlock(8 * number, name)
 

@@ -78,8 +78,6 @@ class SharedQueueMemory:
 
 
 class SharedTransport:
-    """See Transport."""
-
     def __init__(self) -> None:
         self._locks: list[ProcessLock] = []
 
@@ -91,21 +89,17 @@ class SharedTransport:
         shares: Sequence[float] = (1.0,),
         reasons: Sequence[str] = REASONS,
     ) -> TableServer:
-        """See Transport."""
         memory = SharedQueueMemory(spec, config, shares, reasons)
         self._locks.append(memory.lock)
         return TableServer(memory)
 
     def weights(self, example: Weights) -> SharedWeightStore:
-        """See Transport."""
         return SharedWeightStore(example)
 
     def cells(self, number: int) -> SharedCells:
-        """See Transport."""
         return SharedCells(number, "unirl-cells")
 
     def event(self) -> FdEvent:
-        """See Transport."""
         return FdEvent()
 
     def end_lock_holders_by(self, end: Callable[[LockHeld], bool]) -> None:

@@ -62,7 +62,6 @@ class SharedWeightStore:
 
     @property
     def version(self) -> int:
-        """See unirl.core.weights.WeightStore."""
         return int(self.cells[self._VERSION])
 
     def publish(self, weights: Weights, version: int) -> None:

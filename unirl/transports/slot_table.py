@@ -66,7 +66,6 @@ class SlotTable:
         self.states, self.tickets = slots[STATE::_NUM_SLOT], slots[TICKET::_NUM_SLOT]
 
     def stats(self) -> QueueStats:
-        """See QueueStats."""
         cells, states = self.cells, self.states.tolist()
         return QueueStats(
             states={name: states.count(state) for state, name in enumerate(STATE_NAMES)},

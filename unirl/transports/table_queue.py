@@ -150,7 +150,6 @@ class TableClient(TableQueue):
         return self._member
 
     def acquire(self, timeout: float | None = None) -> Slot:
-        """See QueueClient."""
         started = time.monotonic()
         slot = self._look()
         if slot is None:
@@ -172,7 +171,6 @@ class TableClient(TableQueue):
         return slot
 
     def try_acquire(self) -> Slot | None:
-        """See QueueClient."""
         slot = self._look()
         if slot is None:
             self._was_notified = False
@@ -181,17 +179,14 @@ class TableClient(TableQueue):
         return slot
 
     def wait(self, seconds: float, *others: Event) -> None:
-        """See QueueClient."""
         self._raise_if_closed()
         if wait_any(self._event, others, seconds):
             self._was_notified = True
 
     def fileno(self) -> int:
-        """See QueueClient."""
         return self._event.fileno()
 
     def commit(self, slot: Slot) -> None:
-        """See QueueClient."""
         if slot.first_version < 0 or slot.last_version < slot.first_version:
             raise UniRLError(
                 f"slot of ticket {slot.ticket} was committed with versions "
@@ -227,12 +222,10 @@ class TableClient(TableQueue):
         self._notify_all()
 
     def progress(self) -> None:
-        """See QueueClient."""
         if self._table.is_member(self._member):
             self._table.cells[self._seen] = micros()
 
     def leave(self) -> None:
-        """See QueueClient."""
         with self._lock:
             if not self._table.is_member(self._member):
                 return

@@ -15,8 +15,6 @@ from unirl.transports.table_queue import QueueMemory, TableClient, TableQueue
 
 
 class TableServer(TableQueue):
-    """See QueueServer."""
-
     def __init__(self, memory: QueueMemory) -> None:
         super().__init__(memory)
         self._names: dict[int, str] = {}
@@ -28,7 +26,6 @@ class TableServer(TableQueue):
 
     @property
     def config(self) -> QueueConfig:
-        """See QueueConfig."""
         return self.memory.config
 
     # -- members -----------------------------------------------------------------------------------
@@ -61,7 +58,6 @@ class TableServer(TableQueue):
         return TableClient(self.memory, number, pool)
 
     def revoke(self, member: int, reason: str = "actor_died", *, reissue: bool = False) -> int:
-        """See QueueServer."""
         table, cells = self._table, self._table.cells
         with self._lock:
             if table.is_member(member):
@@ -82,14 +78,12 @@ class TableServer(TableQueue):
         return len(held)
 
     def retire(self, member: int) -> None:
-        """See QueueServer."""
         with self._lock:
             if self._table.is_member(member):
                 self._table.cells[self._table.member_row(member) + at.NUMBER] = 0
         self._notify_producers()
 
     def members(self) -> list[MemberStatus]:
-        """See QueueServer."""
         cells, now, rows = self._table.cells, micros(), self._table.rows
         found = []
         for row in self._table.member_rows():
@@ -109,7 +103,6 @@ class TableServer(TableQueue):
         return found
 
     def buffers(self) -> SlotBuffers:
-        """See QueueServer."""
         return TableQueue(self.memory)
 
     # -- learning ----------------------------------------------------------------------------------
@@ -172,7 +165,6 @@ class TableServer(TableQueue):
         return None
 
     def release(self, batch: Batch) -> None:
-        """See QueueServer."""
         table, cells = self._table, self._table.cells
         with self._lock:
             rows = [self._require(slot, at.TAKEN) for slot in batch.slots]
@@ -204,10 +196,9 @@ class TableServer(TableQueue):
             self.memory.write_events.get(index),
         )
 
-    # -- the books ---------------------------------------------------------------------------------
+    # -- accounting --------------------------------------------------------------------------------
 
     def next_pool(self) -> int | None:
-        """See QueueServer."""
         table, states = self._table, self._table.states.tolist()
         due = [index for index, state in enumerate(states) if state == at.DUE]
         if due:
@@ -215,15 +206,12 @@ class TableServer(TableQueue):
         return None if table.free_slot() is None else table.next_pool()
 
     def ages(self, learner_version: int) -> tuple[list[int], list[int]]:
-        """See QueueServer."""
         return self._table.ages(learner_version)
 
     def stats(self) -> QueueStats:
-        """See QueueServer."""
         return self._table.stats()
 
     def describe(self) -> str:
-        """See QueueServer."""
         return self._table.describe(self._names)
 
     def snapshot(self) -> Snapshot:
@@ -274,7 +262,6 @@ class TableServer(TableQueue):
             self._first_ticket = next_ticket - len(ready) - len(due)
 
     def close(self) -> None:
-        """See QueueServer."""
         # One whole cell, stored without the lock: closing must work even while another process
         # holds it.
         self._table.cells[at.CLOSED] = 1

@@ -37,7 +37,7 @@ PRESETS: dict[str, Settings] = {
         "num_envs": 1024,
         "env_threads": 1,
         "num_threads": 2,
-        "horizon": 16,
+        "unroll_length": 16,
         "epochs": 1,
         "learning_rate": 2e-3,
     },
@@ -45,7 +45,7 @@ PRESETS: dict[str, Settings] = {
         "num_envs": 32,
         "env_threads": 2,
         "num_threads": 2,
-        "horizon": 32,
+        "unroll_length": 32,
         "epochs": 1,
         "learning_rate": 5e-4,
     },
@@ -53,13 +53,13 @@ PRESETS: dict[str, Settings] = {
         "num_envs": 64,
         "env_threads": 2,
         "num_threads": 2,
-        "horizon": 64,
+        "unroll_length": 64,
         "epochs": 1,
         "learning_rate": 3e-4,
     },
 }
 CANDIDATES: dict[str, list[Settings]] = {
-    "cartpole": [{"num_threads": 1}, {"num_envs": 512}, {"num_envs": 4096}, {"horizon": 32}],
+    "cartpole": [{"num_threads": 1}, {"num_envs": 512}, {"num_envs": 4096}, {"unroll_length": 32}],
     "pong": [{"num_threads": 1}, {"num_envs": 16}, {"num_envs": 64}],
     "halfcheetah": [{"num_threads": 1}, {"env_threads": 1}, {"num_envs": 128}],
 }
@@ -81,7 +81,7 @@ def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
     # True where a program named nvcc is on the path, whatever was built.
     pufferl.ADVANTAGE_CUDA = False
     vec_env = make(env, settings)
-    batch_size = settings["num_envs"] * settings["horizon"]
+    batch_size = settings["num_envs"] * settings["unroll_length"]
     config = {
         **defaults(pufferl),
         "env": env,
@@ -98,7 +98,7 @@ def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
         "batch_size": batch_size,
         "minibatch_size": batch_size,
         "max_minibatch_size": batch_size,
-        "bptt_horizon": settings["horizon"],
+        "bptt_horizon": settings["unroll_length"],
         "update_epochs": settings["epochs"],
         "learning_rate": settings["learning_rate"],
         "prio_alpha": 0.0,
@@ -112,8 +112,9 @@ def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
     trainer.utilization.stop()
     engine = "own C env" if env == "cartpole" else f"EnvPool, {settings['env_threads']} threads"
     return (
-        f"PPO, {settings['num_envs']} envs ({engine}), horizon {settings['horizon']}, batches of "
-        f"{batch_size}, {settings['epochs']} epoch, {settings['num_threads']} torch threads, fp32"
+        f"PPO, {settings['num_envs']} envs ({engine}), unroll length "
+        f"{settings['unroll_length']}, batches of {batch_size}, "
+        f"{settings['epochs']} epoch, {settings['num_threads']} torch threads, fp32"
     )
 
 

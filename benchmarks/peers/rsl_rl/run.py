@@ -31,7 +31,7 @@ def preset(num_envs: int) -> Settings:
     return {
         "num_envs": num_envs,
         "num_threads": 1,
-        "horizon": 16,
+        "unroll_length": 16,
         "epochs": 8,
         "minibatch": 8192,
         "learning_rate": 3e-4,
@@ -62,7 +62,7 @@ def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
     from rsl_rl.runners import OnPolicyRunner
 
     num_steps = 0
-    batch_size = settings["num_envs"] * settings["horizon"]
+    batch_size = settings["num_envs"] * settings["unroll_length"]
     with open(os.devnull, "w") as silence, contextlib.redirect_stdout(silence):
         runner = OnPolicyRunner(make(settings["num_envs"]), config(settings), log_dir=None)
         update = runner.alg.update
@@ -80,9 +80,10 @@ def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
             runner.learn(FAR, init_at_random_ep_len=True)
     precision = "bf16" if settings["bfloat16"] else "fp32"
     return (
-        f"PPO, {settings['num_envs']} envs, {settings['horizon']} steps, {settings['epochs']} "
-        f"epochs, minibatches of {settings['minibatch']}, adaptive learning rate, "
-        f"torch.compile {settings['compile']}, {settings['num_threads']} torch threads, {precision}"
+        f"PPO, {settings['num_envs']} envs, {settings['unroll_length']} steps, "
+        f"{settings['epochs']} epochs, minibatches of {settings['minibatch']}, "
+        f"adaptive learning rate, torch.compile {settings['compile']}, "
+        f"{settings['num_threads']} torch threads, {precision}"
     )
 
 
@@ -101,10 +102,10 @@ def make(num_envs: int) -> Any:
 
 def config(settings: Settings) -> dict[str, Any]:
     """What OnPolicyRunner reads. Values are not clipped, as UniRL's are not."""
-    batch_size = settings["num_envs"] * settings["horizon"]
+    batch_size = settings["num_envs"] * settings["unroll_length"]
     network = {"class_name": "MLPModel", "hidden_dims": [32, 32], "activation": "elu"}
     return {
-        "num_steps_per_env": settings["horizon"],
+        "num_steps_per_env": settings["unroll_length"],
         "save_interval": FAR,
         "check_for_nan": False,
         "torch_compile_mode": None if settings["compile"] == "off" else settings["compile"],

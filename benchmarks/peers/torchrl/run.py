@@ -21,7 +21,7 @@ PRESETS: dict[str, Settings] = {
     "pong": {
         "num_envs": 8,
         "num_threads": 2,
-        "horizon": 128,
+        "unroll_length": 128,
         "epochs": 4,
         "minibatch": 256,
         "learning_rate": 2.5e-4,
@@ -30,7 +30,7 @@ PRESETS: dict[str, Settings] = {
     "cartpole": {
         "num_envs": 16,
         "num_threads": 1,
-        "horizon": 128,
+        "unroll_length": 128,
         "epochs": 4,
         "minibatch": 512,
         "learning_rate": 1e-3,
@@ -39,7 +39,7 @@ PRESETS: dict[str, Settings] = {
     "halfcheetah": {
         "num_envs": 16,
         "num_threads": 1,
-        "horizon": 128,
+        "unroll_length": 128,
         "epochs": 4,
         "minibatch": 512,
         "learning_rate": 3e-4,
@@ -47,9 +47,9 @@ PRESETS: dict[str, Settings] = {
     },
 }
 CANDIDATES: dict[str, list[Settings]] = {
-    "pong": [{"num_threads": 1}, {"num_envs": 16, "horizon": 64}],
-    "cartpole": [{"num_threads": 2}, {"num_envs": 64, "horizon": 32}],
-    "halfcheetah": [{"num_threads": 2}, {"num_envs": 64, "horizon": 32}],
+    "pong": [{"num_threads": 1}, {"num_envs": 16, "unroll_length": 64}],
+    "cartpole": [{"num_threads": 2}, {"num_envs": 64, "unroll_length": 32}],
+    "halfcheetah": [{"num_threads": 2}, {"num_envs": 64, "unroll_length": 32}],
 }
 IDS = {"pong": "ALE/Pong-v5", "cartpole": "CartPole-v1", "halfcheetah": "HalfCheetah-v5"}
 
@@ -64,7 +64,7 @@ def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
 
     vec_env = make(env, settings["num_envs"])
     policy, value = networks(env, vec_env)
-    batch_size = settings["num_envs"] * settings["horizon"]
+    batch_size = settings["num_envs"] * settings["unroll_length"]
     collector = Collector(
         vec_env, policy, frames_per_batch=batch_size, total_frames=-1, trust_policy=True
     )
@@ -100,9 +100,9 @@ def train(env: str, settings: Settings, clock: Clock, folder: Path) -> str:
             break
     collector.shutdown()
     return (
-        f"PPO, {settings['num_envs']} envs, {settings['horizon']} steps, {settings['epochs']} "
-        f"epochs, minibatches of {settings['minibatch']}, {settings['num_threads']} torch "
-        "threads, fp32"
+        f"PPO, {settings['num_envs']} envs, {settings['unroll_length']} steps, "
+        f"{settings['epochs']} epochs, minibatches of {settings['minibatch']}, "
+        f"{settings['num_threads']} torch threads, fp32"
     )
 
 

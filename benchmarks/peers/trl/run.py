@@ -229,7 +229,7 @@ def weighed(flags: argparse.Namespace, changes: Sequence[str]) -> dict[str, Any]
     folder = Path(tempfile.mkdtemp(prefix="peer-"))
     command = [str(flags.venv / "bin" / "python"), str(Path(__file__).resolve())]
     command += ["--env", flags.env, "--steps", str(flags.steps), "--seed", str(flags.seed)]
-    # It runs elsewhere, so that what it leaves lies in that folder.
+    # It runs elsewhere, so that its files stay in that folder.
     command += ["--model", str(Path(flags.model).resolve())]
     for change in changes:
         command += ["--set", change]

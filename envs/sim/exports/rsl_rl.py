@@ -50,8 +50,8 @@ class RslRlExport:
         self.step_dt = spec.step_dt
         self.cfg: dict[str, Any] = {"id": spec.id, "num_envs": spec.num_envs, "seed": seed}
         self._env = env
-        book = getattr(env, "episodes", None)
-        self._book = book if isinstance(book, Episodes) else None
+        episodes = getattr(env, "episodes", None)
+        self._episodes = episodes if isinstance(episodes, Episodes) else None
         self._steps = torch.zeros(spec.num_envs, dtype=torch.int64, device=spec.device)
         self._obs = self._pack(env.reset(seed))
 
@@ -64,17 +64,17 @@ class RslRlExport:
     def episode_length_buf(self) -> Tensor:
         """int64 [N]: steps taken in the present episodes. rsl_rl sets it to random phases before it
         trains; UniRLError where the simulator's own steps cannot be set."""
-        return self._steps if self._book is None else self._book.steps
+        return self._steps if self._episodes is None else self._episodes.steps
 
     @episode_length_buf.setter
     def episode_length_buf(self, steps: Tensor) -> None:
-        if self._book is None:
+        if self._episodes is None:
             raise UniRLError(
                 f'env "{self.cfg["id"]}" does not let its episode steps be set',
                 "only a simulator that keeps unirl.envs.sim.episodes does",
                 "train with init_at_random_ep_len=False",
             )
-        self._book.steps.copy_(steps)
+        self._episodes.steps.copy_(steps)
 
     def get_observations(self) -> TensorDict:
         """The observations to act on; TensorDict of [N, D] each."""

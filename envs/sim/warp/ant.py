@@ -11,7 +11,7 @@ import mujoco_warp as mjw
 import numpy as np
 import warp as wp
 
-from unirl.envs.sim.warp.locomotion import Rules, RunnerKernels, runner_start
+from unirl.envs.sim.warp.locomotion import LocomotionRules, RunnerKernels, runner_start
 from unirl.envs.sim.warp.worlds import Start, WarpTask, Worlds, gymnasium_model, own_model
 
 FEET = ("front_left_foot", "front_right_foot", "back_left_foot", "back_right_foot")
@@ -25,7 +25,7 @@ def ant_isaac() -> WarpTask:
     """
 
     def kernels(worlds: Worlds) -> RunnerKernels:
-        rules = Rules()
+        rules = LocomotionRules()
         rules.dt = worlds.step_dt
         rules.alive_reward, rules.up_weight, rules.heading_weight = 0.5, 0.1, 0.5
         rules.actions_cost, rules.energy_cost, rules.joints_at_limit_cost = 0.005, 0.05, 0.1

@@ -4,7 +4,7 @@ numbers; see locomotion.py.
 
 from __future__ import annotations
 
-from unirl.envs.sim.warp.locomotion import Rules, RunnerKernels, runner_start
+from unirl.envs.sim.warp.locomotion import LocomotionRules, RunnerKernels, runner_start
 from unirl.envs.sim.warp.worlds import WarpTask, Worlds, own_model
 
 FEET = ("right_foot", "left_foot")
@@ -28,7 +28,7 @@ def humanoid_isaac() -> WarpTask:
 
 
 def _kernels(worlds: Worlds) -> RunnerKernels:
-    rules = Rules()
+    rules = LocomotionRules()
     rules.dt = worlds.step_dt
     rules.alive_reward, rules.up_weight, rules.heading_weight = 2.0, 0.1, 0.5
     rules.actions_cost, rules.energy_cost, rules.joints_at_limit_cost = 0.01, 0.05, 0.25

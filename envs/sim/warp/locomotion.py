@@ -23,7 +23,7 @@ ROOT_QPOS, ROOT_QVEL = 7, 6
 
 
 @wp.struct
-class Rules:
+class LocomotionRules:
     """Numbers of one robot's task, named as in IsaacGymEnvs' settings."""
 
     dt: float
@@ -204,7 +204,7 @@ def turn_of(angle: float, is_humanoid: int) -> float:
 
 @wp.func
 def write_obs(
-    rules: Rules,
+    rules: LocomotionRules,
     w: int,
     is_fresh: bool,
     qpos: wp.array2d[float],
@@ -268,7 +268,7 @@ def write_obs(
 
 @wp.kernel
 def score_runner(
-    rules: Rules,
+    rules: LocomotionRules,
     qpos: wp.array2d[float],
     qvel: wp.array2d[float],
     action: wp.array2d[float],
@@ -318,7 +318,7 @@ def score_runner(
 
 @wp.kernel
 def observe_runner(
-    rules: Rules,
+    rules: LocomotionRules,
     qpos: wp.array2d[float],
     qvel: wp.array2d[float],
     action: wp.array2d[float],

@@ -108,7 +108,7 @@ def test_the_reward_is_that_of_isaac() -> None:
         ((0.0, 0.0, -1.6, 0.0), True),
     ],
 )
-def test_it_ends_beyond_three_metres_or_when_the_pole_lies(
+def test_it_ends_beyond_three_metres_or_when_the_pole_has_fallen(
     state: tuple[float, ...], ends: bool
 ) -> None:
     env = make(3)

@@ -291,7 +291,7 @@ def test_random_phases_spread_the_first_time_limits_over_all_steps(mode: str) ->
     assert (shares - 1 / LIMIT).abs().max() < 0.05
 
 
-def test_phases_that_cannot_be_set_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_phases_that_cannot_be_set_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     env = make(kwargs={"has_buffer": False})
     with caplog.at_level(logging.WARNING):
         env.reset(seed=0, random_phases=True)

@@ -95,7 +95,7 @@ def test_a_direct_task_counts_its_own_limit() -> None:
     assert assert_rows(env, LIMIT - 1, 200) > 1500
 
 
-def test_final_observations_are_true_in_rows_that_go_on_too() -> None:
+def test_final_observations_are_true_in_rows_that_continue_too() -> None:
     # extras["final_obs"] is stale in steps in which no episode ends.
     env = make(num_envs=1)
     env.reset(seed=0)
@@ -290,7 +290,7 @@ def assert_finite(step: SimStep) -> None:
         assert torch.isfinite(group).all()
 
 
-def test_the_log_of_a_reset_is_told_once() -> None:
+def test_the_log_of_a_reset_is_reported_once() -> None:
     env = make(num_envs=1)
     env.reset(seed=0)
     logged = act(env).extras  # of the first reset
