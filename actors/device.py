@@ -152,7 +152,6 @@ class DeviceActor:
         learner_stream.wait_event(pulled)
 
     def close(self) -> None:
-        """Close the simulator; idempotent."""
         self._graphs.clear()
         self._env.close()
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from unirl.actors.acting_policy import ActingPolicy
 from unirl.actors.drawing import Picture, drawn, undrawable
 from unirl.actors.evaluate_device import MAX_STEPS, DeviceEvaluator, check_episodes
-from unirl.actors.memory import check_memory
+from unirl.actors.vector import check_memory
 from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
@@ -289,7 +289,6 @@ def _explained(env_id: str) -> Iterator[None]:
 
 
 def _act(player: ActingPolicy, obs: Any) -> NDArray[Any]:
-    """Actions for a tree of arrays [B, ...]."""
     actions: NDArray[Any] = player.act(tree_map(_tensor, obs)).numpy()
     return actions
 

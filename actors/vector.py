@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 from gymnasium import Space
 
-from unirl.actors.memory import check_memory
 from unirl.actors.stepping import SteppedEnvs, UnrollRows
 from unirl.config.rules import check_at_least
 from unirl.core.actor import ActorContext
@@ -23,6 +22,7 @@ from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.spaces import action_field, obs_fields
 from unirl.envs.vector import VectorEnv
+from unirl.errors import UniRLError
 from unirl.metrics.timers import Timers
 from unirl.policy import Policy, PolicyConfig, zero_state
 from unirl.policy.precision import warn_if_emulated
@@ -124,7 +124,6 @@ class VectorActor:
         self.restart(seed)
 
     def restart(self, seed: int) -> None:
-        """Begin again: reset environments, recurrent state, random numbers and running totals."""
         self._generator.manual_seed(derive_seed(seed, "actions"))
         self._envs.restart(seed)
         self._state = self._policy.initial_state(self._envs.env.num_envs)
@@ -161,6 +160,19 @@ class VectorActor:
 
     def close(self) -> None:
         self._envs.close()
+
+
+def check_memory(env: VectorEnv, policy: PolicyConfig, env_id: str) -> None:
+    """UniRLError for a recurrent policy where first observations are hidden, as by an engine that
+    resets within the step: neither actor nor learner could remember them."""
+    if policy.core == "none" or not env.hides_first_obs:
+        return
+    raise UniRLError(
+        f'policy.core {policy.core!r} cannot play env "{env_id}" on this engine',
+        "a policy with memory must see each episode's first observation,"
+        " which an engine with autoreset mode SameStep hides",
+        'set policy.core to "none", use env.engine "sync", or an autoreset mode of NextStep',
+    )
 
 
 def make_vector_actor(

@@ -66,7 +66,6 @@ class LastActionEnv:
         self._env = env
 
     def reset(self, seed: int) -> Any:
-        """First observations, after no action."""
         return self._last.beside(self._env.reset(seed), self._last.none(self.num_envs))
 
     def step(self, action: NDArray[Any]) -> EnvStep:

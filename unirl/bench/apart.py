@@ -99,7 +99,6 @@ class _Turns:
         self._lap("weights")
 
     def figures(self, stopwatch: Stopwatch) -> dict[StageName, Figures]:
-        """What the timers tell of the window."""
         own, actor = self._timers, self._actor_timers
         laps: dict[StageName, list[tuple[Timers, str]]]
         if self._is_split:
@@ -122,7 +121,6 @@ class _Turns:
         return figures
 
     def close(self) -> None:
-        """Close actor and queue."""
         self._queue.close()
         if is_async(self.actor):
             self._events.run(self.actor.close())

@@ -53,7 +53,6 @@ class Chosen:
 
     @property
     def title(self) -> str:
-        """What messages call it."""
         return self.name or self.recipe
 
     def plan(self) -> Plan:
@@ -123,7 +122,6 @@ def recipe_and_files(arguments: Sequence[str], options: type) -> tuple[str | Non
 
 
 def env_id_of(config: Any) -> str | None:
-    """The environment that a recipe's config names."""
     env_id = getattr(getattr(config, "env", None), "id", None)
     return env_id if isinstance(env_id, str) else None
 
@@ -136,7 +134,6 @@ def first(arguments: Sequence[str], command: str) -> str:
 
 
 def one_run(positional: Sequence[str], command: str) -> str:
-    """The run of a command that takes one."""
     if not positional:
         raise missing_run(command)
     if len(positional) > 1:

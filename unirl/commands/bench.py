@@ -142,7 +142,6 @@ def _way_to(name: str) -> str | None:
 
 
 def left_out(suite: Sequence[str], needs: Mapping[str, tuple[str, str]] = NEEDS) -> dict[str, str]:
-    """Configs that cannot be measured here, each with the reason."""
     return {
         config: f"{module} is not installed (pip install 'unirl[{extra}]')"
         for config, (module, extra) in needs.items()

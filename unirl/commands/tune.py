@@ -88,7 +88,6 @@ def tune(arguments: Sequence[str], measure: Measure | None = None) -> int:
 
 
 def _table(tried: Sequence[Tried], best: Tried) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of what was tried, in order, the current shape first."""
     keys = list(best.shape)
     columns = ["", *(key.partition(".")[2] for key in keys)]
     columns += ["env steps/s", "core-us/step", "cores", "peak MB", ""]

@@ -10,18 +10,10 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from unirl.errors import UniRLError
 from unirl.storage import disk
-
-
-class Sink(Protocol):
-    """Where scalars go, one row per log interval; `step` counts consumed environment steps."""
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class JsonlSink:

@@ -156,10 +156,7 @@ class IsaacLabSim:
             sound &= sound_final
             final = keep_rows(sound_final, final)
         valid = sound & ~self._due
-        if self._finite_horizon:
-            ended, cut = over & valid, torch.zeros_like(over)
-        else:
-            ended, cut = terminated & valid, truncated & ~terminated & valid
+        terminal = over if self._finite_horizon else terminated
         lost = ~sound & ~self._due  # in the step after, only what is lost again counts
         self._nan_states.add_((lost | ~sound_now).sum())
         # A row that is over was reset by the task already.
@@ -167,8 +164,8 @@ class IsaacLabSim:
         return SimStep(
             obs=keep_rows(sound_now, obs),
             reward=torch.where(valid, reward.float(), 0.0),
-            terminated=ended,
-            truncated=cut,
+            terminated=terminal & valid,
+            truncated=truncated & ~terminal & valid,
             final_obs=final,
             valid=valid,
             extras=self._log(extras),

@@ -56,7 +56,6 @@ class GymnasiumExport(VectorEnv[Any, Any, Any]):
         return _tree(self._last), {}
 
     def step(self, actions: Any) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Observation, reward, terminated, truncated, info; see the class."""
         step = self._env.step(torch.as_tensor(actions, device=self.device))
         # In a next-step simulator a row that is not valid after an end is the usual filler.
         lost = ~step.valid if self._same_step else ~step.valid & ~self._done
@@ -67,7 +66,6 @@ class GymnasiumExport(VectorEnv[Any, Any, Any]):
         return _tree(obs), reward, terminated, truncated, info
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Closes the simulator; called by `close`."""
         self._env.close()
 
     def _observe(self, step: SimStep, lost: Tensor) -> tuple[Groups, dict[str, Any]]:

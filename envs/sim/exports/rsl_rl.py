@@ -77,7 +77,6 @@ class RslRlExport:
         self._book.steps.copy_(steps)
 
     def get_observations(self) -> TensorDict:
-        """The observations to act on; TensorDict of [N, D] each."""
         return self._obs
 
     def reset(self) -> tuple[TensorDict, dict[str, Any]]:
@@ -98,7 +97,6 @@ class RslRlExport:
         return self._obs, reward, done.long(), {"time_outs": time_outs}
 
     def close(self) -> None:
-        """Closes the simulator."""
         self._env.close()
 
     def _pack(self, obs: Groups) -> TensorDict:

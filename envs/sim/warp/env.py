@@ -124,7 +124,6 @@ class WarpEnv:
         return ()
 
     def counters(self) -> Mapping[str, Tensor]:
-        """Totals since the environments were made."""
         return self._counters
 
     def frame(self, world: int = 0, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
@@ -146,7 +145,6 @@ class WarpEnv:
         return image
 
     def close(self) -> None:
-        """Let go of the recorded step and of the renderer; idempotent."""
         self._graph = None
         self._close_renderer()
 
