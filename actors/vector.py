@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from gymnasium import Space
@@ -45,22 +45,10 @@ class ActorConfig:
         check_at_least(1, "actor", self, "num_actors", "num_envs", "unroll_length")
 
 
-class UnrollShape(Protocol):
-    """What decides the size of an unroll."""
-
-    @property
-    def num_envs(self) -> int:
-        """Environments side by side."""
-
-    @property
-    def unroll_length(self) -> int:
-        """Steps of each."""
-
-
 def unroll_spec(
     observation_space: Space[Any],
     action_space: Space[Any],
-    shape: UnrollShape,
+    shape: ActorConfig,
     state: Mapping[str, torch.Tensor],
 ) -> SampleSpec:
     """What one unroll holds: T rows of B environments (obs: T + 1). state: the policy's initial
@@ -99,8 +87,7 @@ def unroll_spec(
 class VectorActor:
     """Steps its environments with its policy copy; one slot is one unroll of all of them.
 
-    gamma is only used for `carry`, the running discounted return that reward scaling needs. Raises
-    UniRLError for a recurrent policy on a same-step engine.
+    gamma: see SteppedEnvs. Raises UniRLError for a recurrent policy on a same-step engine.
     """
 
     def __init__(

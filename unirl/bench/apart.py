@@ -27,10 +27,7 @@ _NUM_COUNTED = 4
 
 
 def measure_apart(plan: Plan, seconds: float) -> dict[StageName, Figures]:
-    """Figures of all stages but end_to_end, from a window of `seconds` after a warm-up.
-
-    Raises UniRLError for several policies.
-    """
+    """Figures of all stages but end_to_end, from a window of `seconds` after a warm-up."""
     if len(plan.learners) > 1 or len(plan.pools) > 1:
         raise UniRLError(
             "several policies or environments take part",

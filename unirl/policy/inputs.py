@@ -131,10 +131,7 @@ class IndexLeaf(nn.Module):
 
 
 class ObservationInputs(nn.Module):
-    """Reads trees of one observation space; owns the normalisers of numbers and of images.
-
-    Raises UniRLError for a space no network here can read.
-    """
+    """Reads trees of one observation space; owns the normalisers of numbers and of images."""
 
     norm: RunningNorm | None
 

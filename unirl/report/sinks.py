@@ -110,10 +110,7 @@ class TensorBoardSink:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl, in order; a last line torn by a kill is left out.
-
-    Raises UniRLError when the file is missing or is not one of ours.
-    """
+    """The rows of a run's metrics.jsonl, in order; a last line torn by a kill is left out."""
     path = Path(run_dir) / "metrics.jsonl"
     try:
         lines = path.read_bytes().splitlines(keepends=True)

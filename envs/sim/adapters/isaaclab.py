@@ -53,11 +53,7 @@ def known_ids() -> list[str]:
 
 
 def make_sim(config: EnvConfig, num_envs: int, device: torch.device) -> IsaacLabSim:
-    """`num_envs` environments of a registered task; starts the simulation app where it needs one.
-
-    Raises UniRLError where Isaac Lab is missing, for an unknown task or setting, for a task with
-    several agents, and for another device or number of environments than asked for.
-    """
+    """`num_envs` environments of a registered task; starts the simulation app if needed."""
     settings = read_settings(config, SETTINGS, "write it as one of the overrides")
     device = with_index(device)
     app, parse = _import(config, device, settings)

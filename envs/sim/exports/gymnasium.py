@@ -44,10 +44,7 @@ class GymnasiumExport(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """New episodes everywhere. seed: one number, from which all environments draw; None: any.
-
-        Raises ValueError for a list of seeds and for options, which a simulator has no use for.
-        """
+        """New episodes everywhere. seed: one number for all environments; None: any."""
         if isinstance(seed, list) or options:
             raise ValueError("a simulator on a device takes one seed and no options")
         drawn = int(torch.seed() % 2**31) if seed is None else seed

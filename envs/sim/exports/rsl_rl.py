@@ -24,9 +24,6 @@ class RslRlExport:
     Observations are a TensorDict of the groups, copied at each step. extras["time_outs"] marks the
     ends that are no failures: rsl_rl bootstraps them with the value of the observation before. A
     row whose state was not finite is one of them, with reward 0.
-
-    Raises ImportError without tensordict, and UniRLError for discrete actions and for a simulator
-    that resets at the next step: rsl_rl would train on its filler rows.
     """
 
     def __init__(self, env: DeviceEnv, seed: int = 1) -> None:

@@ -100,10 +100,7 @@ class WarpEnv:
         return self._obs
 
     def step(self, action: Tensor) -> SimStep:
-        """One step of every world; `action` float32 [N, A], clipped to [-1, 1]; see DeviceEnv.
-
-        Raises UniRLError for another shape.
-        """
+        """One step of every world; `action` float32 [N, A], clipped to [-1, 1]; see DeviceEnv."""
         if action.shape != self._action_shape:
             raise UniRLError(
                 f'env "{self.spec.id}" got actions of shape {list(action.shape)}',
