@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from unirl.config.rules import check_at_least, check_positive
 from unirl.errors import UniRLError
 from unirl.host import usable_cores
 
@@ -128,11 +127,23 @@ class EnvConfig:
                 "it must be (fewest, most) with 1 <= fewest <= most",
                 "(3, 12) is the default",
             )
-        check_at_least(0, "env", self, "num_threads", "noop_max")
-        check_at_least(1, "env", self, "frame_skip", "frame_stack", "frame_size")
+        minimum = dict.fromkeys(("frame_skip", "frame_stack", "frame_size"), 1)
+        minimum |= dict.fromkeys(("num_threads", "noop_max"), 0)
         if self.max_episode_steps is not None:
-            check_at_least(1, "env", self, "max_episode_steps")
-        check_positive("env.step_timeout", self.step_timeout, "300 is the default")
+            minimum["max_episode_steps"] = 1
+        for name, least in minimum.items():
+            if getattr(self, name) < least:
+                raise UniRLError(
+                    f"env.{name} of {getattr(self, name)} is too small",
+                    f"env.{name} must be at least {least}",
+                    f"set env.{name.replace('_', '-')} to {least} or more",
+                )
+        if self.step_timeout <= 0:
+            raise UniRLError(
+                f"env.step_timeout of {self.step_timeout} leaves no time to step",
+                "env.step_timeout must be positive",
+                "300 is the default",
+            )
 
     def _check_sim(self) -> None:
         """Simulators on a device step all their environments themselves."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from unirl.config import suggestion
 from unirl.envs.config import EnvConfig
 from unirl.errors import UniRLError
 
@@ -15,10 +15,11 @@ def read_settings(config: EnvConfig, defaults: Mapping[str, Any], remedy: str) -
     `remedy` where no name is near."""
     for name in config.kwargs:
         if name not in defaults:
+            close = difflib.get_close_matches(name, defaults, n=1)
             raise UniRLError(
                 f'env "{config.id}" has no setting "{name}"',
                 f"env.kwargs may hold {', '.join(sorted(defaults)) or 'nothing'}",
-                suggestion(name, defaults) or remedy,
+                f'did you mean "{close[0]}"?' if close else remedy,
             )
     return {**defaults, **config.kwargs}
 

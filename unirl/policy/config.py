@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from unirl.config.rules import check_at_least, check_positive
 from unirl.errors import UniRLError
 
 TorsoName = Literal["auto", "mlp", "nature", "shallow", "impala"]
@@ -83,11 +82,13 @@ class PolicyConfig:
                 rule = f"known: {', '.join(known)}"
                 raise UniRLError(f"policy.{name} {value!r} is unknown", rule, "choose one")
         if any(width < 1 for width in self.hidden):
-            rule = "every width must be >= 1"
-            raise UniRLError(f"policy.hidden is {self.hidden}", rule, "raise it")
-        check_at_least(1, "policy", self, "image_stride", "feature_size", "core_size")
+            raise _below("hidden", self.hidden, "every width must be >= 1")
+        for name in ("image_stride", "feature_size", "core_size"):
+            if getattr(self, name) < 1:
+                raise _below(name, getattr(self, name), "must be >= 1")
         for name in ("initial_std", "pixel_min_std", "obs_clip"):
-            check_positive(f"policy.{name}", getattr(self, name), "raise it")
+            if not getattr(self, name) > 0:
+                raise _below(name, getattr(self, name), "must be > 0")
         if self.critic_group and self.shared_torso:
             raise UniRLError(
                 f"policy.critic_group is {self.critic_group!r} and the torso is shared",
@@ -100,3 +101,7 @@ class PolicyConfig:
                 "a recurrent core needs shared_torso = true: actors carry one state, not two",
                 "set policy.shared_torso to true or policy.core to none",
             )
+
+
+def _below(name: str, value: Any, rule: str) -> UniRLError:
+    return UniRLError(f"policy.{name} is {value}", rule, "raise it")
