@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unirl.actors.vector import unroll_spec
+from unirl.actors.vector import ActorConfig, unroll_spec
 from unirl.config.rules import check_at_least
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Field, SampleSpec, Slot
@@ -65,7 +65,7 @@ def device_spec(sim: SimSpec, length: int, counters: Mapping[str, Tensor]) -> Sa
     device; and `final_obs` [K, N, D] where it resets within the step: the observations that the
     episodes of this unroll were cut off with, in order of time.
     """
-    shape = SimConfig(num_envs=sim.num_envs, unroll_length=length)
+    shape = ActorConfig(num_envs=sim.num_envs, unroll_length=length)
     fields = dict(unroll_spec(sim.observation_space, sim.action_space, shape, {}).fields)
     if sim.autoreset == "same_step" and sim.gives_final_obs:
         num_limits = length if sim.truncates_early else -(-length // sim.max_episode_length)
@@ -152,7 +152,6 @@ class DeviceActor:
         learner_stream.wait_event(pulled)
 
     def close(self) -> None:
-        """Close the simulator; idempotent."""
         self._graphs.clear()
         self._env.close()
 

@@ -25,10 +25,7 @@ _USUAL_FPS = 30.0
 
 @contextmanager
 def drawing_of(env: DeviceEnv) -> Iterator[Callable[[Groups], Picture]]:
-    """What draws environment 0 of this simulator, given the observations of its present state.
-
-    Raises UniRLError where nothing can draw it.
-    """
+    """What draws environment 0 of this simulator, given the observations of its present state."""
     env_id = env.spec.id
     frame = getattr(env, "frame", None)
     if frame is not None:  # the simulator's own renderer, which it closes itself

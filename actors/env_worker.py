@@ -122,7 +122,6 @@ def _splits(
 
 
 def group_seed(worker_seed: int, group: int) -> int:
-    """The seed of a worker's group, counted from 0 within the worker."""
     return derive_seed(worker_seed, "group", group)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from unirl.actors.acting_policy import ActingPolicy
 from unirl.actors.drawing import Picture, drawn, undrawable
 from unirl.actors.evaluate_device import MAX_STEPS, DeviceEvaluator, check_episodes
-from unirl.actors.memory import check_memory
+from unirl.actors.vector import check_memory
 from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
@@ -77,10 +77,7 @@ class PolicyEvaluator:
     def evaluate(
         self, weights: Weights, num_episodes: int, *, deterministic: bool = False
     ) -> EvalResult:
-        """Returns and lengths of `num_episodes` episodes, in no order that means anything.
-
-        Raises UniRLError when weights do not fit, or an environment returns NaN or never ends.
-        """
+        """Returns and lengths of `num_episodes` episodes, in no order that means anything."""
         check_episodes(num_episodes)
         self.close()
         agents = len(agents_of(self._config)) or 1  # each a row: whole environments only
@@ -96,10 +93,7 @@ class PolicyEvaluator:
     def frames(
         self, weights: Weights, *, deterministic: bool = False, num_episodes: int = 1
     ) -> Iterator[Picture]:
-        """Pictures [height, width, 3] of whole episodes, one per step.
-
-        Raises UniRLError when the environment cannot draw itself here.
-        """
+        """Pictures [height, width, 3] of whole episodes, one per step."""
         self.played = EvalResult([], [])
         episodes = self._atari_frames if self._config.is_atari else self._gym_frames
         yield from episodes(weights, deterministic, num_episodes)
@@ -289,7 +283,6 @@ def _explained(env_id: str) -> Iterator[None]:
 
 
 def _act(player: ActingPolicy, obs: Any) -> NDArray[Any]:
-    """Actions for a tree of arrays [B, ...]."""
     actions: NDArray[Any] = player.act(tree_map(_tensor, obs)).numpy()
     return actions
 

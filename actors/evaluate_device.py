@@ -59,10 +59,7 @@ class DeviceEvaluator:
     def evaluate(
         self, weights: Weights, num_episodes: int, *, deterministic: bool = False
     ) -> EvalResult:
-        """Returns and lengths of `num_episodes` episodes, in no order that means anything.
-
-        Raises UniRLError when weights do not fit, or episodes do not end.
-        """
+        """Returns and lengths of `num_episodes` episodes, in no order that means anything."""
         check_episodes(num_episodes)
         with self._opened(min(num_episodes, self._num_envs)) as env:
             player, tally = self._player(env, weights, deterministic), _Tally(env, num_episodes)
@@ -79,8 +76,6 @@ class DeviceEvaluator:
     ) -> Iterator[Picture]:
         """Pictures [height, width, 3] of whole episodes: each state that was acted on. Where an
         episode ended, a simulator that resets within the step is in the next one already.
-
-        Raises UniRLError when the simulator cannot be drawn here.
         """
         self.played = EvalResult([], [])
         with self._opened(1) as env, drawing_of(env) as draw:

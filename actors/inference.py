@@ -178,7 +178,6 @@ class PolicyWorker:
         return True
 
     def _acquire(self, split: _Split, queue: QueueClient) -> bool:
-        """A new slot for the split, if one is free."""
         split.slot = split.rows = None
         slot = None if self._queue_is_full else queue.try_acquire()
         if slot is None:

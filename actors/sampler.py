@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unirl.actors.vector import ActorConfig
+from unirl.config.rules import check_at_least
 from unirl.core.queue import QueueConfig
 from unirl.device import check_device
 from unirl.errors import UniRLError
@@ -54,15 +55,9 @@ class SamplerConfig:
     """Where policy workers act: cpu, cuda or cuda:N. The inline runner acts on the CPU."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_workers", "num_groups", "num_envs", "unroll_length", "num_policy_workers",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise UniRLError(
-                    f"sampler.{name} is {getattr(self, name)}",
-                    f"sampler.{name} >= 1 must hold",
-                    "set it to 1 or more",
-                )
+        check_at_least(1, "sampler", self, "num_workers", "num_groups", "num_envs")
+        check_at_least(1, "sampler", self, "unroll_length", "num_policy_workers")
+        check_at_least(0, "sampler", self, "batch_wait_ms")
         if self.num_policy_workers > self.num_workers:
             raise UniRLError(
                 f"{self.num_policy_workers} policy workers share {self.num_workers} workers",
@@ -89,10 +84,6 @@ class SamplerConfig:
                 f"set sampler.num_envs to {-(-self.num_envs // len(agents)) * len(agents)}",
             )
         check_device("sampler.device", self.device)
-        if self.batch_wait_ms < 0:
-            raise UniRLError(
-                f"sampler.batch_wait_ms is {self.batch_wait_ms}", "it must be >= 0", "set it to 0"
-            )
 
     @property
     def total_groups(self) -> int:
@@ -105,12 +96,10 @@ class SamplerConfig:
         return max(self.agent_policies, default=0) + 1
 
     def rows_of(self, policy: int) -> list[int]:
-        """The rows of a group that a policy decides for."""
         agents = self.agent_policies or (0,)
         return [row for row in range(self.num_envs) if agents[row % len(agents)] == policy]
 
     def layout(self) -> HandshakeLayout:
-        """Which worker has which groups, and who decides for them."""
         return HandshakeLayout(
             self.num_workers, self.num_groups, self.num_policy_workers, self.num_policies
         )

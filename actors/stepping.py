@@ -52,7 +52,6 @@ class SteppedEnvs:
         """Rows of the last step that were fillers, whose next row begins an episode; None: none."""
 
     def restart(self, seed: int) -> None:
-        """Begin again: reset environments and running totals."""
         num_envs = self.env.num_envs
         self.obs = self.env.reset(derive_seed(seed, "environments") % 2**32)
         self.acting_obs = self.fillers = None
@@ -85,7 +84,6 @@ class SteppedEnvs:
             self._write(rows, t, env_rows, step)
 
     def _account(self, step: EnvStep) -> None:
-        """Running totals of each episode."""
         self.obs = step.obs
         self.acting_obs = None if step.acting_obs is step.obs else step.acting_obs
         self._returns += step.reward
@@ -117,7 +115,6 @@ class SteppedEnvs:
             check_finite(rows.data["obs"], rows.data["reward"], self._env_id)
 
     def close(self) -> None:
-        """Close the environments."""
         self.env.close()
 
 

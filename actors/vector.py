@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from gymnasium import Space
 
-from unirl.actors.memory import check_memory
 from unirl.actors.stepping import SteppedEnvs, UnrollRows
 from unirl.config.rules import check_at_least
 from unirl.core.actor import ActorContext
@@ -23,6 +22,7 @@ from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
 from unirl.envs.spaces import action_field, obs_fields
 from unirl.envs.vector import VectorEnv
+from unirl.errors import UniRLError
 from unirl.metrics.timers import Timers
 from unirl.policy import Policy, PolicyConfig, zero_state
 from unirl.policy.precision import warn_if_emulated
@@ -45,22 +45,10 @@ class ActorConfig:
         check_at_least(1, "actor", self, "num_actors", "num_envs", "unroll_length")
 
 
-class UnrollShape(Protocol):
-    """What decides the size of an unroll."""
-
-    @property
-    def num_envs(self) -> int:
-        """Environments side by side."""
-
-    @property
-    def unroll_length(self) -> int:
-        """Steps of each."""
-
-
 def unroll_spec(
     observation_space: Space[Any],
     action_space: Space[Any],
-    shape: UnrollShape,
+    shape: ActorConfig,
     state: Mapping[str, torch.Tensor],
 ) -> SampleSpec:
     """What one unroll holds: T rows of B environments (obs: T + 1). state: the policy's initial
@@ -99,8 +87,7 @@ def unroll_spec(
 class VectorActor:
     """Steps its environments with its policy copy; one slot is one unroll of all of them.
 
-    gamma is only used for `carry`, the running discounted return that reward scaling needs. Raises
-    UniRLError for a recurrent policy on a same-step engine.
+    gamma: see SteppedEnvs. Raises UniRLError for a recurrent policy on a same-step engine.
     """
 
     def __init__(
@@ -124,7 +111,6 @@ class VectorActor:
         self.restart(seed)
 
     def restart(self, seed: int) -> None:
-        """Begin again: reset environments, recurrent state, random numbers and running totals."""
         self._generator.manual_seed(derive_seed(seed, "actions"))
         self._envs.restart(seed)
         self._state = self._policy.initial_state(self._envs.env.num_envs)
@@ -161,6 +147,19 @@ class VectorActor:
 
     def close(self) -> None:
         self._envs.close()
+
+
+def check_memory(env: VectorEnv, policy: PolicyConfig, env_id: str) -> None:
+    """UniRLError for a recurrent policy where first observations are hidden, as by an engine that
+    resets within the step: neither actor nor learner could remember them."""
+    if policy.core == "none" or not env.hides_first_obs:
+        return
+    raise UniRLError(
+        f'policy.core {policy.core!r} cannot play env "{env_id}" on this engine',
+        "a policy with memory must see each episode's first observation,"
+        " which an engine with autoreset mode SameStep hides",
+        'set policy.core to "none", use env.engine "sync", or an autoreset mode of NextStep',
+    )
 
 
 def make_vector_actor(

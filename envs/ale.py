@@ -80,12 +80,10 @@ class AleEngine:
         return self._env.autoreset_mode
 
     def reset(self, seed: int) -> Any:
-        """First observations; each environment has its own seed."""
         obs, _ = self._env.reset(seed=np.array(env_seeds(seed, self._num_envs), dtype=np.int64))
         return obs
 
     def step(self, action: NDArray[Any]) -> EngineStep:
-        """One agent step: `frame_skip` frames."""
         return self._env.step(action)
 
     def close(self) -> None:

@@ -160,7 +160,6 @@ class EnvConfig:
                 )
 
     def check_num_envs(self, num_envs: int) -> None:
-        """UniRLError for fewer than one environment."""
         if num_envs < 1:
             raise UniRLError(
                 f'{num_envs} environments of "{self.id}" were asked for',

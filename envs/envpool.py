@@ -94,7 +94,6 @@ class EnvPoolEngine:
         return result
 
     def close(self) -> None:
-        """End the pool's threads."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None

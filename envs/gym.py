@@ -74,7 +74,6 @@ class GymEngine:
         return self.env.reset(seed=list(seeds))[0]  # type: ignore[arg-type]
 
     def step(self, action: NDArray[Any]) -> EngineStep:
-        """One step of every environment."""
         if isinstance(self.env, AsyncVectorEnv):
             send = partial(self.env.step_async, action)
             result: EngineStep = self._ask_workers(self.env, send, self.env.step_wait)

@@ -54,10 +54,7 @@ class LastAction:
 
 
 class LastActionEnv:
-    """A VectorEnv whose observations show the action that led to them, 0 where an episode begins.
-
-    Discrete actions are counted from 0; see LastAction.
-    """
+    """A VectorEnv whose observations show the action that led to them; 0 where episodes begin."""
 
     def __init__(self, env: VectorEnv, env_id: str) -> None:
         self.num_envs, self.hides_first_obs = env.num_envs, env.hides_first_obs
@@ -66,7 +63,6 @@ class LastActionEnv:
         self._env = env
 
     def reset(self, seed: int) -> Any:
-        """First observations, after no action."""
         return self._last.beside(self._env.reset(seed), self._last.none(self.num_envs))
 
     def step(self, action: NDArray[Any]) -> EnvStep:

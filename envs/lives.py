@@ -36,7 +36,6 @@ class EpisodicLife(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """One step of the game."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         lives = self._count()
         lost, self._lives = lives < self._lives, lives

@@ -23,10 +23,7 @@ from unirl.errors import UniRLError
 
 
 class RandomBurstEnv:
-    """A VectorEnv whose rows have bursts, independently of each other and of the actions they get.
-
-    Raises UniRLError for actions that cannot be drawn at random.
-    """
+    """A VectorEnv whose rows have bursts, independently of each other and of their actions."""
 
     _left: NDArray[np.int64]
     """Steps that are left of each row's burst."""

@@ -37,14 +37,6 @@ _BOX_DTYPES = {
     "float64": torch.float32,
     "bool": torch.float32,
 }
-_NUMPY_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
-    torch.uint8: np.dtype(np.uint8),
-    torch.int8: np.dtype(np.int8),
-    torch.int16: np.dtype(np.int16),
-    torch.int32: np.dtype(np.int32),
-    torch.int64: np.dtype(np.int64),
-    torch.float32: np.dtype(np.float32),
-}
 
 
 def obs_fields(space: Space[Any], num_envs: int, env_id: str = "") -> LeafTree:
@@ -99,7 +91,7 @@ def obs_reader(space: Space[Any], env_id: str = "") -> ObsReader:
         return read_branch
 
     shape, torch_dtype = _obs_leaf(space, env_id)
-    dtype = _NUMPY_DTYPES[torch_dtype]
+    dtype = torch.empty((), dtype=torch_dtype).numpy().dtype
     start = _start(space)
 
     def read_leaf(obs: Any, num_envs: int) -> NDArray[Any]:
@@ -157,7 +149,6 @@ def write_obs(target: Any, obs: Any) -> None:
 def wrong_shape(
     env_id: str, expected: tuple[int, ...], received: tuple[int, ...], where: str = ""
 ) -> UniRLError:
-    """The error for an observation that is not what the observation space promises."""
     return UniRLError(
         f'env "{env_id}" returned an observation of the wrong shape{where}',
         f"the observation space promises {tuple(expected)}, received {tuple(received)}",

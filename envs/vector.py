@@ -117,8 +117,6 @@ class EngineEnv:
     For episodes of n steps this loses one transition in n. If the hidden transition ends the
     episode too, the next row is a filler again. Not for a policy with memory: recurrent state
     begins after the filler, hence without the episode's first observation (`hides_first_obs`).
-
-    Raises UniRLError for an engine that does not reset by itself.
     """
 
     def __init__(self, engine: VectorEngine, num_envs: int, env_id: str) -> None:

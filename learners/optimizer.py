@@ -262,7 +262,6 @@ class Optimizer:
         }
 
     def _own_state(self) -> dict[str, Tensor]:
-        """What this process holds of the model's state."""
         state = self._module.state_dict(keep_vars=True)
         return {
             name: self._masters.get(name, value).detach()

@@ -7,7 +7,6 @@ A process alone never touches torch.distributed.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import re
@@ -74,10 +73,7 @@ class Ranks:
         return None if self.world_size == 1 else self.sum
 
     def own_device(self, device: str) -> str:
-        """This rank's own device of that kind: cuda is cuda:LOCAL_RANK, cpu is cpu.
-
-        Raises UniRLError for a device that belongs to another rank.
-        """
+        """This rank's own device of that kind: cuda is cuda:LOCAL_RANK, cpu is cpu."""
         if self.world_size == 1 or not device.startswith("cuda"):
             return device
         own = f"cuda:{self.local_rank}"
@@ -198,34 +194,25 @@ class Ranks:
         """The text of the lowest rank that has one; at most 32 bytes."""
         if self.world_size == 1:
             return text
-        gathered = self._gather(list((text or "").encode().ljust(_TEXT_BYTES, b"\0")))
-        found = (bytes(row).rstrip(b"\0").decode() for row in gathered)
-        return next(filter(None, found), None)
+        import torch.distributed as dist
+
+        own = torch.tensor(list((text or "").encode().ljust(_TEXT_BYTES, b"\0")), dtype=torch.uint8)
+        found = [torch.empty_like(own) for _ in range(self.world_size)]
+        self._meet(lambda: dist.all_gather(found, own))
+        texts = (bytes(row).rstrip(b"\0").decode() for row in found)
+        return next(filter(None, texts), None)
 
     def require_alike(self, **facts: str) -> None:
         """Raise UniRLError unless every fact is the same on all ranks."""
-        if self.world_size == 1:
-            return
-        digests = [list(hashlib.blake2b(text.encode()).digest()[:8]) for text in facts.values()]
-        found = self._gather([byte for digest in digests for byte in digest])
-        found = found.reshape(self.world_size, len(facts), 8)
-        for i, name in enumerate(facts):
-            other = [r for r in range(self.world_size) if not torch.equal(found[r, i], found[0, i])]
+        found = self.share(facts)
+        for name in facts:
+            other = [rank for rank, theirs in enumerate(found) if theirs[name] != found[0][name]]
             if other:
                 raise UniRLError(
                     f"rank {other[0]} of {self.world_size} differs from rank 0 in its {name}",
                     "all processes of a training must begin alike",
                     "start them with one command, one version and one folder to resume from",
                 )
-
-    def _gather(self, numbers: list[int]) -> Tensor:
-        """Bytes of all ranks, [size, ...]."""
-        import torch.distributed as dist
-
-        own = torch.tensor(numbers, dtype=torch.uint8)
-        found = [torch.empty_like(own) for _ in range(self.world_size)]
-        self._meet(lambda: dist.all_gather(found, own))
-        return torch.stack(found)
 
     def _meet(self, collective: Callable[[], object]) -> None:
         try:

@@ -140,7 +140,6 @@ class PpoObjective:
         return _side_by_side(prepared) if self.splits_steps else prepared
 
     def _restored(self, value: Tensor) -> Tensor:
-        """Values as the network gives them, in units of the reward."""
         return value if self.value_norm is None else self.value_norm.restore(value)
 
     def _reward(self, rows: UnrollRows, value: Tensor) -> Tensor:

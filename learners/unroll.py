@@ -84,7 +84,6 @@ class UnrollLearner:
 
     @property
     def recent_returns(self) -> tuple[float, ...]:
-        """Raw returns of the most recent training episodes."""
         return tuple(self._episodes.returns)
 
     def record_training_seconds(self, seconds: float) -> None:

@@ -27,7 +27,7 @@ from unirl.bench.end_to_end import measure_end_to_end
 from unirl.bench.host_reads import CountHostReads
 from unirl.bench.limits import find_limit
 from unirl.bench.shapes import Shape, Tried, knobs_of, search, start_of
-from unirl.bench.stages import STAGES, UNSPLIT_STAGES, Figures, StageName
+from unirl.bench.stages import Figures, StageName
 from unirl.bench.stopwatch import Stopwatch
 from unirl.bench.table import plain_lines
 from unirl.bench.trial import without_run
@@ -41,6 +41,8 @@ from unirl.metrics.timers import Timers
 from unirl.policy.precision import has_bfloat16
 from unirl.runners.plan import Plan
 
+STAGES = ("stepping", "inference", "weights", "learning", "end_to_end")
+UNSPLIT_STAGES = ("acting", "weights", "learning", "end_to_end")
 ROOT = Path(cli.__file__).resolve().parent.parent
 SMALL = {
     "actor.num_envs": 4,

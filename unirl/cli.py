@@ -17,6 +17,7 @@ from types import MappingProxyType
 from unirl import config as configs
 from unirl import registry
 from unirl.commands.algorithms import AlgorithmsOptions, algorithms
+from unirl.commands.arguments import recipe_and_files
 from unirl.commands.bench import BenchOptions, bench
 from unirl.commands.command import Command
 from unirl.commands.export import export
@@ -33,7 +34,7 @@ from unirl.commands.listing import list_things
 from unirl.commands.model import model
 from unirl.commands.resume import ResumeOptions, resume
 from unirl.commands.session import Crash
-from unirl.commands.train import TrainOptions, recipe_and_files, train
+from unirl.commands.train import TrainOptions, train
 from unirl.commands.tune import TuneOptions, tune
 from unirl.errors import UniRLError
 from unirl.storage import disk
@@ -168,7 +169,7 @@ def _help(name: str, rest: Sequence[str]) -> str:
     lines = [f"usage: unirl {name} {command.usage}", "", command.summary]
     lines += _help_table(command.options)
     if name == "train":
-        recipe, files = recipe_and_files(rest)
+        recipe, files = recipe_and_files(rest, TrainOptions)
         for path in files:
             recipe = recipe or configs.load_toml(path).get("recipe")
         if recipe is None:

@@ -97,7 +97,6 @@ def _divisor(
     index: Tensor,
     reduce: Reduce | None,
 ) -> Tensor:
-    """What each completion's advantage is divided by: [S]."""
     one = torch.ones_like(rewards)
     if scale == "none":
         return one

@@ -36,10 +36,7 @@ class Loss(NamedTuple):
 
 
 def policy_gradient_loss(new_logp: Tensor, advantage: Tensor, mask: Tensor) -> Loss:
-    """-new_logp * advantage over the rows of mask; all of one shape.
-
-    No gradient flows into the advantage.
-    """
+    """-new_logp * advantage over the rows of mask; all of one shape."""
     _check(mask, new_logp=new_logp, advantage=advantage)
     rows = mask != 0
     # Both factors are filled: filling only their product lets a masked NaN into the gradient.
@@ -67,10 +64,7 @@ def clipped_policy_loss(
 
 
 def value_loss(value: Tensor, target: Tensor, mask: Tensor) -> Loss:
-    """0.5 (value - target)^2 over the rows of mask; all of one shape.
-
-    No gradient flows into the target.
-    """
+    """0.5 (value - target)^2 over the rows of mask; all of one shape."""
     _check(mask, value=value, target=target)
     rows = mask != 0
     return _total(0.5 * torch.where(rows, value - target.detach(), 0.0).square(), rows)

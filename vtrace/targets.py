@@ -180,7 +180,6 @@ def _check(value: Tensor, mask: Tensor | None, **inputs: Tensor) -> None:
 
 
 def _check_range(name: str, setting: float, high: float) -> None:
-    """Raise ValueError unless 0 <= setting <= high; NaN fails too."""
     if not 0.0 <= setting <= high:
         raise ValueError(
             f"{name} is {setting}, but 0 <= {name} <= {high} must hold. "

@@ -46,7 +46,6 @@ class TokenMetrics(NamedTuple):
 
     @property
     def num_tokens(self) -> float:
-        """Of how many tokens these are."""
         return float(self.sums[_SUMS.index("tokens")])
 
     @property

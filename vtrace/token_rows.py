@@ -49,10 +49,7 @@ class TokenRows(NamedTuple):
 
 
 def token_rows(mask: Tensor, sequence: Tensor, num_sequences: int) -> TokenRows:
-    """The rows of packed tokens. mask, sequence: [N]; T is the longest completion, at least 1.
-
-    Raises ValueError when shapes disagree.
-    """
+    """The rows of packed tokens. mask, sequence: [N]; T is the longest completion, at least 1."""
     check_tokens(mask, sequence, num_sequences)
     token = (mask != 0).nonzero().squeeze(1)
     completion = sequence[token]

@@ -33,17 +33,14 @@ class Duel:
         self._coin, self._cells, self._step = 0, [0, 0], 0
 
     def observation_space(self, agent: str) -> Box:
-        """Of either player."""
         return self._spaces[0]
 
     def action_space(self, agent: str) -> Discrete:
-        """Of either player."""
         return self._spaces[1]
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Obs], dict[str, dict[str, Any]]]:
-        """Draw three cells."""
         if seed is not None:
             self._random = np.random.default_rng(seed)
         self.agents, self._step = list(self.possible_agents), 0
@@ -61,7 +58,6 @@ class Duel:
         dict[str, bool],
         dict[str, dict[str, Any]],
     ]:
-        """Move both at once."""
         self._step += 1
         for i, agent in enumerate(self.possible_agents):
             cell = self._cells[i] + int(actions[agent]) - 1

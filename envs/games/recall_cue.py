@@ -29,13 +29,11 @@ class RecallCue(gymnasium.Env[Obs, np.int64]):
         self._cue = self._step = 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
-        """Draw a cue and show it."""
         super().reset(seed=seed)
         self._cue, self._step = int(self.np_random.integers(self._num_cues)), 0
         return self._obs(), {}
 
     def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, Info]:
-        """Only the last of `length` actions counts."""
         self._step += 1
         over = self._step == self._length
         return self._obs(), float(over and int(action) == self._cue), over, False, {}

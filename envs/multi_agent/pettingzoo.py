@@ -32,11 +32,7 @@ def known_ids() -> list[str]:
 
 
 def find_factory(config: EnvConfig) -> Factory:
-    """What makes one environment of config.id (see EnvConfig.id).
-
-    Raises UniRLError for an unknown id, with suggestions, and ModuleNotFoundError for a package
-    that is missing.
-    """
+    """What makes one environment of config.id (see EnvConfig.id)."""
     catalog.import_registering_module(config)
     name = config.id.removeprefix(MULTI_AGENT)
     if name.startswith("unirl/") and name not in GAMES:

@@ -6,7 +6,6 @@ device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,57 +15,39 @@ LARGEST = 1e15
 their squares still fit in float32."""
 
 
-@dataclass(slots=True)
 class Episodes:
-    """Where N episodes stand, and how the last step ended them."""
+    """Where N episodes stand, and how the last step ended them.
 
-    steps: Tensor
-    """int64 [N]: steps taken in the present episode."""
-    length: int
-    """Steps after which an episode is truncated."""
-    terminated: Tensor
-    """bool [N]: the last step ended the episode by the task's rules."""
-    truncated: Tensor
-    """bool [N]: the last step reached the time limit, and did not terminate."""
-    valid: Tensor
-    """bool [N]: the last step led to a finite state."""
-    done: Tensor
-    """bool [N]: terminated, truncated or not valid: the row starts again."""
-    alive: Tensor
-    """bool [N]: valid and not terminated."""
-    invalid: Tensor
-    """bool [N]: not valid."""
-    nan_states: Tensor
-    """int64 scalar: rows that were not valid, since the environments were made."""
-    generator: torch.Generator
-    """All randomness of the simulator."""
-    bits: Tensor
-    """int64 [ceil(D / 4), N]: the random bits of one draw."""
-    draws: Tensor
-    """int16 [D, N]: the same bits, as D numbers for each row."""
+    length: steps after which an episode is truncated. noise_size: how many random numbers a reset
+    of one row needs.
+    """
 
+    def __init__(self, num_envs: int, length: int, noise_size: int, device: torch.device) -> None:
+        def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
 
-def new_episodes(num_envs: int, length: int, noise_size: int, device: torch.device) -> Episodes:
-    """Buffers for N episodes; noise_size: how many random numbers a reset of one row needs."""
-
-    def flags() -> Tensor:
-        return torch.zeros(num_envs, dtype=torch.bool, device=device)
-
-    bits = torch.zeros((-(-noise_size // 4), num_envs), dtype=torch.int64, device=device)
-    return Episodes(
-        steps=torch.zeros(num_envs, dtype=torch.int64, device=device),
-        length=length,
-        terminated=flags(),
-        truncated=flags(),
-        valid=flags().logical_not_(),
-        done=flags(),
-        alive=flags(),
-        invalid=flags(),
-        nan_states=torch.zeros((), dtype=torch.int64, device=device),
-        generator=torch.Generator(device),
-        bits=bits,
-        draws=bits.view(torch.int16).view(-1, num_envs)[:noise_size],
-    )
+        self.length = length
+        self.steps = zeros(torch.int64, num_envs)
+        """Taken in the present episode."""
+        self.terminated = zeros(torch.bool, num_envs)
+        """The last step ended the episode by the task's rules."""
+        self.truncated = zeros(torch.bool, num_envs)
+        """The last step reached the time limit, and did not terminate."""
+        self.valid = zeros(torch.bool, num_envs).logical_not_()
+        """The last step led to a finite state."""
+        self.invalid = zeros(torch.bool, num_envs)
+        self.alive = zeros(torch.bool, num_envs)
+        """Valid and not terminated."""
+        self.done = zeros(torch.bool, num_envs)
+        """Terminated, truncated or not valid: the row starts again."""
+        self.nan_states = zeros(torch.int64)
+        """Rows that were not valid, since the environments were made."""
+        self.generator = torch.Generator(device)
+        """All randomness of the simulator."""
+        self.bits = zeros(torch.int64, -(-noise_size // 4), num_envs)
+        """Those of one draw."""
+        self.draws = self.bits.view(torch.int16).view(-1, num_envs)[:noise_size]
+        """The same bits, as D numbers for each row: [D, N]."""
 
 
 def begin(episodes: Episodes, seed: int, random_phases: bool) -> None:

@@ -27,10 +27,7 @@ _NUM_COUNTED = 4
 
 
 def measure_apart(plan: Plan, seconds: float) -> dict[StageName, Figures]:
-    """Figures of all stages but end_to_end, from a window of `seconds` after a warm-up.
-
-    Raises UniRLError for several policies.
-    """
+    """Figures of all stages but end_to_end, from a window of `seconds` after a warm-up."""
     if len(plan.learners) > 1 or len(plan.pools) > 1:
         raise UniRLError(
             "several policies or environments take part",
@@ -99,7 +96,6 @@ class _Turns:
         self._lap("weights")
 
     def figures(self, stopwatch: Stopwatch) -> dict[StageName, Figures]:
-        """What the timers tell of the window."""
         own, actor = self._timers, self._actor_timers
         laps: dict[StageName, list[tuple[Timers, str]]]
         if self._is_split:
@@ -122,7 +118,6 @@ class _Turns:
         return figures
 
     def close(self) -> None:
-        """Close actor and queue."""
         self._queue.close()
         if is_async(self.actor):
             self._events.run(self.actor.close())

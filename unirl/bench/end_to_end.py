@@ -41,7 +41,6 @@ class _Watch:
         self.figures: Figures = {}
 
     def after_update(self, loop: TrainLoop) -> None:
-        """Hook: see whether the window begins or ends."""
         if self._stopwatch.tick(sum(each.learner.num_steps for each in self._runner.loops)):
             self._read(loop)
             loop.stop("measured")

@@ -98,7 +98,6 @@ def _limiting_stage(
 
 
 def _num_processes(plan: Plan, stage: StageName) -> int:
-    """How many processes do this at the same time."""
     if plan.runner.is_inline or stage == "learning":
         return 1
     pool = plan.pools[0]

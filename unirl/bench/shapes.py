@@ -168,7 +168,6 @@ def _processes_knob(name: str, counts: Sequence[int], slots_ratio: int) -> Knob:
 
 
 def _batch_knob(shape: Shape) -> Iterator[Shape]:
-    """Twice and half the slots of a batch."""
     batch_size = shape["queue.batch_size"]
     yield {**shape, "queue.batch_size": 2 * batch_size}
     if batch_size % 2 == 0:

@@ -9,9 +9,8 @@ from typing import Any, Literal, TypeAlias
 StageName: TypeAlias = Literal[
     "stepping", "inference", "acting", "weights", "learning", "end_to_end"
 ]
-STAGES: tuple[StageName, ...] = ("stepping", "inference", "weights", "learning", "end_to_end")
-UNSPLIT_STAGES: tuple[StageName, ...] = ("acting", "weights", "learning", "end_to_end")
-"""Of a plan whose actors keep no timers: `acting` is environments (or an engine) and policy."""
+"""Of a plan whose actors keep no timers, `acting` stands for stepping (or an engine) and inference.
+"""
 Figures: TypeAlias = dict[str, Any]
 
 

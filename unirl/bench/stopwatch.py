@@ -25,7 +25,6 @@ class Spent(NamedTuple):
     machine_cpu_seconds: float
 
     def since(self, start: Spent) -> Spent:
-        """What came between that moment and this one."""
         differences = map(operator.sub, self[1:], start[1:])
         return Spent(self.num_steps - start.num_steps, *differences)
 
@@ -46,7 +45,6 @@ class Stopwatch:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the warm-up is over."""
         return self._start is not None
 
     def tick(self, num_steps: int) -> bool:

@@ -45,7 +45,6 @@ def tree(root: int) -> dict[int, ProcessInfo]:
 
 
 def cpu_seconds(processes: Mapping[int, ProcessInfo]) -> float:
-    """CPU seconds of these processes, with the children they have reaped."""
     return sum(one.cpu_seconds for one in processes.values())
 
 
@@ -70,7 +69,6 @@ def alive(seen: Mapping[int, ProcessInfo]) -> dict[int, ProcessInfo]:
 
 
 def kill(seen: Mapping[int, ProcessInfo]) -> None:
-    """SIGKILL to those that still run."""
     for pid in alive(seen):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

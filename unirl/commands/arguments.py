@@ -1,12 +1,20 @@
-"""Arguments of a command: its own flags apart from a recipe's, and the run it is about."""
+"""Arguments of a command: its own flags, and the recipe or the run that it is about."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from unirl import config as configs
+from unirl import registry
+from unirl.commands.shipped import config_file
 from unirl.errors import UniRLError
+
+if TYPE_CHECKING:
+    from unirl.runners.plan import Plan
 
 T = TypeVar("T")
 
@@ -22,22 +30,100 @@ def parse(
     return positional, configs.from_mapping(options, flags)
 
 
-def split(flags: Mapping[str, Any], options: type) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A command's own flags, and those of the recipe."""
-    own = {item.key for item in configs.fields_help(options)}
-    return (
-        {key: value for key, value in flags.items() if key in own},
-        {key: value for key, value in flags.items() if key not in own},
-    )
-
-
 def parse_with_recipe(
     arguments: Sequence[str], options: type[T], recipe: type
 ) -> tuple[list[str], T, dict[str, Any]]:
     """Positional arguments, the command's own options, and the recipe's flags by dotted key."""
     positional, flags = configs.parse_flags(arguments, options, recipe)
-    own, changes = split(flags, options)
-    return positional, configs.from_mapping(options, own), changes
+    own = {item.key for item in configs.fields_help(options)}
+    changes = {key: value for key, value in flags.items() if key not in own}
+    mine = {key: value for key, value in flags.items() if key in own}
+    return positional, configs.from_mapping(options, mine), changes
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A recipe with its config, as a command line gave it."""
+
+    name: str | None
+    """The run's name in the config file."""
+    recipe: str
+    module: ModuleType
+    config: Any
+
+    @property
+    def title(self) -> str:
+        return self.name or self.recipe
+
+    def plan(self) -> Plan:
+        """The plan; nothing is started."""
+        plan: Plan = self.module.plan(self.config)
+        return plan
+
+
+def choose(arguments: Sequence[str], options: type[T], command: str) -> tuple[Chosen, T]:
+    """What the arguments of a command choose: recipe, then config files in order, then flags; what
+    comes later wins.
+
+    options: the command's own flags.
+    """
+    recipe, files = recipe_and_files(arguments, options)
+    tables = {path: configs.load_toml(path) for path in files}
+    for path, table in tables.items():
+        named = str(table.pop("recipe", recipe or ""))
+        if recipe is not None and named != recipe:
+            raise UniRLError(
+                f'"{path}" is for another recipe',
+                f'it says recipe = "{named}", the recipe asked for is "{recipe}"',
+                f"leave {recipe} out, or take another config file",
+            )
+        recipe = named or None
+    if recipe is None:
+        raise UniRLError(
+            "no recipe was given",
+            f"unirl {command} takes a recipe, or a config file that names one",
+            f"try unirl {command} @pong, and see unirl list configs",
+        )
+    names = [str(table.pop("name")) for table in tables.values() if "name" in table]
+    module = registry.recipe(recipe)
+    for path, table in tables.items():
+        configs.check_keys(module.Config, table, f"in {path}")
+    positional, own, changes = parse_with_recipe(arguments, options, module.Config)
+    surplus = [word for word in positional if word != recipe and not word.startswith("@")]
+    if surplus:
+        raise UniRLError(
+            f'"{surplus[0]}" is one argument too many',
+            f"{command} takes one recipe, @files and --key value",
+            f"{surplus[0]} as a config file is @{surplus[0]}"
+            if surplus[0].endswith(".toml")
+            else f"see unirl {command} --help",
+        )
+    config = configs.from_mapping(
+        module.Config, configs.merge(*tables.values(), configs.nest(module.Config, changes))
+    )
+    return Chosen(names[-1] if names else None, recipe, module, config), own
+
+
+def recipe_and_files(arguments: Sequence[str], options: type) -> tuple[str | None, list[Path]]:
+    """The recipe's name and the @files, before the recipe's own flags can be understood."""
+    switches = {configs.flag_of(o.key) for o in configs.fields_help(options) if o.is_switch}
+    name: str | None = None
+    files: list[Path] = []
+    previous = ""
+    for word in arguments:
+        if word.startswith("@"):
+            files.append(config_file(word[1:]))
+        elif not word.startswith("-") and name is None:
+            takes_value = previous.startswith("--") and "=" not in previous
+            if not takes_value or previous.replace("--no-", "--") in switches:
+                name = word
+        previous = word
+    return name, files
+
+
+def env_id_of(config: Any) -> str | None:
+    env_id = getattr(getattr(config, "env", None), "id", None)
+    return env_id if isinstance(env_id, str) else None
 
 
 def first(arguments: Sequence[str], command: str) -> str:
@@ -48,7 +134,6 @@ def first(arguments: Sequence[str], command: str) -> str:
 
 
 def one_run(positional: Sequence[str], command: str) -> str:
-    """The run of a command that takes one."""
     if not positional:
         raise missing_run(command)
     if len(positional) > 1:

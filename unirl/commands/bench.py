@@ -12,21 +12,18 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from unirl import config as configs
 from unirl import registry
-from unirl.commands.arguments import split
+from unirl.commands.arguments import Chosen, choose, env_id_of, recipe_and_files
 from unirl.commands.shipped import shipped_configs
-from unirl.commands.train import recipe_and_files
 from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
     from unirl.bench.stages import Figures, StageName
     from unirl.runners.plan import Plan
-
-T = TypeVar("T")
 
 _QUIET_CORES = 0.15
 """What other processes may use without being mentioned."""
@@ -78,22 +75,6 @@ class BenchOptions:
         check_seconds(self.seconds)
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A recipe with its config, as a command line gave it."""
-
-    title: str
-    """The run's name in the config file, or the recipe's."""
-    recipe: str
-    module: ModuleType
-    config: Any
-
-    def plan(self) -> Plan:
-        """The plan; nothing is started."""
-        plan: Plan = self.module.plan(self.config)
-        return plan
-
-
 def bench(arguments: Sequence[str]) -> int:
     """Measure a suite or a plan of one's own, or run scripts. Without arguments: list them."""
     if not arguments:
@@ -102,7 +83,7 @@ def bench(arguments: Sequence[str]) -> int:
         return 0
     if arguments[0] == "scripts":
         return _run_scripts(arguments[1:])
-    name, _ = _name_and_files(arguments, BenchOptions)
+    name, _ = recipe_and_files(arguments, BenchOptions)
     rest = list(arguments)
     wanted, absent = [rest], dict[str, str]()
     if name is not None and name in SUITES:
@@ -138,48 +119,6 @@ def bench(arguments: Sequence[str]) -> int:
     return 0
 
 
-def choose(arguments: Sequence[str], options: type[T], command: str) -> tuple[Chosen, T]:
-    """What the arguments of a command choose: recipe, then config files in order, then flags.
-
-    options: the command's own flags.
-    """
-    name, files = _name_and_files(arguments, options)
-    tables = {path: configs.load_toml(path) for path in files}
-    named = {path: table.pop("recipe") for path, table in tables.items() if "recipe" in table}
-    titles = [str(table.pop("name")) for table in tables.values() if "name" in table]
-    for path, other in named.items():
-        if name is not None and other != name:
-            raise UniRLError(
-                f'"{path}" is for another recipe',
-                f'it says recipe = "{other}", the recipe asked for is "{name}"',
-                f"leave {name} out, or take another config file",
-            )
-        name = str(other)
-    if name is None:
-        raise UniRLError(
-            "no recipe was given",
-            f"unirl {command} takes a recipe, or a config file that names one",
-            f"try unirl {command} @pong, and see unirl list configs",
-        )
-    module = registry.recipe(name)
-    for path, table in tables.items():
-        configs.check_keys(module.Config, table, f"in {path}")
-    positional, flags = configs.parse_flags(arguments, options, module.Config)
-    surplus = [word for word in positional if word != name and not word.startswith("@")]
-    if surplus:
-        raise UniRLError(
-            f'"{surplus[0]}" is one argument too many',
-            f"{command} takes one recipe, @files and --key value",
-            f"see unirl {command} --help",
-        )
-    own, changes = split(flags, options)
-    config = configs.from_mapping(
-        module.Config, configs.merge(*tables.values(), configs.nest(module.Config, changes))
-    )
-    title = titles[-1] if titles else name
-    return Chosen(title, name, module, config), configs.from_mapping(options, own)
-
-
 def check_seconds(seconds: float) -> None:
     """Raise UniRLError unless something can be measured in so many seconds."""
     if not seconds > 0:
@@ -193,12 +132,6 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _name_and_files(arguments: Sequence[str], options: type) -> tuple[str | None, list[Path]]:
-    """As for train. A switch of this command's own takes no value."""
-    switches = {configs.flag_of(o.key) for o in configs.fields_help(options) if o.is_switch}
-    return recipe_and_files([word for word in arguments if word not in switches])
-
-
 def _way_to(name: str) -> str | None:
     """What was probably meant by a word that is no suite and no recipe."""
     if name in SCRIPTS:
@@ -209,7 +142,6 @@ def _way_to(name: str) -> str | None:
 
 
 def left_out(suite: Sequence[str], needs: Mapping[str, tuple[str, str]] = NEEDS) -> dict[str, str]:
-    """Configs that cannot be measured here, each with the reason."""
     return {
         config: f"{module} is not installed (pip install 'unirl[{extra}]')"
         for config, (module, extra) in needs.items()
@@ -235,7 +167,7 @@ def _measure(chosen: Chosen, plan: Plan, options: BenchOptions) -> dict[str, Any
     report = {
         "name": chosen.title,
         "recipe": chosen.recipe,
-        "env": _env_id(chosen.config),
+        "env": env_id_of(chosen.config),
         "runner": plan.runner.kind,
         "stages": figures,
         "not_measured": reason,
@@ -292,11 +224,6 @@ def disturbance(figures: Iterable[Figures]) -> list[str]:
     if others <= _QUIET_CORES:
         return []
     return [f"Other processes used up to {others:.1f} cores meanwhile: alone, it is faster."]
-
-
-def _env_id(config: Any) -> str | None:
-    env_id = getattr(getattr(config, "env", None), "id", None)
-    return env_id if isinstance(env_id, str) else None
 
 
 def _list(summaries: Mapping[str, str]) -> None:

@@ -99,10 +99,8 @@ def evaluate(arguments: Sequence[str]) -> int:
         raise _no_evaluation(plan, "evaluated")
     from unirl.runners.evaluation import write_evaluation
 
-    deterministic, weights = (
-        options.is_deterministic(plan),
-        plan.learner.weights_in(checkpoint.model),
-    )
+    deterministic = options.is_deterministic(plan)
+    weights = plan.learner.weights_in(checkpoint.model)
     with closing(plan.learner.make_evaluator(options.seed)) as evaluator:
         result = evaluator.evaluate(weights, options.episodes, deterministic=deterministic)
     numbers: dict[str, Any] = {

@@ -6,9 +6,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from unirl import config as configs
 from unirl.commands import run_folder
 from unirl.commands.arguments import first, one_run, parse_with_recipe
 from unirl.commands.session import start
@@ -16,6 +15,7 @@ from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
     from unirl.runners.plan import Plan
+    from unirl.storage.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -32,25 +32,20 @@ def resume(arguments: Sequence[str]) -> int:
     """
     where = run_folder.find(first(arguments, "resume"))
     run_dir = run_folder.folder_of(where)
-    module, table = run_folder.read_config(run_dir)
+    module, _ = run_folder.read_config(run_dir)
     positional, options, changes = parse_with_recipe(arguments, ResumeOptions, module.Config)
     one_run(positional, "resume")
-    config: Any = configs.from_mapping(
-        module.Config, configs.merge(table, configs.nest(module.Config, changes))
-    )
-    plan: Plan = module.plan(config)
-    _check_checkpoint(plan, where)
+    plan, checkpoint = run_folder.load(where, changes)
+    _check_checkpoint(plan, checkpoint, where)
     return start(plan, run_dir, ["resume", *arguments], options.console, resume_from=where)
 
 
-def _check_checkpoint(plan: Plan, where: Path) -> None:
+def _check_checkpoint(plan: Plan, checkpoint: Checkpoint, where: Path) -> None:
     """Raise UniRLError unless the plan can continue from it: the run would do so only after the
     command is on record as one that started.
     """
     from unirl.runners.state import check_fingerprint
-    from unirl.storage.checkpoint import load_checkpoint
 
-    checkpoint = load_checkpoint(where)
     check_fingerprint(plan, plan.learner, checkpoint)
     num_steps, total_steps = int(checkpoint.state["num_steps"]), plan.run.total_steps
     if num_steps >= total_steps:

@@ -9,7 +9,6 @@ from unirl.errors import UniRLError
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Their files by name."""
     folder = Path(__file__).parent.parent / "configs"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from unirl import config as configs
-from unirl.commands.bench import check_seconds, choose, disturbance, figure_cells, say
+from unirl.commands.arguments import choose
+from unirl.commands.bench import check_seconds, disturbance, figure_cells, say
 from unirl.errors import UniRLError
 from unirl.storage import disk
 
@@ -72,7 +73,7 @@ def tune(arguments: Sequence[str], measure: Measure | None = None) -> int:
     ]
     config = configs.override(chosen.config, dict(best.shape))
     # With a name the run folder is called so.
-    name = {"name": chosen.title} if chosen.title != chosen.recipe else {}
+    name = {} if chosen.name is None else {"name": chosen.name}
     toml = configs.to_toml(config, recipe=chosen.recipe, **name)
     if options.out is None:
         print("\n".join(f"# {line}" for line in [*plain_lines(columns, rows), *comment]))
@@ -87,7 +88,6 @@ def tune(arguments: Sequence[str], measure: Measure | None = None) -> int:
 
 
 def _table(tried: Sequence[Tried], best: Tried) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of what was tried, in order, the current shape first."""
     keys = list(best.shape)
     columns = ["", *(key.partition(".")[2] for key in keys)]
     columns += ["env steps/s", "core-us/step", "cores", "peak MB", ""]

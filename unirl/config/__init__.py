@@ -6,17 +6,14 @@ what was found and what was expected.
 
 from __future__ import annotations
 
-from unirl.config.field_help import FieldHelp, fields_help, flag_of
+from unirl.config.field_help import fields_help, flag_of
 from unirl.config.flags import parse_flags
 from unirl.config.reading import check_keys, from_mapping, load_toml, override
 from unirl.config.spelling import suggestion
 from unirl.config.tables import merge, nest
-from unirl.config.values import Text
-from unirl.config.writing import to_mapping, to_toml
+from unirl.config.writing import to_toml
 
 __all__ = [
-    "FieldHelp",
-    "Text",
     "check_keys",
     "fields_help",
     "flag_of",
@@ -27,6 +24,5 @@ __all__ = [
     "override",
     "parse_flags",
     "suggestion",
-    "to_mapping",
     "to_toml",
 ]

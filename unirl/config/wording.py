@@ -40,7 +40,6 @@ def _describe_list(origin: Any, arguments: tuple[Any, ...]) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, to be held against what its type asks for."""
     if value is None:
         return '"none"'
     if isinstance(value, bool):

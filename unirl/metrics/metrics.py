@@ -69,14 +69,8 @@ class Metrics:
             kind = other._kinds[name]
             if kind == _MEAN:
                 self.ratio(name, value, other._weights[name])
-            elif kind == _TOTAL:
-                self.total(name, value)
-            elif kind == _INTERVAL:
-                self.interval(name, value)
-            elif kind == _LAST:
-                self.last(name, value)
             else:
-                self.maximum(name, value)
+                getattr(self, kind)(name, value)  # each kind has the name of its method
 
     def flush(self) -> dict[str, float]:
         """All scalars as floats; means, intervals and maxima begin again, totals and lasts stay.

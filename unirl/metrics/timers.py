@@ -33,7 +33,6 @@ class Timers:
         self._wall_start_ns = self._cpu_start_ns = 0
 
     def start(self) -> None:
-        """Begin the first lap now."""
         if self.counts_cpu:
             self._cpu_start_ns = time.process_time_ns()
         self._wall_start_ns = time.perf_counter_ns()
@@ -50,7 +49,6 @@ class Timers:
         self._wall_start_ns = now
 
     def seconds(self, name: str) -> float:
-        """Wall-clock seconds so far."""
         return self._wall_ns[name] / 1e9
 
     def cpu_seconds(self, name: str) -> float:

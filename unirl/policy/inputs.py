@@ -131,10 +131,7 @@ class IndexLeaf(nn.Module):
 
 
 class ObservationInputs(nn.Module):
-    """Reads trees of one observation space; owns the normalisers of numbers and of images.
-
-    Raises UniRLError for a space no network here can read.
-    """
+    """Reads trees of one observation space; owns the normalisers of numbers and of images."""
 
     norm: RunningNorm | None
 
@@ -201,7 +198,6 @@ class ObservationInputs(nn.Module):
 
     @property
     def has_statistics(self) -> bool:
-        """Whether `update` does anything."""
         return self.norm is not None or len(self.pixel_norms) > 0
 
     def forward(self, obs: Any) -> Inputs:
@@ -280,7 +276,6 @@ def space_leaves(
 
 
 def smallest_image(torso: str, stride: int) -> int:
-    """Smallest height and width that an image torso can read."""
     return {"nature": 9 * stride, "shallow": 5 * stride, "impala": 8}[torso]
 
 

@@ -44,10 +44,7 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
-        """Merge rows x [..., *shape] where mask [...] is true; None: all rows.
-
-        Raises UniRLError when the shapes disagree.
-        """
+        """Merge rows x [..., *shape] where mask [...] is true; None: all rows."""
         num_lead = x.dim() - self.mean.dim()
         lead = x.shape[: max(num_lead, 0)]
         if x.shape[len(lead) :] != self.mean.shape or (mask is not None and mask.shape != lead):

@@ -50,7 +50,6 @@ class PixelNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None) -> None:
-        """Merge rows x [N, C, H, W] where mask [N] is true; None: all."""
         self.statistics.update(x.permute(0, 2, 3, 1), mask)
         # Not before the first row, and without asking the device whether there was one.
         seen = self.statistics.count > 0

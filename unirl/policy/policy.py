@@ -162,10 +162,7 @@ class Policy(nn.Module):
         return Unroll(self.action_head(features.float()), value)
 
     def value(self, obs: Any) -> Tensor:
-        """Values of observations (tree of [K, B, ...]) that stand for themselves: float32 [K, B].
-
-        Raises UniRLError for a policy with memory, whose values depend on what came before.
-        """
+        """Values of observations (tree of [K, B, ...]) on their own: float32 [K, B]."""
         if self.core is not None:
             raise UniRLError(
                 "the value of a lone observation was asked of a policy with memory",
@@ -199,10 +196,7 @@ class Policy(nn.Module):
         return {name: tensor.detach() for name, tensor in self.state_dict(keep_vars=True).items()}
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy weights in, converting dtype, device and memory format.
-
-        Raises UniRLError when names or shapes differ.
-        """
+        """Copy weights in, converting dtype, device and memory format."""
         current = self.state_dict(keep_vars=True)
         wrong = sorted(current.keys() ^ weights.keys())
         wrong = wrong or [

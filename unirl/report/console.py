@@ -277,7 +277,6 @@ def _return_row(progress: Progress, scalars: Mapping[str, float]) -> Text | None
 
 
 def _rate_row(scalars: Mapping[str, float], name: str, side: str) -> Text | None:
-    """Steps per second of one side, and how busy it is."""
     rate, wait = _rate(scalars.get(name), ","), waiting_share(side, scalars)
     if rate is None and wait is None:
         return None

@@ -55,7 +55,6 @@ class _FileHandler(logging.FileHandler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Append the record, unless its file cannot be opened any more."""
         with contextlib.suppress(OSError):
             super().emit(record)
 

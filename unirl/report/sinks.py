@@ -10,18 +10,10 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from unirl.errors import UniRLError
 from unirl.storage import disk
-
-
-class Sink(Protocol):
-    """Where scalars go, one row per log interval; `step` counts consumed environment steps."""
-
-    def write(self, step: int, scalars: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class JsonlSink:
@@ -118,10 +110,7 @@ class TensorBoardSink:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The rows of a run's metrics.jsonl, in order; a last line torn by a kill is left out.
-
-    Raises UniRLError when the file is missing or is not one of ours.
-    """
+    """The rows of a run's metrics.jsonl, in order; a last line torn by a kill is left out."""
     path = Path(run_dir) / "metrics.jsonl"
     try:
         lines = path.read_bytes().splitlines(keepends=True)

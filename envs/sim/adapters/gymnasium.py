@@ -41,11 +41,7 @@ def known_ids() -> list[str]:
 
 
 def make_sim(config: EnvConfig, num_envs: int, device: torch.device) -> GymnasiumTensors:
-    """`gymnasium.make_vec` with config.kwargs, for an id that has a vector class.
-
-    Raises UniRLError for an unknown id, one without a vector class, one that returns NumPy arrays,
-    another device or number of environments than asked for, and arguments it does not take.
-    """
+    """`gymnasium.make_vec` with config.kwargs, for an id that has a vector class."""
     name, device = config.id.removeprefix(FAMILY), with_index(device)
     catalog.import_registering_module(config)
     spec = gymnasium.registry.get(name)

@@ -78,12 +78,7 @@ def known_ids() -> list[str]:
 
 
 def make_sim(config: EnvConfig, num_envs: int, device: torch.device) -> IsaacGymSim:
-    """`num_envs` environments of a task, as its YAML file configures it; one per process.
-
-    Raises UniRLError where Isaac Gym is missing, was imported after torch or does not support this
-    Python, and for an unknown task or setting, a second simulation in one process, and another
-    device or number of environments than asked for.
-    """
+    """`num_envs` environments of a task, as its YAML file configures it; one per process."""
     settings = _read_settings(config)
     device = with_index(device)
     isaacgymenvs = _import(config)

@@ -53,11 +53,7 @@ def known_ids() -> list[str]:
 
 
 def make_sim(config: EnvConfig, num_envs: int, device: torch.device) -> IsaacLabSim:
-    """`num_envs` environments of a registered task; starts the simulation app where it needs one.
-
-    Raises UniRLError where Isaac Lab is missing, for an unknown task or setting, for a task with
-    several agents, and for another device or number of environments than asked for.
-    """
+    """`num_envs` environments of a registered task; starts the simulation app if needed."""
     settings = read_settings(config, SETTINGS, "write it as one of the overrides")
     device = with_index(device)
     app, parse = _import(config, device, settings)
@@ -156,10 +152,7 @@ class IsaacLabSim:
             sound &= sound_final
             final = keep_rows(sound_final, final)
         valid = sound & ~self._due
-        if self._finite_horizon:
-            ended, cut = over & valid, torch.zeros_like(over)
-        else:
-            ended, cut = terminated & valid, truncated & ~terminated & valid
+        terminal = over if self._finite_horizon else terminated
         lost = ~sound & ~self._due  # in the step after, only what is lost again counts
         self._nan_states.add_((lost | ~sound_now).sum())
         # A row that is over was reset by the task already.
@@ -167,8 +160,8 @@ class IsaacLabSim:
         return SimStep(
             obs=keep_rows(sound_now, obs),
             reward=torch.where(valid, reward.float(), 0.0),
-            terminated=ended,
-            truncated=cut,
+            terminated=terminal & valid,
+            truncated=truncated & ~terminal & valid,
             final_obs=final,
             valid=valid,
             extras=self._log(extras),

@@ -143,7 +143,6 @@ def scalars(info: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def wrong_device(env_id: str, wanted: torch.device, found: torch.device | str) -> UniRLError:
-    """The error for a simulator whose tensors are not where they were asked for."""
     return UniRLError(
         f'env "{env_id}" simulates on "{found}"',
         f'its tensors must be on the device of the run, "{wanted}"',

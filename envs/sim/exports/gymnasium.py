@@ -44,10 +44,7 @@ class GymnasiumExport(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """New episodes everywhere. seed: one number, from which all environments draw; None: any.
-
-        Raises ValueError for a list of seeds and for options, which a simulator has no use for.
-        """
+        """New episodes everywhere. seed: one number for all environments; None: any."""
         if isinstance(seed, list) or options:
             raise ValueError("a simulator on a device takes one seed and no options")
         drawn = int(torch.seed() % 2**31) if seed is None else seed
@@ -56,7 +53,6 @@ class GymnasiumExport(VectorEnv[Any, Any, Any]):
         return _tree(self._last), {}
 
     def step(self, actions: Any) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """Observation, reward, terminated, truncated, info; see the class."""
         step = self._env.step(torch.as_tensor(actions, device=self.device))
         # In a next-step simulator a row that is not valid after an end is the usual filler.
         lost = ~step.valid if self._same_step else ~step.valid & ~self._done
@@ -67,7 +63,6 @@ class GymnasiumExport(VectorEnv[Any, Any, Any]):
         return _tree(obs), reward, terminated, truncated, info
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Closes the simulator; called by `close`."""
         self._env.close()
 
     def _observe(self, step: SimStep, lost: Tensor) -> tuple[Groups, dict[str, Any]]:

@@ -24,9 +24,6 @@ class RslRlExport:
     Observations are a TensorDict of the groups, copied at each step. extras["time_outs"] marks the
     ends that are no failures: rsl_rl bootstraps them with the value of the observation before. A
     row whose state was not finite is one of them, with reward 0.
-
-    Raises ImportError without tensordict, and UniRLError for discrete actions and for a simulator
-    that resets at the next step: rsl_rl would train on its filler rows.
     """
 
     def __init__(self, env: DeviceEnv, seed: int = 1) -> None:
@@ -77,7 +74,6 @@ class RslRlExport:
         self._episodes.steps.copy_(steps)
 
     def get_observations(self) -> TensorDict:
-        """The observations to act on; TensorDict of [N, D] each."""
         return self._obs
 
     def reset(self) -> tuple[TensorDict, dict[str, Any]]:
@@ -98,7 +94,6 @@ class RslRlExport:
         return self._obs, reward, done.long(), {"time_outs": time_outs}
 
     def close(self) -> None:
-        """Closes the simulator."""
         self._env.close()
 
     def _pack(self, obs: Groups) -> TensorDict:

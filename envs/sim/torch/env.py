@@ -87,7 +87,7 @@ class TorchEnv:
         )
         self._world = world = World(task, num_envs, device)
         self.state = world.state
-        self.episodes = episodes.new_episodes(
+        self.episodes = episodes.Episodes(
             num_envs, self.spec.max_episode_length, len(task.spans), device
         )
         self._motion = task.motion(world)

@@ -22,7 +22,6 @@ TASKS: dict[str, Callable[[EnvConfig], TorchTask]] = {
 
 
 def known_ids() -> list[str]:
-    """The ids of this family, sorted."""
     return sorted(TASKS)
 
 

@@ -109,7 +109,6 @@ class AntV5Kernels:
 
 @wp.kernel
 def remember_torso(xpos: wp.array2d[wp.vec3], last_x: wp.array[float]) -> None:
-    """Where each torso was before the physics."""
     w = wp.tid()
     last_x[w] = xpos[w, 1][0]
 
@@ -127,7 +126,6 @@ def score_ant_v5(
     reward: wp.array[float],
     terminated: wp.array[bool],
 ) -> None:
-    """Observation, reward and end of every world."""
     w = wp.tid()
     num_qpos = qpos.shape[1] - 2  # x and y are hidden
     for i in range(num_qpos):

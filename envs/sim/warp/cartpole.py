@@ -64,7 +64,6 @@ class CartpoleKernels:
 def write_cartpole(
     w: int, qpos: wp.array2d[float], qvel: wp.array2d[float], obs: wp.array2d[float]
 ) -> None:
-    """One row of the observation."""
     for i in range(2):
         obs[w, 2 * i] = wp.clamp(qpos[w, i], -OBS_LIMIT, OBS_LIMIT)
         obs[w, 2 * i + 1] = wp.clamp(qvel[w, i], -OBS_LIMIT, OBS_LIMIT)
@@ -78,7 +77,6 @@ def score_cartpole(
     reward: wp.array[float],
     terminated: wp.array[bool],
 ) -> None:
-    """Observation, reward and end of every world."""
     w = wp.tid()
     write_cartpole(w, qpos, qvel, obs)
     angle = qpos[w, 1]
@@ -96,7 +94,6 @@ def observe_cartpole(
     final_obs: wp.array2d[float],
     obs: wp.array2d[float],
 ) -> None:
-    """What the policy sees next."""
     w = wp.tid()
     write_cartpole(w, qpos, qvel, obs)
     if not valid[w]:

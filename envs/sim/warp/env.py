@@ -100,10 +100,7 @@ class WarpEnv:
         return self._obs
 
     def step(self, action: Tensor) -> SimStep:
-        """One step of every world; `action` float32 [N, A], clipped to [-1, 1]; see DeviceEnv.
-
-        Raises UniRLError for another shape.
-        """
+        """One step of every world; `action` float32 [N, A], clipped to [-1, 1]; see DeviceEnv."""
         if action.shape != self._action_shape:
             raise UniRLError(
                 f'env "{self.spec.id}" got actions of shape {list(action.shape)}',
@@ -124,7 +121,6 @@ class WarpEnv:
         return ()
 
     def counters(self) -> Mapping[str, Tensor]:
-        """Totals since the environments were made."""
         return self._counters
 
     def frame(self, world: int = 0, width: int = 640, height: int = 480) -> NDArray[np.uint8]:
@@ -146,7 +142,6 @@ class WarpEnv:
         return image
 
     def close(self) -> None:
-        """Let go of the recorded step and of the renderer; idempotent."""
         self._graph = None
         self._close_renderer()
 

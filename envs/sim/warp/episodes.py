@@ -84,7 +84,6 @@ def restart(
     time: wp.array[float],
     overflow: wp.array[int],
 ) -> None:
-    """New initial states, in worlds that are done only."""
     w = wp.tid()
     if not done[w]:
         return

@@ -64,7 +64,6 @@ def write_half_cheetah(
 
 @wp.kernel
 def remember_x(qpos: wp.array2d[float], last_x: wp.array[float]) -> None:
-    """Where each world's cheetah was before the physics."""
     w = wp.tid()
     last_x[w] = qpos[w, 0]
 
@@ -80,7 +79,6 @@ def score_half_cheetah(
     reward: wp.array[float],
     terminated: wp.array[bool],
 ) -> None:
-    """Observation and reward of every world."""
     w = wp.tid()
     write_half_cheetah(w, qpos, qvel, obs)
     control = wp.float32(0.0)
@@ -98,7 +96,6 @@ def observe_half_cheetah(
     final_obs: wp.array2d[float],
     obs: wp.array2d[float],
 ) -> None:
-    """What the policy sees next."""
     w = wp.tid()
     write_half_cheetah(w, qpos, qvel, obs)
     if not valid[w]:

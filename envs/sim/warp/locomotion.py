@@ -283,7 +283,6 @@ def score_runner(
     reward: wp.array[float],
     terminated: wp.array[bool],
 ) -> None:
-    """Observation, reward and fall of every world."""
     w = wp.tid()
     write_obs(
         rules, w, False, qpos, qvel, action, motor_force, passive_force, wrench, low, high, obs
@@ -332,7 +331,6 @@ def observe_runner(
     final_obs: wp.array2d[float],
     obs: wp.array2d[float],
 ) -> None:
-    """What the policy sees next."""
     w = wp.tid()
     if done[w]:
         write_obs(

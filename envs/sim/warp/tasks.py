@@ -41,8 +41,6 @@ def make_sim(config: EnvConfig, num_envs: int, device: torch.device) -> DeviceEn
     env.kwargs: njmax and nconmax (room for constraints and contacts per world), record (False
     launches kernel after kernel instead of one recorded graph). The first time on a machine Warp
     compiles for half a minute or more; it keeps the result in WARP_CACHE_PATH.
-
-    Raises UniRLError for an unknown id or setting, and where a package is missing.
     """
     if config.id not in FACTORIES:
         raise unknown_id(config.id, known_ids())

@@ -79,13 +79,11 @@ class WarpTask:
 
 
 def own_model(file: str) -> Callable[[], Any]:
-    """Loads a model of this package's assets."""
     path = Path(__file__).parent / "assets" / file
     return lambda: mujoco.MjModel.from_xml_path(str(path))
 
 
 def gymnasium_model(file: str) -> Callable[[], Any]:
-    """Loads a model of Gymnasium's."""
     path = files("gymnasium") / "envs" / "mujoco" / "assets" / file
     return lambda: mujoco.MjModel.from_xml_path(str(path))
 
