@@ -38,6 +38,7 @@ from unirl.llm.models.model import (
     context_length,
     load_model,
     load_tokenizer,
+    source_of,
 )
 from unirl.llm.models.transformers import import_transformers
 from unirl.llm.rewards.config import RewardConfig
@@ -319,11 +320,9 @@ def _own_context(model: ModelConfig, tokenizer: Any) -> int:
     """What the model says of its context, without its weights; 0 where it says nothing."""
     if model.path == TINY:
         return int(tokenizer.model_max_length)
-    options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
-    if model.revision:
-        options["revision"] = model.revision
     try:
-        settings = import_transformers().AutoConfig.from_pretrained(model.path, **options)
+        transformers = import_transformers()
+        settings = transformers.AutoConfig.from_pretrained(model.path, **source_of(model))
         return context_length(SimpleNamespace(config=settings))
     except (OSError, ValueError, KeyError, UniRLError):
         return 0  # loading the model finds what is wrong with it, and says it better

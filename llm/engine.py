@@ -182,7 +182,7 @@ class Engine(Protocol):
         """The inverse of `sleep`."""
 
     def stats(self) -> Mapping[str, float]:
-        """Counters since the start, by name: generated_tokens, prompt_tokens, busy_seconds."""
+        """Counters since the start, by name: generated_tokens, prompt_tokens."""
 
     async def close(self) -> None:
         """Release model, processes and memory; idempotent."""

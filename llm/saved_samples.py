@@ -8,7 +8,6 @@ that says of what sizes and by which settings; the run folder has them in sample
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from unirl.llm.models.model import load_model, load_tokenizer
 from unirl.llm.packages import needs
 from unirl.llm.training.report import report_groups
 from unirl.llm.training.token_batch import TokenBatch
+from unirl.llm.weights.transfer import save_tensors
 from unirl.metrics.metrics import Metrics
 from unirl.storage import disk
 
@@ -131,12 +131,8 @@ def save_groups(
     """Write a batch; path without suffix. A process that is killed leaves no note of half a
     file.
     """
-    with needs("safetensors", "groups cannot be saved"):
-        from safetensors.torch import save_file
     tensors = {
-        f"{i}.{name}": getattr(group, name).contiguous()
-        for i, group in enumerate(groups)
-        for name in _FIELDS
+        f"{i}.{name}": getattr(group, name) for i, group in enumerate(groups) for name in _FIELDS
     }
     note = {
         "kind": _KIND,
@@ -153,9 +149,8 @@ def save_groups(
         "tickets": [one.ticket for one in groups],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".tmp")
-    save_file(tensors, aside)
-    os.replace(aside, path.with_suffix(".safetensors"))
+    with disk.replacing(path.with_suffix(".safetensors")) as aside:
+        save_tensors(tensors, aside)
     disk.replace_text(path.with_suffix(".json"), json.dumps(note) + "\n")
 
 

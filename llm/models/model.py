@@ -106,7 +106,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     check_folder(config.path)
     transformers = import_transformers()
     try:
-        return transformers.AutoTokenizer.from_pretrained(config.path, **_source(config))  # type: ignore[no-any-return]
+        return transformers.AutoTokenizer.from_pretrained(config.path, **source_of(config))  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
         raise UniRLError(
             f"the tokenizer of {config.path} cannot be loaded: {brief(error)}",
@@ -127,13 +127,13 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> PreTr
     transformers = import_transformers()
     dtype: Any = _DTYPES.get(config.dtype, "auto")
     try:
-        settings = transformers.AutoConfig.from_pretrained(config.path, **_source(config))
+        settings = transformers.AutoConfig.from_pretrained(config.path, **source_of(config))
         drop_dropout(settings)
         model = transformers.AutoModelForCausalLM.from_pretrained(
             config.path,
             config=settings,
             dtype=dtype,
-            **_source(config),
+            **source_of(config),
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise UniRLError(
@@ -222,7 +222,8 @@ def drop_dropout(settings: Any) -> None:
                 setattr(section, name, 0.0)
 
 
-def _source(config: ModelConfig) -> dict[str, Any]:
+def source_of(config: ModelConfig) -> dict[str, Any]:
+    """What transformers is told besides the path: revision, and whether its code is trusted."""
     found: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     if config.revision:
         found["revision"] = config.revision

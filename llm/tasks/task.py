@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from unirl.config.spelling import suggestion
 from unirl.core.seeding import derive_seed
 from unirl.errors import UniRLError
 from unirl.llm.tasks.config import TaskConfig
@@ -107,11 +107,10 @@ def checked_options(task: str, config: TaskConfig, known: Sequence[str]) -> dict
     for key in options:
         alone = len(config.weights) == 1 or f"{task}/{key}" in config.options
         if key not in known and alone:
-            near = difflib.get_close_matches(key, known, n=1)
             raise UniRLError(
                 f'task "{task}" has no option "{key}"',
                 f"it has {', '.join(known) or 'none'}",
-                f'did you mean "{near[0]}"?' if near else f"remove task.options.{key}",
+                suggestion(key, known) or f"remove task.options.{key}",
             )
     return {key: value for key, value in options.items() if key in known}
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -70,7 +69,7 @@ class HfEngine:
         self._drained: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._failure: EngineFailed | None = None
-        self._counts = dict.fromkeys(("prompt_tokens", "busy_seconds", "aborted"), 0.0)
+        self._counts = dict.fromkeys(("prompt_tokens", "aborted"), 0.0)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -233,11 +232,9 @@ class HfEngine:
     async def _run(self) -> None:
         try:
             while self._has_work():
-                begin = time.perf_counter()
                 generation = self._started()
                 if not self._admit(generation):
                     generation.decode(self._version)
-                self._counts["busy_seconds"] += time.perf_counter() - begin
                 self._check_drained()
                 await asyncio.sleep(0)
         except Exception as error:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,9 +17,8 @@ from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig, EngineFailed
 from unirl.llm.http import BadStatus, HttpClient, HttpFailed
 from unirl.llm.weights.own_folder import OwnFolder
-from unirl.llm.weights.swap import SwapTimes
 from unirl.llm.weights.sync import WeightSync
-from unirl.llm.weights.transfer import import_safetensors
+from unirl.llm.weights.transfer import save_tensors
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +38,6 @@ class Controls(Protocol):
 
     async def load(self, weights: Weights, version: int) -> None:
         """Take them over, and prove it as far as the server can."""
-
-    def stats(self) -> Mapping[str, float]:
-        """Of swaps."""
 
     def close(self) -> None:
         """Release memory and files; idempotent."""
@@ -88,11 +83,9 @@ class VllmControls:
 
     async def load(self, weights: Weights, version: int) -> None:
         """Requests of others end: they would continue under weights half loaded."""
-        self._sync.times.begin()
         undo = self._resume
         try:
-            with self._sync.times.phase("pause"):
-                await self._order("/pause?mode=abort&clear_cache=false")
+            await self._order("/pause?mode=abort&clear_cache=false")
             undo = self.revive
             await self._sync.load(weights, version)
         except BaseException:
@@ -101,9 +94,7 @@ class VllmControls:
                 async with asyncio.timeout(_UNDO_SECONDS):
                     await undo()
             raise
-        with self._sync.times.phase("resume"):
-            await self._resume()
-        self._sync.times.end()
+        await self._resume()
 
     async def revive(self) -> None:
         """Resume a server that a broken swap left paused. Its weights may be anything."""
@@ -138,9 +129,6 @@ class VllmControls:
     def peer(self) -> str:
         return f"the vLLM at {self._http.url}"
 
-    def stats(self) -> Mapping[str, float]:
-        return self._sync.times.as_stats()
-
     def close(self) -> None:
         self._sync.close()
 
@@ -164,40 +152,30 @@ class SglangControls:
     def __init__(self, http: HttpClient, model: str, folder: str) -> None:
         self._http, self._model = http, model
         self._folder = OwnFolder("weights", folder)
-        self._times = SwapTimes()
 
     async def load(self, weights: Weights, version: int) -> None:
-        self._times.begin()
-        with self._times.phase("write"):
-            path = await asyncio.to_thread(self._write, weights, version)
-        with self._times.phase("load"):
-            order = {
-                "model_path": str(path),
-                "weight_version": str(version),
-                "abort_all_requests": True,
-                "flush_cache": True,
-            }
-            answer = await self._http.post_json("/update_weights_from_disk", order, once=True)
-        if not (answer or {}).get("success"):
+        path = await asyncio.to_thread(self._write, weights, version)
+        order = {
+            "model_path": str(path),
+            "weight_version": str(version),
+            "abort_all_requests": True,
+            "flush_cache": True,
+        }
+        answer = await self._http.post_json("/update_weights_from_disk", order, once=True) or {}
+        if not answer.get("success"):
             raise EngineFailed(
                 f"the SGLang at {self._http.url} did not take the new weights",
-                str((answer or {}).get("message", "it gives no reason")),
+                str(answer.get("message", "it gives no reason")),
                 "it must be able to read the folder that they are written to",
             )
-        with self._times.phase("proof"):
-            said = str(
-                (await self._http.get_json("/get_model_info")).get("weight_version", version)
-            )
+        info = await self._http.get_json("/get_model_info")
+        said = str(info.get("weight_version", version))
         if said != str(version):
             raise EngineFailed(
                 f"the SGLang at {self._http.url} did not take the new weights",
                 f"it must be at version {version}, it says {said}",
                 "look at its log",
             )
-        self._times.end()
-
-    def stats(self) -> Mapping[str, float]:
-        return self._times.as_stats()
 
     def close(self) -> None:
         self._folder.remove()
@@ -216,10 +194,8 @@ class SglangControls:
         for file in source.iterdir():
             if file.suffix in (".json", ".txt", ".model", ".jinja") and "index" not in file.name:
                 shutil.copy(file, path)
-        flat = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-        import_safetensors().torch.save_file(
-            flat, str(path / "model.safetensors"), metadata={"format": "pt"}
-        )
+        flat = {name: value.detach().cpu() for name, value in weights.items()}
+        save_tensors(flat, path / "model.safetensors", format="pt")
         self._folder.keep_only(path)
         return path
 

@@ -142,10 +142,8 @@ class OpenAiEngine:
         # A stream that is cut ends at once; one that is waited for has a deadline of its own.
         for run in list(self._runs.values()):
             await run.idle.wait()
-        self._usage.pause()
 
     async def resume(self) -> None:
-        self._usage.resume()
         self._open.set()
 
     async def load_weights(self, weights: Weights, version: int) -> None:
@@ -175,7 +173,7 @@ class OpenAiEngine:
         """Not for servers."""
 
     def stats(self) -> Mapping[str, float]:
-        return self._usage.as_stats() | dict(self._controls.stats() if self._controls else {})
+        return self._usage.as_stats()
 
     async def close(self) -> None:
         self._closed = True
