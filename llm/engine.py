@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from unirl.config.rules import check_positive, check_setting
 from unirl.core.weights import Weights
 from unirl.device import check_device
 from unirl.errors import UniRLError
@@ -43,16 +44,14 @@ class SamplingConfig:
     """Texts that end a completion besides the model's own end tokens; they stay part of it."""
 
     def __post_init__(self) -> None:
-        rules = {
-            "temperature": (self.temperature >= 0, ">= 0", "1 is usual"),
-            "top_p": (0 < self.top_p <= 1, "in (0, 1]", "1 draws from all tokens"),
-            "top_k": (self.top_k >= 0, ">= 0", "0 draws from all tokens"),
-            "max_tokens": (self.max_tokens >= 1, ">= 1", "set it to 64, say"),
-        }
-        for name, (is_kept, rule, remedy) in rules.items():
-            if not is_kept:
-                value = getattr(self, name)
-                raise UniRLError(f"sampling.{name} is {value}", f"it must be {rule}", remedy)
+        for name, holds, rule, remedy in (
+            ("temperature", self.temperature >= 0, ">= 0", "1 is usual"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]", "1 draws from all tokens"),
+            ("top_k", self.top_k >= 0, ">= 0", "0 draws from all tokens"),
+            ("max_tokens", self.max_tokens >= 1, ">= 1", "set it to 64, say"),
+        ):
+            value = getattr(self, name)
+            check_setting(holds, f"sampling.{name}", value, f"must be {rule}", remedy)
 
 
 @dataclass(frozen=True)
@@ -244,17 +243,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_sequences", "timeout_seconds", "memory_gib"):
-            value = getattr(self, name)
-            if not value > 0:
-                raise UniRLError(
-                    f"engine.{name} is {value}", "it must be > 0", "leave it out for the default"
-                )
-        if self.max_context < 0:
-            raise UniRLError(
-                f"engine.max_context is {self.max_context}",
-                "it must be >= 0",
-                "0 takes what the model allows",
-            )
+            check_positive(f"engine.{name}", getattr(self, name), "leave it out for the default")
+        length, remedy = self.max_context, "0 takes what the model allows"
+        check_setting(length >= 0, "engine.max_context", length, "must be >= 0", remedy)
         check_device("engine.device", self.device, may_be_auto=True)
         if self.url:
             require_url(self.url, "engine.url", "engine.api_key_variable")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from unirl.config.rules import check_setting
 from unirl.errors import UniRLError
 from unirl.llm.models.tiny import tiny_model, tiny_tokenizer
 from unirl.llm.models.transformers import brief, import_transformers
@@ -56,27 +57,17 @@ class ModelConfig:
     """tiny: the seed of its weights."""
 
     def __post_init__(self) -> None:
-        rules = {
-            "path": (
-                bool(self.path),
-                "it must name a folder, an id of the hub, or tiny",
-                "--model.path tiny needs no download",
-            ),
-            "lora_rank": (
-                self.lora_rank >= 0,
-                "it must be >= 0",
-                "0 trains all weights, 16 is usual for adapters",
-            ),
-            "lora_alpha": (self.lora_alpha > 0, "it must be > 0", "twice the rank is usual"),
-            "lora_dropout": (
-                0 <= self.lora_dropout < 1,
-                "it must lie in [0, 1)",
-                "0 is right for reinforcement learning",
-            ),
-        }
-        for name, (is_kept, rule, remedy) in rules.items():
-            if not is_kept:
-                raise UniRLError(f"model.{name} is {getattr(self, name)!r}", rule, remedy)
+        rank, alpha, dropout = self.lora_rank, self.lora_alpha, self.lora_dropout
+        for name, holds, rule, remedy in (
+            ("path", self.path, "name a folder, an id of the hub, or tiny",
+             "--model.path tiny needs no download"),
+            ("lora_rank", rank >= 0, "be >= 0", "0 trains all weights, 16 is usual for adapters"),
+            ("lora_alpha", alpha > 0, "be > 0", "twice the rank is usual"),
+            ("lora_dropout", 0 <= dropout < 1, "lie in [0, 1)",
+             "0 is right for reinforcement learning"),
+        ):  # fmt: skip
+            shown = repr(getattr(self, name))
+            check_setting(bool(holds), f"model.{name}", shown, f"must {rule}", remedy)
 
 
 def check_effect(config: ModelConfig) -> None:
