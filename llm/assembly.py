@@ -17,9 +17,10 @@ from unirl.core.tree import flatten
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
-from unirl.llm.algorithms.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
+from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.algorithms.describe import describe
-from unirl.llm.algorithms.resolve import check_num_steps
+from unirl.llm.algorithms.resolve import check_group_size, check_num_steps, resolve
+from unirl.llm.algorithms.terms import Algorithm
 from unirl.llm.device import device_of
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.engines.make import make_engine, require_engine, takes_adapters

@@ -41,7 +41,8 @@ _FIELDS = (
     "prompt", "token", "logp", "mask", "version", "starts", "finish", "reward", "outcome",
 )  # fmt: skip
 _NOTES = (
-    "group_size", "max_prompt", "max_tokens", "largest_token", "temperature", "rewards", "task",
+    "num_groups", "group_size", "max_prompt", "max_tokens", "largest_token", "temperature",
+    "rewards", "task",
 )  # fmt: skip
 
 
@@ -81,10 +82,10 @@ class SavedGroups:
                         f"their {name} are {note[name]} and {first[name]}",
                         "keep the groups of different runs in different folders",
                     )
-        sizes = {
-            name: max(int(note[name]) for note in read)
+        max_prompt, max_tokens, largest_token = (
+            max(int(note[name]) for note in read)
             for name in ("max_prompt", "max_tokens", "largest_token")
-        }
+        )
         return cls(
             locations=tuple(
                 (path.with_suffix(".safetensors"), i)
@@ -92,12 +93,9 @@ class SavedGroups:
                 for i in range(int(note["num_groups"]))
             ),
             shape=GroupShape(
-                int(first["group_size"]),
-                sizes["max_prompt"],
-                sizes["max_tokens"],
-                len(first["rewards"]),
+                int(first["group_size"]), max_prompt, max_tokens, len(first["rewards"])
             ),
-            largest_token=sizes["largest_token"],
+            largest_token=largest_token,
             temperature=float(first["temperature"]),
             rewards=tuple(first["rewards"]),
             task=first["task"],
@@ -157,17 +155,10 @@ def save_groups(
 class SavingLearner:
     """Its weights stay as they are, and batches are kept until they are written."""
 
-    def __init__(
-        self,
-        weights: Weights,
-        *,
-        temperature: float,
-        reward_weights: Mapping[str, float],
-        task: str | list[str],
-    ) -> None:
+    def __init__(self, weights: Weights, config: LanguageConfig) -> None:
         self.version = self.num_steps = 0
-        self._weights, self._temperature = weights, temperature
-        self._rewards, self._task = dict(reward_weights), task
+        self._weights, self._config = weights, config
+        self._rewards = config.reward.weight_of
         self._batches: list[tuple[int, list[Group]]] = []
 
     def step(self, batch: Batch) -> Metrics:
@@ -189,9 +180,9 @@ class SavingLearner:
             save_groups(
                 groups,
                 folder / FOLDER / f"batch_{number:08d}",
-                temperature=self._temperature,
+                temperature=self._config.sampling.temperature,
                 rewards=tuple(self._rewards),
-                task=self._task,
+                task=self._config.task.names,
             )
 
     def weights(self) -> Weights:
@@ -285,12 +276,8 @@ def make_replay(context: ActorContext, *, config: LanguageConfig, samples: str) 
 
 def make_saver(context: LearnerContext, *, config: LanguageConfig) -> SavingLearner:
     """The factory of the learner of a plan that only rolls out."""
-    return SavingLearner(
-        assembly.publisher(config)(add_adapters(load_model(config.model), config.model)),
-        temperature=config.sampling.temperature,
-        reward_weights=config.reward.weight_of,
-        task=config.task.names,
-    )
+    model = add_adapters(load_model(config.model), config.model)
+    return SavingLearner(assembly.publisher(config)(model), config)
 
 
 def _require_no_rollout(config: LanguageConfig) -> None:
@@ -342,7 +329,7 @@ def _read_note(path: Path) -> dict[str, Any]:
         note = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise _no_note(path, str(error)) from error
-    missing = [name for name in (*_NOTES, "num_groups") if name not in note]
+    missing = [name for name in _NOTES if name not in note]
     if note.get("kind") != _KIND or missing:
         raise _no_note(path, f"it lacks {', '.join(missing) or 'its kind'}")
     return dict(note)

@@ -7,16 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unirl.llm.algorithms.algorithm import (
-    Algorithm,
-    advantages,
-    denominator,
-    kl_loss,
-    policy_terms,
-    shaped_reward,
-)
+from unirl.llm.algorithms.advantages import advantages, shaped_reward
+from unirl.llm.algorithms.algorithm import denominator, kl_loss, policy_terms
 from unirl.llm.algorithms.batch_file import SavedBatch
 from unirl.llm.algorithms.effect import rules_of
+from unirl.llm.algorithms.terms import Algorithm
 
 
 class Outcome(NamedTuple):

@@ -25,14 +25,10 @@ from unirl.errors import UniRLError
 from unirl.learners.optimizer import ADAPTIVE_BOUNDS, Optimizer, OptimizerConfig
 from unirl.learners.parallel import Ranks
 from unirl.learners.sharded import is_sharded
-from unirl.llm.algorithms.algorithm import (
-    Advantages,
-    Algorithm,
-    advantages,
-    denominator,
-    shaped_reward,
-)
+from unirl.llm.algorithms.advantages import Advantages, advantages, shaped_reward
+from unirl.llm.algorithms.algorithm import denominator
 from unirl.llm.algorithms.resolve import check_num_steps
+from unirl.llm.algorithms.terms import Algorithm
 from unirl.llm.group import read_group
 from unirl.llm.models.lora import published_weights
 from unirl.llm.training.distill import Teacher

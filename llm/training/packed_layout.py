@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from unirl.llm.group import with_tensors
+
 CALL_COST = 16384
 """What one more call of an attention kernel costs, counted in products of a query and a key: blocks
 are split only where that saves more padding than this. More: fewer calls, more padding."""
@@ -49,10 +51,7 @@ class Block:
 
     def to(self, device: torch.device | str) -> Block:
         """The same on another device."""
-        names = ("cell", "fill", "prompt", "of_prompt", "prompt_length")
-        tensors = {name: getattr(self, name) for name in names}
-        moved = {name: t.to(device) for name, t in tensors.items() if t is not None}
-        return replace(self, **moved)
+        return with_tensors(self, lambda tensor: tensor.to(device))
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unirl.errors import UniRLError
-from unirl.llm.group import Group
+from unirl.llm.group import Group, with_tensors
 from unirl.llm.training.packed_layout import PackLayout, Row, lay_out
 
 
@@ -63,12 +63,8 @@ class Pack:
 
     def to(self, device: torch.device | str) -> Pack:
         """The same on another device."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(
-            self,
-            layout=self.layout.to(device),
-            **{name: tensor.to(device) for name, tensor in tensors.items()},
-        )
+        moved = with_tensors(self, lambda tensor: tensor.to(device))
+        return replace(moved, layout=self.layout.to(device))
 
 
 class _Wanted(NamedTuple):
