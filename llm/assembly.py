@@ -160,7 +160,6 @@ def common_shape(shapes: Sequence[GroupShape]) -> GroupShape:
 
 
 def _require_trainable(config: LanguageConfig, algorithm: Algorithm) -> None:
-    """Raise UniRLError where groups of this kind cannot be learned from."""
     rollout, alone = config.rollout, config.teacher.alone
     if not alone:  # a teacher that teaches alone needs no baseline
         check_group_size(algorithm, rollout.group_size)
@@ -180,7 +179,6 @@ def _require_trainable(config: LanguageConfig, algorithm: Algorithm) -> None:
 
 
 def _require_sleep(config: LanguageConfig) -> None:
-    """Raise UniRLError for mode colocated with an engine that keeps its memory."""
     if config.mode != "colocated":
         return
     # Made and not started there is nothing to close.
@@ -197,12 +195,10 @@ def _require_sleep(config: LanguageConfig) -> None:
 
 
 def algorithm_of(config: LanguageConfig) -> Algorithm:
-    """Every term decided."""
     return resolve(config.algorithm, max_tokens=config.sampling.max_tokens)
 
 
 def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
-    """The factory of a plan's actor."""
     prompts, rewarder = _prompts(config)
     return Rollout(
         make_engine(config.engine, config.model),
@@ -292,7 +288,6 @@ def make_evaluator(seed: int, *, config: LanguageConfig) -> LlmEvaluator:
 def make_policy(
     config: LanguageConfig, algorithm: Algorithm, device: torch.device
 ) -> LanguagePolicy:
-    """The policy that learns, on its device."""
     model = add_adapters(load_model(config.model, device), config.model)
     if config.model.lora_rank == 0:
         model.requires_grad_(True)

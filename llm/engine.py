@@ -75,7 +75,6 @@ class Request:
 
     @property
     def num_left(self) -> int:
-        """Tokens that may still be drawn."""
         return self.sampling.max_tokens - (len(self.partial.tokens) if self.partial else 0)
 
 
@@ -122,7 +121,6 @@ class Completion:
 
     @property
     def drawn_versions(self) -> tuple[int, ...]:
-        """Versions of the weights that drew tokens."""
         return tuple(v for v, drawn in zip(self.version, self.mask, strict=True) if drawn)
 
 

@@ -25,8 +25,6 @@ SCORE, FAILED, TIMED_OUT = range(3)
 
 @dataclass(frozen=True)
 class GroupShape:
-    """How large a group may be: what its memory is reserved for."""
-
     group_size: int
     max_prompt: int
     max_tokens: int
@@ -94,7 +92,6 @@ class Group:
         return self.starts.numel() - 1
 
     def copy(self) -> Group:
-        """The same in memory of its own."""
         return with_tensors(self, Tensor.clone)
 
     @property

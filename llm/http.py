@@ -54,8 +54,6 @@ class NotConnected(HttpFailed):
 
 
 class BadStatus(HttpFailed):
-    """The server answered with an error. body: its beginning."""
-
     def __init__(self, status: int, body: bytes, retry_after: float = 0.0) -> None:
         self.body = " ".join(body.decode(errors="replace").split())[:400]
         super().__init__(f"status {status}: {self.body}", status, retry_after)
@@ -353,7 +351,6 @@ class Answer:
         return bytes(content)
 
     async def aclose(self) -> None:
-        """Hang up: at once, whatever is on its way."""
         await self._client.aclose()
 
 

@@ -68,7 +68,6 @@ class RolloutConfig:
         return loaded
 
     def load_filter(self) -> GroupFilter | None:
-        """Raises UniRLError where `filter` names nothing."""
         loaded: GroupFilter | None = self._load("filter")
         return loaded
 
@@ -186,7 +185,6 @@ class Rollout:
     def _judge(
         self, prompt: Prompt, completions: Sequence[Completion], scores: Sequence[Sequence[Score]]
     ) -> None:
-        """Raise DiscardSlot for a group that nothing can be learned from."""
         reward, valid = combine(scores, self._rewarder.weights)
         if not valid.any():
             raise DiscardSlot("reward_failed")

@@ -102,7 +102,6 @@ class SavedGroups:
         )
 
     def load(self, index: int) -> Group:
-        """One group. Raises UniRLError when its file is not whole."""
         path, i = self.locations[index]
         with needs("safetensors", f"saved groups {path} cannot be read"):
             from safetensors import safe_open
@@ -162,7 +161,6 @@ class SavingLearner:
         self._batches: list[tuple[int, list[Group]]] = []
 
     def step(self, batch: Batch) -> Metrics:
-        """Keep a copy of the batch; nothing is learned."""
         metrics = Metrics()
         groups = [read_group(slot.data, slot.ticket).copy() for slot in batch.slots]
         tokens = TokenBatch.of(groups, tuple(self._rewards.values()))
@@ -174,7 +172,6 @@ class SavingLearner:
         return metrics
 
     def keep_samples(self, folder: Path) -> None:
-        """Write what came since the last call."""
         batches, self._batches = self._batches, []
         for number, groups in batches:
             save_groups(
@@ -263,25 +260,21 @@ def probe(config: LanguageConfig, samples: str) -> LanguageFacts:
 
 
 def make_evaluator(seed: int, *, config: LanguageConfig, task: str | list[str]) -> LlmEvaluator:
-    """The factory of the evaluator of a plan that learns from saved groups of this task."""
     _require_task(config, task)
     return assembly.make_evaluator(seed, config=config)
 
 
 def make_replay(context: ActorContext, *, config: LanguageConfig, samples: str) -> Replay:
-    """The factory of the actor of a plan that learns from saved groups."""
     saved = SavedGroups.find(Path(samples).expanduser())
     return Replay(saved, context.weights, seed=config.run.seed, ranks=Ranks.from_environment())
 
 
 def make_saver(context: LearnerContext, *, config: LanguageConfig) -> SavingLearner:
-    """The factory of the learner of a plan that only rolls out."""
     model = add_adapters(load_model(config.model), config.model)
     return SavingLearner(assembly.publisher(config)(model), config)
 
 
 def _require_no_rollout(config: LanguageConfig) -> None:
-    """Raise UniRLError for settings of rollouts, which a plan that only trains does not make."""
     rollout = config.rollout
     for key, found in (
         ("rollout.function", rollout.function),
@@ -298,7 +291,6 @@ def _require_no_rollout(config: LanguageConfig) -> None:
 
 
 def _require_task(config: LanguageConfig, task: str | list[str]) -> None:
-    """Raise UniRLError where evaluations would ask other questions than those learned from."""
     if config.task.names != task:
         raise UniRLError(
             f"evaluations would ask task {config.task.names}",

@@ -48,7 +48,6 @@ class SavedBatch:
 
     @property
     def num_sequences(self) -> int:
-        """S."""
         return self.reward.numel()
 
 
@@ -56,7 +55,6 @@ _TENSORS = tuple(item.name for item in fields(SavedBatch) if item.name != "max_t
 
 
 def save_batch(batch: SavedBatch, path: Path) -> None:
-    """Write a batch. Raises UniRLError when safetensors is missing."""
     tensors = {name: getattr(batch, name).detach().cpu() for name in _TENSORS}
     save_tensors(tensors, path, kind=_KIND, max_tokens=str(batch.max_tokens))
 

@@ -64,7 +64,6 @@ def extend(
     version: Sequence[int],
     finish: Finish,
 ) -> Completion:
-    """What was generated now, behind the aborted beginning if there is one."""
     before = request.partial or Completion((), (), (), "aborted")
     return Completion(
         tokens=before.tokens + tuple(tokens),

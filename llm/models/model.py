@@ -91,7 +91,6 @@ def check_effect(config: ModelConfig) -> None:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer that belongs to the model. Raises UniRLError where there is none."""
     if config.path == TINY:
         return tiny_tokenizer()
     check_folder(config.path)

@@ -8,7 +8,6 @@ from unirl.llm.packages import needs
 
 
 def import_transformers() -> Any:
-    """The package, or a UniRLError that says how to get it."""
     with needs("transformers", "no language model can be loaded"):
         import transformers
         from transformers.utils.logging import disable_progress_bar
@@ -17,5 +16,4 @@ def import_transformers() -> Any:
 
 
 def brief(error: BaseException) -> str:
-    """Its message in one line of at most 200 characters."""
     return " ".join(str(error).split())[:200] or type(error).__name__

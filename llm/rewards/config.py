@@ -137,6 +137,5 @@ class RewardConfig:
 
     @property
     def weight_of(self) -> dict[str, float]:
-        """All rewards with their weights, the default included."""
         # Not a default of the field: what a file or a flag names is added to a field's default.
         return dict(self.weights) or {"auto": 1.0}

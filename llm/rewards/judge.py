@@ -54,7 +54,6 @@ class JudgeReward:
         return self._rating(reply)
 
     async def _ask(self, content: str, problems: list[str]) -> str:
-        """The judge's reply; what went wrong on the way goes to `problems`."""
         body = {
             "model": self._config.model,
             "messages": [{"role": "user", "content": content}],
@@ -94,7 +93,6 @@ class JudgeReward:
 
 
 def _content(data: bytes, max_tokens: int) -> str:
-    """The text of an answer. Raises HttpFailed where there is none, or only its beginning."""
     try:
         choice = json.loads(data)["choices"][0]
         content = str(choice["message"]["content"] or "")

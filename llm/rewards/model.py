@@ -99,7 +99,6 @@ class ModelReward:
 
     @torch.no_grad()
     def _compute(self, model: Any, rows: Sequence[Sequence[int]]) -> list[float]:
-        """The value of each row of tokens."""
         # By length: a batch is as wide as its longest row.
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         values = [0.0] * len(rows)
@@ -127,7 +126,6 @@ async def _result(job: Future[list[float]]) -> list[float]:
 
 
 async def _over(job: Future[list[float]]) -> None:
-    """Return when it has ended, whichever way."""
     with contextlib.suppress(Exception):
         await asyncio.wrap_future(job)
 

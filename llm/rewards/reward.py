@@ -45,12 +45,10 @@ class OneByOne:
 
 
 def failed(why: str) -> Score:
-    """No value, and why."""
     return Score(outcome=FAILED, why=why[:_WHY_CHARACTERS])
 
 
 def timed_out(why: str) -> Score:
-    """No value before the deadline."""
     return Score(outcome=TIMED_OUT, why=why[:_WHY_CHARACTERS])
 
 

@@ -82,7 +82,6 @@ class Rewarder:
         return self._pool.pids
 
     def close(self) -> None:
-        """Kill all workers and release models; idempotent."""
         self._pool.close()
         for reward in self.rewards.values():
             reward.close()
@@ -172,7 +171,6 @@ def combine_tensors(
 
 
 def _rewards_of_tasks(tasks: Sequence[Task]) -> dict[str, str]:
-    """The own reward of each task by its name."""
     for task in tasks:
         if not task.reward:
             raise UniRLError(
@@ -207,7 +205,6 @@ def _is_pooled(name: str) -> bool:
 
 
 def _function(name: str) -> str:
-    """What a worker imports for a reward."""
     return f"unirl.llm.rewards.checks:{_CHECKS[name]}" if name in _CHECKS else name
 
 

@@ -36,7 +36,6 @@ class DigitStrings:
 
 
 def built_in_task(name: str, config: TaskConfig) -> Task:
-    """A task of BUILT_IN. Its split is the same in every run."""
     examples, reward, propose = BUILT_IN[name](name, config)
     train, held_out = split(len(examples), config, name, propose)
     return Task(name, Subset(examples, train), Subset(examples, held_out), reward)

@@ -19,8 +19,6 @@ from unirl.llm.tasks.task import Example, Examples, Message, Subset, Task, check
 
 
 class FileRows(Protocol):
-    """Rows of a file: fields by name."""
-
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
@@ -61,8 +59,6 @@ class JsonLines:
 
 @dataclass(frozen=True)
 class ParquetRows:
-    """A table in memory, read row by row."""
-
     table: Any
 
     def __len__(self) -> int:
@@ -75,8 +71,6 @@ class ParquetRows:
 
 @dataclass(frozen=True)
 class RowExamples:
-    """Rows as examples."""
-
     rows: FileRows
     source: str
     prompt_field: str

@@ -29,7 +29,6 @@ def make_tasks(config: TaskConfig) -> list[Task]:
 
 
 def make_task(name: str, config: TaskConfig) -> Task:
-    """One task by its name, as TaskConfig.name spells it."""
     kind, colon, rest = name.partition(":")
     if name in BUILT_IN:
         task = built_in_task(name, config)

@@ -100,20 +100,16 @@ class PromptSource:
 
     @property
     def num_train(self) -> int:
-        """Examples to train on, of all tasks together."""
         return sum(len(kept) for kept in self._train)
 
     @property
     def num_eval(self) -> int:
-        """Examples held out, of all tasks together."""
         return int(self._ends[-1])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """A completion as the text that rewards read."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def prompt(self, ticket: int) -> Prompt:
-        """The prompt of a ticket >= 0."""
         which, offset, epoch = self._order.locate(ticket)
         index = int(self._train[which][offset])
         return self._make(self._tasks[which], self._tasks[which].train, index, epoch, ticket)
@@ -144,7 +140,6 @@ class PromptSource:
         )
 
     def _fitting(self, task: Task, examples: Examples) -> Indices:
-        """Indices of the prompts that are short enough."""
         most, kept = self._most_tokens(), []
         for index in range(len(examples)):
             length = len(self._encode(task, examples[index])[1])

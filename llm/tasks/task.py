@@ -33,8 +33,6 @@ class Example:
 
 
 class Examples(Protocol):
-    """Examples by index, the same at every reading."""
-
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Example: ...
@@ -42,8 +40,6 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """Questions of one kind."""
-
     name: str
     train: Examples
     held_out: Examples
@@ -66,7 +62,6 @@ class Subset:
 
 
 def question(text: str, answer: str) -> Example:
-    """One user turn and its answer."""
     return Example(answer=answer, messages=({"role": "user", "content": text},))
 
 
@@ -116,7 +111,6 @@ def checked_options(task: str, config: TaskConfig, known: Sequence[str]) -> dict
 
 
 def empty_split(task: str, name: str, size: int, config: TaskConfig) -> UniRLError:
-    """Why a split has no examples."""
     return UniRLError(
         f'task "{task}" has no examples in its split "{name}"',
         f"1 at least is needed; it has {size} in all, task.num_eval is {config.num_eval}",

@@ -152,7 +152,6 @@ class LlmLearner:
 
     @property
     def recent_returns(self) -> tuple[float, ...]:
-        """Rewards of the most recent completions."""
         return tuple(self._rewards)
 
     def take_samples(self) -> list[dict[str, Any]]:
@@ -163,7 +162,6 @@ class LlmLearner:
         return sample_rows(*newest, self._tokenizer, self.version)
 
     def summary(self, row: Mapping[str, Any]) -> str:
-        """One row of `take_samples` in a line."""
         return summary(row)
 
     def record_training_seconds(self, seconds: float) -> None:

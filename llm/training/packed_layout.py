@@ -50,7 +50,6 @@ class Block:
     prompt_length: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Block:
-        """The same on another device."""
         return with_tensors(self, lambda tensor: tensor.to(device))
 
 
@@ -66,11 +65,9 @@ class PackLayout:
 
     @property
     def num_tokens(self) -> int:
-        """All tokens of the pack."""
         return sum(block.num_tokens for block in self.blocks)
 
     def to(self, device: torch.device | str) -> PackLayout:
-        """The same on another device."""
         return replace(self, blocks=tuple(block.to(device) for block in self.blocks))
 
 

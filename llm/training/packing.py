@@ -62,14 +62,11 @@ class Pack:
         return self.target.numel()
 
     def to(self, device: torch.device | str) -> Pack:
-        """The same on another device."""
         moved = with_tensors(self, lambda tensor: tensor.to(device))
         return replace(moved, layout=self.layout.to(device))
 
 
 class _Wanted(NamedTuple):
-    """What is wanted of one completion."""
-
     positions: Tensor
     """Of the tokens that are trained; at least one."""
     num_inputs: int
@@ -135,7 +132,6 @@ def pack_groups(
 def _flags(
     name: str, groups: Sequence[Group], flags: Sequence[Tensor] | None
 ) -> list[list[bool]] | None:
-    """For each group one flag per completion."""
     if flags is None:
         return None
     if [one.numel() for one in flags] != [group.size for group in groups]:

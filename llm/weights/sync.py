@@ -61,7 +61,6 @@ class WeightSync:
         return found
 
     def meet(self, described: list[dict[str, Any]]) -> None:
-        """Take note of what the workers say of themselves."""
         self._workers = described
 
     async def load(self, weights: Weights, version: int) -> None:

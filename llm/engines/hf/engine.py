@@ -222,7 +222,6 @@ class HfEngine:
         return [*running, *self._waiting]
 
     def _continue(self) -> None:
-        """Have the loop generate, if there is a request and nothing forbids it."""
         if self._has_work() and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._run())
 

@@ -181,7 +181,6 @@ class SglangControls:
         self._folder.remove()
 
     def _write(self, weights: Weights, version: int) -> Path:
-        """The model's folder with other weights in it."""
         source = Path(self._model)
         if not (source / "config.json").is_file():
             raise UniRLError(
@@ -201,7 +200,6 @@ class SglangControls:
 
 
 async def _described(http: HttpClient, path: str) -> dict[str, Any] | None:
-    """What an endpoint says; None where there is none."""
     try:
         described = await http.get_json(path)
     except BadStatus as error:

@@ -202,7 +202,6 @@ class OpenAiEngine:
                 return replace(done, finish="length")
 
     async def _gate(self, run: _Run) -> None:
-        """Until the engine is open, or the request aborted."""
         if not run.aborted:
             run.cut.clear()
         if self._open.is_set():
@@ -320,8 +319,6 @@ class OpenAiEngine:
 
 @dataclass
 class _Run:
-    """A request in flight."""
-
     cut: asyncio.Event = field(default_factory=asyncio.Event)
     """Its stream is to end now."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)

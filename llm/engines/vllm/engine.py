@@ -56,7 +56,6 @@ class VllmEngine:
         return self._version
 
     async def start(self) -> None:
-        """Raises UniRLError when vllm is missing or refuses its arguments."""
         async with self._starting:
             if self._closed:
                 raise closed()
@@ -139,7 +138,6 @@ class VllmEngine:
         return self._usage.as_stats()
 
     async def close(self) -> None:
-        """Leaves no process."""
         if self._closed:
             return
         self._closed = True
