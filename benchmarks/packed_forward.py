@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from unirl.llm.group import Group  # noqa: E402
 from unirl.llm.training.packing import Pack, pack_groups  # noqa: E402
-from unirl.llm.training.token_logp import token_logp_of  # noqa: E402
+from unirl.llm.training.language_policy import LanguagePolicy  # noqa: E402
 
 sys.path.remove(str(ROOT))
 
@@ -80,7 +80,7 @@ def packed_step(model: nn.Module, packs: Sequence[Pack], advantage: Tensor) -> f
     """Loss and gradients through packs; advantage: one per completion of the batch."""
     total = 0.0
     for pack in packs:
-        loss = -(token_logp_of(model, pack).logp * advantage[pack.sequence]).mean()
+        loss = -(LanguagePolicy(model, temperature=1.0)(pack).logp * advantage[pack.sequence]).mean()
         loss = loss * (pack.num_targets / sum(one.num_targets for one in packs))
         loss.backward()
         total += loss.item()

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from unirl.config.rules import check_positive, check_setting
 from unirl.core.weights import Weights
 from unirl.device import check_device
-from unirl.errors import UniRLError
+from unirl.errors import Restartable, UniRLError
 from unirl.llm.http import require_url
 
 Finish = Literal["stop", "length", "aborted"]
@@ -185,19 +185,8 @@ class Engine(Protocol):
         """Release model, processes and memory; idempotent."""
 
 
-class EngineFailed(RuntimeError):
-    """An engine died, hangs, or answers nonsense. Not final: a new one may do better, so runners
-    start the actor again.
-
-    what, rule, remedy: the parts of a UniRLError, as one sentence.
-    """
-
-    def __init__(self, what: str, rule: str, remedy: str) -> None:
-        self.parts = (what, rule, remedy)
-        super().__init__(what, rule, remedy)
-
-    def __str__(self) -> str:
-        return str(UniRLError(*self.parts))
+class EngineFailed(Restartable):
+    """An engine died, hangs, or answers nonsense."""
 
 
 @dataclass(frozen=True)

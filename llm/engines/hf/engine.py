@@ -31,6 +31,7 @@ from unirl.llm.engine import (
 )
 from unirl.llm.engines.hf.generation import Generation
 from unirl.llm.engines.hf.sequences import Running
+from unirl.llm.engines.usage import Usage
 from unirl.llm.models import model as models
 from unirl.llm.models.checksum import checksum
 
@@ -60,7 +61,7 @@ class HfEngine:
         """The model and its sequences; None before `start` and after a failure."""
         self._version = -1
         self._waiting: list[Running] = []
-        self._ids: set[str] = set()
+        self._usage = Usage()
         self._orders = 0
         self._paused = self._asleep = False
         self._resume_awake = False
@@ -91,18 +92,16 @@ class HfEngine:
             return replace(done, finish="length")
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         running = Running(request, self._orders, future)
-        self._orders += 1
-        self._waiting.append(running)
-        self._ids.add(request.id)
-        self._counts["prompt_tokens"] += len(request.prompt)
-        self._continue()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._abort([running])
-            raise
-        finally:
-            self._ids.discard(request.id)
+        with self._usage.running(request.id):
+            self._orders += 1
+            self._waiting.append(running)
+            self._counts["prompt_tokens"] += len(request.prompt)
+            self._continue()
+            try:
+                return await future
+            except asyncio.CancelledError:
+                self._abort([running])
+                raise
 
     async def abort(self, ids: list[str] | None = None) -> None:
         wanted = None if ids is None else set(ids)
@@ -209,12 +208,6 @@ class HfEngine:
                 f"the prompt of request {request.id} is not one of this model's",
                 f"it must have at least one token, each from 0 to {generation.vocabulary - 1}",
                 "use the tokenizer that belongs to the model",
-            )
-        if request.id in self._ids:
-            raise UniRLError(
-                f'request "{request.id}" is in flight already',
-                "ids must be unique among the requests in flight",
-                "number the requests",
             )
 
     def _in_flight(self) -> list[Running]:
