@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from unirl.errors import UniRLError
+from unirl.llm.packages import needs
 
 if TYPE_CHECKING:
     import httpx2
@@ -128,14 +129,8 @@ class HttpClient:
         section: str = "engine",
         failure: Callable[[str, str, str], Exception] = UniRLError,
     ) -> None:
-        try:
+        with needs("httpx2", f"{url} cannot be asked"):
             import httpx2  # noqa: F401
-        except ImportError as error:
-            raise UniRLError(
-                "httpx2 is not installed",
-                "servers behind a url are asked through it",
-                "pip install 'unirl[llm]'",
-            ) from error
         for name, value in headers.items():
             # httpx2 refuses it too, but late, and it shows the value, which may be a key.
             if value != value.strip() or not value.isprintable():

@@ -151,10 +151,7 @@ def critic_loss(
     sequence: Tensor,
     num_sequences: int,
 ) -> Loss:
-    """Half the squared error of the critic, clipped where the algorithm says; all [N].
-
-    Without its coefficient.
-    """
+    """Half the squared error of the critic, clipped where the algorithm says; all [N]."""
     rows = mask != 0
     error = torch.where(rows, value - target.detach(), 0.0)
     square = error.square()

@@ -128,9 +128,7 @@ class Rewarder:
         if name == "model":
             from unirl.llm.rewards.model import ModelReward
 
-            return ModelReward(
-                config.model, config.timeout_seconds, config.model_batch, config.device
-            )
+            return ModelReward(config)
         if not _is_pooled(name):
             reward = AsyncReward(own_function(name), config.timeout_seconds, self._limits)
             return OneByOne(reward.judge)

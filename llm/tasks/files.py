@@ -82,16 +82,13 @@ class RowExamples:
     def __getitem__(self, index: int, /) -> Example:
         row = self.rows[index]
         prompt = self._field(row, index, self.prompt_field, "prompt_field")
-        answer = self._answer(row, index)
+        answer = ""
+        if self.answer_field:
+            answer = self._field(row, index, self.answer_field, "answer_field")
+            answer = answer if isinstance(answer, str) else json.dumps(answer, default=str)
         used = (self.prompt_field, self.answer_field)
         info = {name: value for name, value in row.items() if name not in used}
         return Example(answer=answer, messages=self._messages(prompt, index), info=info)
-
-    def _answer(self, row: Mapping[str, Any], index: int) -> str:
-        if not self.answer_field:
-            return ""
-        value = self._field(row, index, self.answer_field, "answer_field")
-        return value if isinstance(value, str) else json.dumps(value, default=str)
 
     def _messages(self, prompt: Any, index: int) -> tuple[Message, ...]:
         if isinstance(prompt, str):

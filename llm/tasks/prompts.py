@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,30 +15,6 @@ from unirl.llm.tasks.prompt_order import PromptOrder
 from unirl.llm.tasks.task import Example, Examples, Indices, Message, Task, empty_split
 
 log = logging.getLogger(__name__)
-
-
-class Tokenizer(Protocol):
-    """What prompts need of a tokenizer; those of transformers have it."""
-
-    @property
-    def chat_template(self) -> Any:
-        """How a conversation is written; None: this tokenizer has no such thing."""
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids."""
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> Any:
-        """Token ids as text."""
-
-    def apply_chat_template(
-        self,
-        conversation: Any,
-        *,
-        tokenize: bool,
-        add_generation_prompt: bool,
-        **options: Any,
-    ) -> Any:
-        """With tokenize=False: the conversation as text."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +50,7 @@ class PromptSource:
     def __init__(
         self,
         tasks: Sequence[Task],
-        tokenizer: Tokenizer,
+        tokenizer: Any,  # of transformers
         config: TaskConfig,
         *,
         max_context: int = 0,

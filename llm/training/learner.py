@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unirl.config.rules import check_at_least
 from unirl.core.learner import LearnerState
 from unirl.core.sample import Batch
 from unirl.core.seeding import derive_seed
@@ -69,13 +70,7 @@ class LlmLearnerConfig:
     """auto: cuda where there is one, else cpu."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "minibatches", "micro_tokens"):
-            if getattr(self, name) < 1:
-                raise UniRLError(
-                    f"learner.{name} is {getattr(self, name)}",
-                    f"learner.{name} >= 1 must hold",
-                    "leave it out for the default",
-                )
+        check_at_least(1, "learner", self, "epochs", "minibatches", "micro_tokens")
         check_device("learner.device", self.device, may_be_auto=True)
         if self.optimizer.lr_schedule == "adaptive":
             self._check_adaptive()

@@ -63,10 +63,6 @@ class PackLayout:
     longest: int
     """Tokens of the longest document, prompt included."""
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(block.num_tokens for block in self.blocks)
-
     def to(self, device: torch.device | str) -> PackLayout:
         return replace(self, blocks=tuple(block.to(device) for block in self.blocks))
 

@@ -52,11 +52,6 @@ class Pack:
     """[E]: number of that completion in the batch."""
 
     @property
-    def num_tokens(self) -> int:
-        """N: what the model computes."""
-        return self.input_ids.shape[1]
-
-    @property
     def num_targets(self) -> int:
         """M: what is trained."""
         return self.target.numel()

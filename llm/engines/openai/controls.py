@@ -10,7 +10,7 @@ import contextlib
 import logging
 import shutil
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
@@ -31,16 +31,6 @@ _PATIENCE = 0.25
 """Share of engine.timeout_seconds after which a pause is taken for one that never ends; until
 then it may be another client's swap.
 """
-
-
-class Controls(Protocol):
-    """How a kind of server takes weights."""
-
-    async def load(self, weights: Weights, version: int) -> None:
-        """Take them over, and prove it as far as the server can."""
-
-    def close(self) -> None:
-        """Release memory and files; idempotent."""
 
 
 async def find_controls(http: HttpClient, config: EngineConfig, model: str) -> Controls | None:
@@ -197,6 +187,9 @@ class SglangControls:
         save_tensors(flat, path / "model.safetensors", format="pt")
         self._folder.keep_only(path)
         return path
+
+
+Controls: TypeAlias = VllmControls | SglangControls
 
 
 async def _described(http: HttpClient, path: str) -> dict[str, Any] | None:

@@ -96,13 +96,10 @@ class OpenAiEngine:
                 return
             try:
                 listed = await self._http.get_json("/models", patience=self._config.timeout_seconds)
-            except BadStatus as error:
-                raise self._refusal(error) from error
-            names = [str(one.get("id")) for one in (listed or {}).get("data", [])]
-            if names and self._model not in names:
-                raise unknown_model(self._http.url, self._model, names)
-            self._drop_controls()
-            try:
+                names = [str(one.get("id")) for one in (listed or {}).get("data", [])]
+                if names and self._model not in names:
+                    raise unknown_model(self._http.url, self._model, names)
+                self._drop_controls()
                 # Before the first token is asked for: a paused server would never draw it.
                 self._controls = await find_controls(self._http, self._config, self._source)
             except BadStatus as error:
