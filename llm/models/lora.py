@@ -46,10 +46,6 @@ def add_adapters(model: Any, config: ModelConfig) -> Any:
         ) from error
 
 
-def has_adapters(model: Any) -> bool:
-    return hasattr(model, "peft_config")
-
-
 @torch.no_grad()
 def published_adapters(model: Any) -> dict[str, Tensor]:
     """What engines need that load adapters themselves: lora_A [r, K] and lora_B [N, r], by peft's
@@ -72,7 +68,7 @@ def with_base(weights: Weights, config: ModelConfig) -> Weights:
 
 def published_weights(model: Any) -> dict[str, Tensor]:
     """What engines need: parameters by the names of the model without adapters, these added."""
-    if not has_adapters(model):
+    if not hasattr(model, "peft_config"):
         return flat_weights(model)
     deltas = {
         name: module.get_delta_weight("default")

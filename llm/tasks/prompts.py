@@ -116,7 +116,9 @@ class PromptSource:
         )
 
     def _fitting(self, task: Task, examples: Examples) -> Indices:
-        most, kept = self._most_tokens(), []
+        most, kept = self._config.max_prompt, []
+        if self._max_context:
+            most = min(most, self._max_context - self._max_tokens)
         for index in range(len(examples)):
             length = len(self._encode(task, examples[index])[1])
             if length <= most:
@@ -129,11 +131,6 @@ class PromptSource:
             log.warning("%s: %d prompts are longer than %d tokens", task.name, num_dropped, most)
             self.dropped[task.name] = self.dropped.get(task.name, 0) + num_dropped
         return np.array(kept, dtype=np.int64)
-
-    def _most_tokens(self) -> int:
-        if not self._max_context:
-            return self._config.max_prompt
-        return min(self._config.max_prompt, self._max_context - self._max_tokens)
 
     def _too_long(self, task: Task, index: int, length: int) -> UniRLError:
         if length > self._config.max_prompt:
