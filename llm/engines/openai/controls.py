@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import logging
 import shutil
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -73,7 +75,7 @@ class VllmControls:
 
     async def load(self, weights: Weights, version: int) -> None:
         """Requests of others end: they would continue under weights half loaded."""
-        undo = self._resume
+        undo: Callable[[], Awaitable[None]] = partial(self._order, "/resume")
         try:
             await self._order("/pause?mode=abort&clear_cache=false")
             undo = self.revive
@@ -84,7 +86,7 @@ class VllmControls:
                 async with asyncio.timeout(_UNDO_SECONDS):
                     await undo()
             raise
-        await self._resume()
+        await self._order("/resume")
 
     async def revive(self) -> None:
         """Resume a server that a broken swap left paused. Its weights may be anything."""
@@ -93,9 +95,6 @@ class VllmControls:
         for path in ("/start_weight_update", "/finish_weight_update"):
             with contextlib.suppress(BadStatus):
                 await self._http.post_json(path, once=True)
-        await self._resume()
-
-    async def _resume(self) -> None:
         await self._order("/resume")
 
     async def call_workers(self, method: str, arguments: list[str]) -> list[Any]:
