@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # that other packages would be mistaken for.
 sys.path.insert(0, str(ROOT))
 from unirl.llm.group import Group  # noqa: E402
+from unirl.llm.training.language_policy import LanguagePolicy  # noqa: E402
 from unirl.llm.training.packing import Pack, pack_groups  # noqa: E402
-from unirl.llm.training.token_logp import token_logp_of  # noqa: E402
 
 sys.path.remove(str(ROOT))
 
@@ -80,7 +80,8 @@ def packed_step(model: nn.Module, packs: Sequence[Pack], advantage: Tensor) -> f
     """Loss and gradients through packs; advantage: one per completion of the batch."""
     total = 0.0
     for pack in packs:
-        loss = -(token_logp_of(model, pack).logp * advantage[pack.sequence]).mean()
+        logp = LanguagePolicy(model, temperature=1.0)(pack).logp
+        loss = -(logp * advantage[pack.sequence]).mean()
         loss = loss * (pack.num_targets / sum(one.num_targets for one in packs))
         loss.backward()
         total += loss.item()
@@ -206,7 +207,7 @@ def main() -> None:
                 taken, losses[side] = seconds(step, model, clock)
                 times[side].append(taken)
         tokens = sum(pack.num_targets for pack in packs)
-        computed = sum(pack.num_tokens for pack in packs), sum(r[0].numel() for r in rows)
+        computed = sum(pack.input_ids.numel() for pack in packs), sum(r[0].numel() for r in rows)
         medians = [statistics.median(one) for one in times]
         for side, name in enumerate(("packed", "padded")):
             print(

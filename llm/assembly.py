@@ -17,9 +17,10 @@ from unirl.core.tree import flatten
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
-from unirl.llm.algorithms.algorithm import Algorithm, AlgorithmConfig, check_group_size, resolve
+from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.algorithms.describe import describe
-from unirl.llm.algorithms.resolve import check_num_steps
+from unirl.llm.algorithms.resolve import check_group_size, check_num_steps, resolve
+from unirl.llm.algorithms.terms import Algorithm
 from unirl.llm.device import device_of
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.engines.make import make_engine, require_engine, takes_adapters
@@ -38,6 +39,7 @@ from unirl.llm.models.model import (
     context_length,
     load_model,
     load_tokenizer,
+    source_of,
 )
 from unirl.llm.models.transformers import import_transformers
 from unirl.llm.rewards.config import RewardConfig
@@ -158,7 +160,6 @@ def common_shape(shapes: Sequence[GroupShape]) -> GroupShape:
 
 
 def _require_trainable(config: LanguageConfig, algorithm: Algorithm) -> None:
-    """Raise UniRLError where groups of this kind cannot be learned from."""
     rollout, alone = config.rollout, config.teacher.alone
     if not alone:  # a teacher that teaches alone needs no baseline
         check_group_size(algorithm, rollout.group_size)
@@ -178,7 +179,6 @@ def _require_trainable(config: LanguageConfig, algorithm: Algorithm) -> None:
 
 
 def _require_sleep(config: LanguageConfig) -> None:
-    """Raise UniRLError for mode colocated with an engine that keeps its memory."""
     if config.mode != "colocated":
         return
     # Made and not started there is nothing to close.
@@ -195,12 +195,10 @@ def _require_sleep(config: LanguageConfig) -> None:
 
 
 def algorithm_of(config: LanguageConfig) -> Algorithm:
-    """Every term decided."""
     return resolve(config.algorithm, max_tokens=config.sampling.max_tokens)
 
 
 def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
-    """The factory of a plan's actor."""
     prompts, rewarder = _prompts(config)
     return Rollout(
         make_engine(config.engine, config.model),
@@ -290,7 +288,6 @@ def make_evaluator(seed: int, *, config: LanguageConfig) -> LlmEvaluator:
 def make_policy(
     config: LanguageConfig, algorithm: Algorithm, device: torch.device
 ) -> LanguagePolicy:
-    """The policy that learns, on its device."""
     model = add_adapters(load_model(config.model, device), config.model)
     if config.model.lora_rank == 0:
         model.requires_grad_(True)
@@ -319,11 +316,9 @@ def _own_context(model: ModelConfig, tokenizer: Any) -> int:
     """What the model says of its context, without its weights; 0 where it says nothing."""
     if model.path == TINY:
         return int(tokenizer.model_max_length)
-    options: dict[str, Any] = {"trust_remote_code": model.trust_remote_code}
-    if model.revision:
-        options["revision"] = model.revision
     try:
-        settings = import_transformers().AutoConfig.from_pretrained(model.path, **options)
+        transformers = import_transformers()
+        settings = transformers.AutoConfig.from_pretrained(model.path, **source_of(model))
         return context_length(SimpleNamespace(config=settings))
     except (OSError, ValueError, KeyError, UniRLError):
         return 0  # loading the model finds what is wrong with it, and says it better

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from unirl.config.rules import check_positive, check_setting
 from unirl.core.weights import Weights
 from unirl.device import check_device
-from unirl.errors import UniRLError
+from unirl.errors import Restartable, UniRLError
 from unirl.llm.http import require_url
 
 Finish = Literal["stop", "length", "aborted"]
@@ -43,16 +44,14 @@ class SamplingConfig:
     """Texts that end a completion besides the model's own end tokens; they stay part of it."""
 
     def __post_init__(self) -> None:
-        rules = {
-            "temperature": (self.temperature >= 0, ">= 0", "1 is usual"),
-            "top_p": (0 < self.top_p <= 1, "in (0, 1]", "1 draws from all tokens"),
-            "top_k": (self.top_k >= 0, ">= 0", "0 draws from all tokens"),
-            "max_tokens": (self.max_tokens >= 1, ">= 1", "set it to 64, say"),
-        }
-        for name, (is_kept, rule, remedy) in rules.items():
-            if not is_kept:
-                value = getattr(self, name)
-                raise UniRLError(f"sampling.{name} is {value}", f"it must be {rule}", remedy)
+        for name, holds, rule, remedy in (
+            ("temperature", self.temperature >= 0, ">= 0", "1 is usual"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]", "1 draws from all tokens"),
+            ("top_k", self.top_k >= 0, ">= 0", "0 draws from all tokens"),
+            ("max_tokens", self.max_tokens >= 1, ">= 1", "set it to 64, say"),
+        ):
+            value = getattr(self, name)
+            check_setting(holds, f"sampling.{name}", value, f"must be {rule}", remedy)
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,6 @@ class Request:
 
     @property
     def num_left(self) -> int:
-        """Tokens that may still be drawn."""
         return self.sampling.max_tokens - (len(self.partial.tokens) if self.partial else 0)
 
 
@@ -123,7 +121,6 @@ class Completion:
 
     @property
     def drawn_versions(self) -> tuple[int, ...]:
-        """Versions of the weights that drew tokens."""
         return tuple(v for v, drawn in zip(self.version, self.mask, strict=True) if drawn)
 
 
@@ -182,25 +179,14 @@ class Engine(Protocol):
         """The inverse of `sleep`."""
 
     def stats(self) -> Mapping[str, float]:
-        """Counters since the start, by name: generated_tokens, prompt_tokens, busy_seconds."""
+        """Counters since the start, by name: generated_tokens, prompt_tokens."""
 
     async def close(self) -> None:
         """Release model, processes and memory; idempotent."""
 
 
-class EngineFailed(RuntimeError):
-    """An engine died, hangs, or answers nonsense. Not final: a new one may do better, so runners
-    start the actor again.
-
-    what, rule, remedy: the parts of a UniRLError, as one sentence.
-    """
-
-    def __init__(self, what: str, rule: str, remedy: str) -> None:
-        self.parts = (what, rule, remedy)
-        super().__init__(what, rule, remedy)
-
-    def __str__(self) -> str:
-        return str(UniRLError(*self.parts))
+class EngineFailed(Restartable):
+    """An engine died, hangs, or answers nonsense."""
 
 
 @dataclass(frozen=True)
@@ -244,17 +230,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_sequences", "timeout_seconds", "memory_gib"):
-            value = getattr(self, name)
-            if not value > 0:
-                raise UniRLError(
-                    f"engine.{name} is {value}", "it must be > 0", "leave it out for the default"
-                )
-        if self.max_context < 0:
-            raise UniRLError(
-                f"engine.max_context is {self.max_context}",
-                "it must be >= 0",
-                "0 takes what the model allows",
-            )
+            check_positive(f"engine.{name}", getattr(self, name), "leave it out for the default")
+        length, remedy = self.max_context, "0 takes what the model allows"
+        check_setting(length >= 0, "engine.max_context", length, "must be >= 0", remedy)
         check_device("engine.device", self.device, may_be_auto=True)
         if self.url:
             require_url(self.url, "engine.url", "engine.api_key_variable")

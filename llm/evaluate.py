@@ -92,7 +92,6 @@ class LlmEvaluator:
 
 
 def require_held_out(prompts: PromptSource) -> None:
-    """Raise UniRLError when there is nothing to evaluate on."""
     if not prompts.num_eval:
         raise UniRLError(
             "there are no held-out prompts",

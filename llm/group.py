@@ -4,9 +4,9 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,17 +15,16 @@ from unirl.core.sample import Field, SampleSpec
 from unirl.errors import UniRLError
 from unirl.llm.engine import Completion
 
+T = TypeVar("T")
+
 FINISHES = ("stop", "length", "aborted")
 """What a finish code means."""
-OUTCOMES = ("score", "failed", "timed_out")
-"""What the outcome code of one reward means; only a score has a value."""
 SCORE, FAILED, TIMED_OUT = range(3)
+"""Outcome codes of one reward; only a score has a value."""
 
 
 @dataclass(frozen=True)
 class GroupShape:
-    """How large a group may be: what its memory is reserved for."""
-
     group_size: int
     max_prompt: int
     max_tokens: int
@@ -62,6 +61,12 @@ class GroupShape:
         )
 
 
+def with_tensors(item: T, change: Callable[[Tensor], Tensor]) -> T:
+    """A dataclass with its tensors changed."""
+    tensors = {name: value for name, value in vars(item).items() if isinstance(value, Tensor)}
+    return replace(item, **{name: change(value) for name, value in tensors.items()})  # type: ignore[type-var]
+
+
 @dataclass(frozen=True)
 class Group:
     """A group as a learner reads it: tensors of what there is, without the unused rest.
@@ -87,9 +92,7 @@ class Group:
         return self.starts.numel() - 1
 
     def copy(self) -> Group:
-        """The same in memory of its own."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **{name: value.clone() for name, value in tensors.items()})  # type: ignore[arg-type]
+        return with_tensors(self, Tensor.clone)
 
     @property
     def lengths(self) -> Tensor:

@@ -15,17 +15,21 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from unirl.errors import UniRLError
+from unirl.llm.packages import needs
 
 if TYPE_CHECKING:
     import httpx2
 
+T = TypeVar("T")
+
 PAUSES = (0.1, 0.3, 1.0, 2.0)
 """Seconds before each further attempt, where the server does not ask for more."""
-_LONGEST_PAUSE = 30.0
+MAX_PAUSE = 30.0
 """Seconds: most that a server may ask for where its client has no deadline."""
 _REASON_BYTES = 4096
 """How much is read of the reason that a server gives for an error."""
@@ -51,8 +55,6 @@ class NotConnected(HttpFailed):
 
 
 class BadStatus(HttpFailed):
-    """The server answered with an error. body: its beginning."""
-
     def __init__(self, status: int, body: bytes, retry_after: float = 0.0) -> None:
         self.body = " ".join(body.decode(errors="replace").split())[:400]
         super().__init__(f"status {status}: {self.body}", status, retry_after)
@@ -127,14 +129,8 @@ class HttpClient:
         section: str = "engine",
         failure: Callable[[str, str, str], Exception] = UniRLError,
     ) -> None:
-        try:
+        with needs("httpx2", f"{url} cannot be asked"):
             import httpx2  # noqa: F401
-        except ImportError as error:
-            raise UniRLError(
-                "httpx2 is not installed",
-                "servers behind a url are asked through it",
-                "pip install 'unirl[llm]'",
-            ) from error
         for name, value in headers.items():
             # httpx2 refuses it too, but late, and it shows the value, which may be a key.
             if value != value.strip() or not value.isprintable():
@@ -190,16 +186,22 @@ class HttpClient:
         *,
         patience: float = 0.0,
         once: bool = False,
-        between: Callable[[HttpFailed], Awaitable[None]] | None = None,
     ) -> Answer:
-        """`ask` until it succeeds, or all pauses and the patience (seconds) are used up. once: only
-        where the request has not arrived. between: awaited after each pause. Raises as `ask` does.
+        """`ask`, as often as `again` allows."""
+        attempt = partial(self.ask, method, path, body, headers)
+        return await self.again(attempt, patience=patience, once=once)
+
+    async def again(
+        self, ask: Callable[[], Awaitable[T]], *, patience: float = 0.0, once: bool = False
+    ) -> T:
+        """What `ask` returns once it succeeds; raises HttpFailed as it does when all pauses and the
+        patience (seconds) are used up. once: repeated only where the request has not arrived.
         """
         loop = asyncio.get_running_loop()
         end, attempt = loop.time() + patience, 0
         while True:
             try:
-                return await self.ask(method, path, body, headers)
+                return await ask()
             except HttpFailed as error:
                 failure = error
             attempt += 1
@@ -208,10 +210,8 @@ class HttpClient:
             if not again or (attempt > len(self._pauses) and loop.time() >= end):
                 raise failure
             # A server that is busy names a pause, which counts as far as the deadline allows.
-            asked = min(failure.retry_after, self._seconds or _LONGEST_PAUSE)
+            asked = min(failure.retry_after, self._seconds or MAX_PAUSE)
             await asyncio.sleep(max(self._pauses[min(attempt, len(self._pauses)) - 1], asked))
-            if between is not None:
-                await between(failure)
 
     async def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
@@ -346,7 +346,6 @@ class Answer:
         return bytes(content)
 
     async def aclose(self) -> None:
-        """Hang up: at once, whatever is on its way."""
         await self._client.aclose()
 
 

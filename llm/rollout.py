@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from unirl.config.rules import check_setting
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
@@ -52,10 +53,8 @@ class RolloutConfig:
     """module:attr of an own group filter: see GroupFilter. "": every group is kept."""
 
     def __post_init__(self) -> None:
-        if self.group_size < 1:
-            raise UniRLError(
-                f"rollout.group_size is {self.group_size}", "it must be >= 1", "8 is usual"
-            )
+        size = self.group_size
+        check_setting(size >= 1, "rollout.group_size", size, "must be >= 1", "8 is usual")
         if self.zero_variance not in ("skip", "discard", "train"):
             raise UniRLError(
                 f"rollout.zero_variance {self.zero_variance!r} is unknown",
@@ -69,7 +68,6 @@ class RolloutConfig:
         return loaded
 
     def load_filter(self) -> GroupFilter | None:
-        """Raises UniRLError where `filter` names nothing."""
         loaded: GroupFilter | None = self._load("filter")
         return loaded
 
@@ -187,7 +185,6 @@ class Rollout:
     def _judge(
         self, prompt: Prompt, completions: Sequence[Completion], scores: Sequence[Sequence[Score]]
     ) -> None:
-        """Raise DiscardSlot for a group that nothing can be learned from."""
         reward, valid = combine(scores, self._rewarder.weights)
         if not valid.any():
             raise DiscardSlot("reward_failed")

@@ -8,7 +8,6 @@ that says of what sizes and by which settings; the run folder has them in sample
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from unirl.llm.models.model import load_model, load_tokenizer
 from unirl.llm.packages import needs
 from unirl.llm.training.report import report_groups
 from unirl.llm.training.token_batch import TokenBatch
+from unirl.llm.weights.transfer import save_tensors
 from unirl.metrics.metrics import Metrics
 from unirl.storage import disk
 
@@ -41,7 +41,8 @@ _FIELDS = (
     "prompt", "token", "logp", "mask", "version", "starts", "finish", "reward", "outcome",
 )  # fmt: skip
 _NOTES = (
-    "group_size", "max_prompt", "max_tokens", "largest_token", "temperature", "rewards", "task",
+    "num_groups", "group_size", "max_prompt", "max_tokens", "largest_token", "temperature",
+    "rewards", "task",
 )  # fmt: skip
 
 
@@ -81,10 +82,10 @@ class SavedGroups:
                         f"their {name} are {note[name]} and {first[name]}",
                         "keep the groups of different runs in different folders",
                     )
-        sizes = {
-            name: max(int(note[name]) for note in read)
+        max_prompt, max_tokens, largest_token = (
+            max(int(note[name]) for note in read)
             for name in ("max_prompt", "max_tokens", "largest_token")
-        }
+        )
         return cls(
             locations=tuple(
                 (path.with_suffix(".safetensors"), i)
@@ -92,19 +93,15 @@ class SavedGroups:
                 for i in range(int(note["num_groups"]))
             ),
             shape=GroupShape(
-                int(first["group_size"]),
-                sizes["max_prompt"],
-                sizes["max_tokens"],
-                len(first["rewards"]),
+                int(first["group_size"]), max_prompt, max_tokens, len(first["rewards"])
             ),
-            largest_token=sizes["largest_token"],
+            largest_token=largest_token,
             temperature=float(first["temperature"]),
             rewards=tuple(first["rewards"]),
             task=first["task"],
         )
 
     def load(self, index: int) -> Group:
-        """One group. Raises UniRLError when its file is not whole."""
         path, i = self.locations[index]
         with needs("safetensors", f"saved groups {path} cannot be read"):
             from safetensors import safe_open
@@ -131,12 +128,8 @@ def save_groups(
     """Write a batch; path without suffix. A process that is killed leaves no note of half a
     file.
     """
-    with needs("safetensors", "groups cannot be saved"):
-        from safetensors.torch import save_file
     tensors = {
-        f"{i}.{name}": getattr(group, name).contiguous()
-        for i, group in enumerate(groups)
-        for name in _FIELDS
+        f"{i}.{name}": getattr(group, name) for i, group in enumerate(groups) for name in _FIELDS
     }
     note = {
         "kind": _KIND,
@@ -153,30 +146,21 @@ def save_groups(
         "tickets": [one.ticket for one in groups],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".tmp")
-    save_file(tensors, aside)
-    os.replace(aside, path.with_suffix(".safetensors"))
+    with disk.replacing(path.with_suffix(".safetensors")) as aside:
+        save_tensors(tensors, aside)
     disk.replace_text(path.with_suffix(".json"), json.dumps(note) + "\n")
 
 
 class SavingLearner:
     """Its weights stay as they are, and batches are kept until they are written."""
 
-    def __init__(
-        self,
-        weights: Weights,
-        *,
-        temperature: float,
-        reward_weights: Mapping[str, float],
-        task: str | list[str],
-    ) -> None:
+    def __init__(self, weights: Weights, config: LanguageConfig) -> None:
         self.version = self.num_steps = 0
-        self._weights, self._temperature = weights, temperature
-        self._rewards, self._task = dict(reward_weights), task
+        self._weights, self._config = weights, config
+        self._rewards = config.reward.weight_of
         self._batches: list[tuple[int, list[Group]]] = []
 
     def step(self, batch: Batch) -> Metrics:
-        """Keep a copy of the batch; nothing is learned."""
         metrics = Metrics()
         groups = [read_group(slot.data, slot.ticket).copy() for slot in batch.slots]
         tokens = TokenBatch.of(groups, tuple(self._rewards.values()))
@@ -188,15 +172,14 @@ class SavingLearner:
         return metrics
 
     def keep_samples(self, folder: Path) -> None:
-        """Write what came since the last call."""
         batches, self._batches = self._batches, []
         for number, groups in batches:
             save_groups(
                 groups,
                 folder / FOLDER / f"batch_{number:08d}",
-                temperature=self._temperature,
+                temperature=self._config.sampling.temperature,
                 rewards=tuple(self._rewards),
-                task=self._task,
+                task=self._config.task.names,
             )
 
     def weights(self) -> Weights:
@@ -277,29 +260,21 @@ def probe(config: LanguageConfig, samples: str) -> LanguageFacts:
 
 
 def make_evaluator(seed: int, *, config: LanguageConfig, task: str | list[str]) -> LlmEvaluator:
-    """The factory of the evaluator of a plan that learns from saved groups of this task."""
     _require_task(config, task)
     return assembly.make_evaluator(seed, config=config)
 
 
 def make_replay(context: ActorContext, *, config: LanguageConfig, samples: str) -> Replay:
-    """The factory of the actor of a plan that learns from saved groups."""
     saved = SavedGroups.find(Path(samples).expanduser())
     return Replay(saved, context.weights, seed=config.run.seed, ranks=Ranks.from_environment())
 
 
 def make_saver(context: LearnerContext, *, config: LanguageConfig) -> SavingLearner:
-    """The factory of the learner of a plan that only rolls out."""
-    return SavingLearner(
-        assembly.publisher(config)(add_adapters(load_model(config.model), config.model)),
-        temperature=config.sampling.temperature,
-        reward_weights=config.reward.weight_of,
-        task=config.task.names,
-    )
+    model = add_adapters(load_model(config.model), config.model)
+    return SavingLearner(assembly.publisher(config)(model), config)
 
 
 def _require_no_rollout(config: LanguageConfig) -> None:
-    """Raise UniRLError for settings of rollouts, which a plan that only trains does not make."""
     rollout = config.rollout
     for key, found in (
         ("rollout.function", rollout.function),
@@ -316,7 +291,6 @@ def _require_no_rollout(config: LanguageConfig) -> None:
 
 
 def _require_task(config: LanguageConfig, task: str | list[str]) -> None:
-    """Raise UniRLError where evaluations would ask other questions than those learned from."""
     if config.task.names != task:
         raise UniRLError(
             f"evaluations would ask task {config.task.names}",
@@ -347,7 +321,7 @@ def _read_note(path: Path) -> dict[str, Any]:
         note = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise _no_note(path, str(error)) from error
-    missing = [name for name in (*_NOTES, "num_groups") if name not in note]
+    missing = [name for name in _NOTES if name not in note]
     if note.get("kind") != _KIND or missing:
         raise _no_note(path, f"it lacks {', '.join(missing) or 'its kind'}")
     return dict(note)

@@ -59,9 +59,9 @@ class LeaseExpired(UniRLError):
     """A producer came with a lease that was revoked: what it brings is refused and counted."""
 
 
-class EnvCrashed(RuntimeError):
-    """A process of an environment died or hangs. Unlike a UniRLError it is not final: a new one may
-    do better, so runners start the actor again, as after any exception that an environment raises.
+class Restartable(RuntimeError):
+    """Something died or hangs. Unlike a UniRLError it is not final: a new one may do better, so
+    runners start the actor again, as after any exception that an environment raises.
 
     what, rule, remedy: the parts of a UniRLError, given as one sentence.
     """
@@ -72,6 +72,10 @@ class EnvCrashed(RuntimeError):
 
     def __str__(self) -> str:
         return str(UniRLError(*self.parts))
+
+
+class EnvCrashed(Restartable):
+    """A process of an environment died or hangs."""
 
 
 class DiscardSlot(Exception):

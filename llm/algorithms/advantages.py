@@ -186,7 +186,6 @@ def overlong_penalty(algorithm: Algorithm, length: Tensor, max_tokens: int) -> T
 
 
 def given(name: str, tensor: Tensor | None) -> Tensor:
-    """The tensor, or a ValueError that names it."""
     if tensor is None:
         raise ValueError(f"{name} is missing, but the algorithm needs it.")
     return tensor

@@ -21,15 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unirl.llm.algorithms.advantages import (
-    Advantages,
-    advantages,
-    given,
-    overlong_penalty,
-    shaped_reward,
-)
-from unirl.llm.algorithms.config import AlgorithmConfig
-from unirl.llm.algorithms.resolve import check_group_size, resolve
+from unirl.llm.algorithms.advantages import given
 from unirl.llm.algorithms.terms import Algorithm
 from unirl.vtrace import (
     Loss,
@@ -41,23 +33,6 @@ from unirl.vtrace import (
     token_metrics,
     token_objective,
 )
-
-__all__ = [
-    "Advantages",
-    "Algorithm",
-    "AlgorithmConfig",
-    "PolicyTerms",
-    "advantages",
-    "aggregated",
-    "check_group_size",
-    "critic_loss",
-    "denominator",
-    "kl_loss",
-    "overlong_penalty",
-    "policy_terms",
-    "resolve",
-    "shaped_reward",
-]
 
 
 def denominator(algorithm: Algorithm, mask: Tensor, sequence: Tensor, num_sequences: int) -> Tensor:
@@ -176,10 +151,7 @@ def critic_loss(
     sequence: Tensor,
     num_sequences: int,
 ) -> Loss:
-    """Half the squared error of the critic, clipped where the algorithm says; all [N].
-
-    Without its coefficient.
-    """
+    """Half the squared error of the critic, clipped where the algorithm says; all [N]."""
     rows = mask != 0
     error = torch.where(rows, value - target.detach(), 0.0)
     square = error.square()

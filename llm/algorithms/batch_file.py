@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unirl.errors import UniRLError
 from unirl.llm.packages import needs
+from unirl.llm.weights.transfer import save_tensors
 
 _KIND = "unirl token batch"
 
@@ -47,7 +48,6 @@ class SavedBatch:
 
     @property
     def num_sequences(self) -> int:
-        """S."""
         return self.reward.numel()
 
 
@@ -55,11 +55,8 @@ _TENSORS = tuple(item.name for item in fields(SavedBatch) if item.name != "max_t
 
 
 def save_batch(batch: SavedBatch, path: Path) -> None:
-    """Write a batch. Raises UniRLError when safetensors is missing."""
-    with needs("safetensors", f"no batch can be written to {path}"):
-        from safetensors.torch import save_file
-    tensors = {name: getattr(batch, name).detach().cpu().contiguous() for name in _TENSORS}
-    save_file(tensors, path, {"kind": _KIND, "max_tokens": str(batch.max_tokens)})
+    tensors = {name: getattr(batch, name).detach().cpu() for name in _TENSORS}
+    save_tensors(tensors, path, kind=_KIND, max_tokens=str(batch.max_tokens))
 
 
 def load_batch(path: Path) -> SavedBatch:

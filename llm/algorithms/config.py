@@ -39,6 +39,5 @@ class AlgorithmConfig(Terms):
                 raise UniRLError(f"algorithm.{name} is {value}", f"it {bound.rule}", bound.remedy)
 
     def chosen(self) -> dict[str, Any]:
-        """The terms that are set."""
         values = {name: getattr(self, name) for name in rules_of(self)}
         return {name: value for name, value in values.items() if value is not None}

@@ -11,7 +11,6 @@ def describe(algorithm: Algorithm) -> str:
 
 
 def described_terms(algorithm: Algorithm) -> dict[str, str]:
-    """What is in force, by what it decides."""
     return {
         "advantage": _advantage(algorithm),
         "objective": _objective(algorithm),

@@ -7,16 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unirl.llm.algorithms.algorithm import (
-    Algorithm,
-    advantages,
-    denominator,
-    kl_loss,
-    policy_terms,
-    shaped_reward,
-)
+from unirl.llm.algorithms.advantages import advantages, shaped_reward
+from unirl.llm.algorithms.algorithm import denominator, kl_loss, policy_terms
 from unirl.llm.algorithms.batch_file import SavedBatch
 from unirl.llm.algorithms.effect import rules_of
+from unirl.llm.algorithms.terms import Algorithm
 
 
 class Outcome(NamedTuple):
@@ -27,8 +22,6 @@ class Outcome(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """How two algorithms differ on one batch."""
-
     first: Outcome
     second: Outcome
     cosine: float
@@ -73,7 +66,6 @@ def outcome(algorithm: Algorithm, batch: SavedBatch) -> Outcome:
 
 
 def difference(first: Algorithm, second: Algorithm, batch: SavedBatch) -> Difference:
-    """Both algorithms on the batch."""
     one, two = outcome(first, batch), outcome(second, batch)
     a, b = one.gradient.double(), two.gradient.double()
     norms = float(a.norm()), float(b.norm())
@@ -83,6 +75,5 @@ def difference(first: Algorithm, second: Algorithm, batch: SavedBatch) -> Differ
 
 
 def differing_terms(first: Algorithm, second: Algorithm) -> dict[str, tuple[object, object]]:
-    """Terms with different values, by name."""
     pairs = {name: (getattr(first, name), getattr(second, name)) for name in rules_of(Algorithm)}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

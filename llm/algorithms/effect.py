@@ -15,8 +15,6 @@ from unirl.errors import UniRLError
 
 
 class Bound(NamedTuple):
-    """The values that a term may have."""
-
     holds: Callable[[float], bool]
     rule: str
     remedy: str = "leave it out for the preset's"
@@ -34,8 +32,6 @@ class Condition(NamedTuple):
 
 
 class TermRules(NamedTuple):
-    """What holds for one term."""
-
     conditions: tuple[Condition, ...] = ()
     bound: Bound | None = None
     off: Any = None
@@ -51,7 +47,6 @@ def term(
     off: Any = None,
     brings: Mapping[Any, Mapping[str, Any]] = MappingProxyType({}),
 ) -> Any:
-    """A field of a dataclass that is a term of an algorithm."""
     return field(default=default, metadata={"rules": TermRules(conditions, bound, off, brings)})
 
 
@@ -83,5 +78,4 @@ def check_effect(algorithm: Any, chosen: Mapping[str, Any]) -> None:
 
 
 def plain(value: object) -> str:
-    """The value of a term as text."""
     return f"{value:g}" if isinstance(value, float) else str(value)

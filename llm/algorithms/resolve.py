@@ -43,7 +43,6 @@ def resolve(config: AlgorithmConfig, *, max_tokens: int = 0) -> Algorithm:
 
 
 def check_num_steps(algorithm: Algorithm, num_steps: int) -> None:
-    """Raise UniRLError when a batch gives more steps of the optimiser than the objective is for."""
     if algorithm.objective == "reinforce" and num_steps > 1:
         raise UniRLError(
             f"algorithm.objective is reinforce and a batch gives {num_steps} steps",
@@ -54,7 +53,6 @@ def check_num_steps(algorithm: Algorithm, num_steps: int) -> None:
 
 
 def check_group_size(algorithm: Algorithm, group_size: int) -> None:
-    """Raise UniRLError when groups are too small for the algorithm's baseline."""
     if group_size < 2 and algorithm.needs_groups:
         raise UniRLError(
             f"group_size is {group_size}",
@@ -65,7 +63,6 @@ def check_group_size(algorithm: Algorithm, group_size: int) -> None:
 
 
 def _check_terms(algorithm: Algorithm) -> None:
-    """Raise UniRLError for terms that contradict each other."""
     rules = (
         (
             algorithm.ratio == "behaviour" and algorithm.weighs,

@@ -23,7 +23,6 @@ def require_engine(config: EngineConfig, model: ModelConfig) -> None:
 
 
 def takes_adapters(config: EngineConfig) -> bool:
-    """Whether the engine is sent adapters alone, rather than whole weights."""
     return config.kind == "vllm" and config.transfer == "lora" and not config.url
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -11,14 +10,11 @@ from unirl.llm.engine import Completion, Finish, Request
 
 
 class Usage:
-    """The requests in flight, tokens in and out, and how long the engine was busy."""
+    """The requests in flight, and tokens in and out."""
 
     def __init__(self) -> None:
         self.ids: set[str] = set()
         self._prompt = self._generated = 0
-        self._busy = 0.0
-        self._since = 0.0
-        self._paused = False
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
@@ -29,37 +25,20 @@ class Usage:
                 "an id names one request at a time",
                 "give each request an id of its own",
             )
-        if not self.ids:
-            self._since = time.perf_counter()
         self.ids.add(name)
         try:
             yield
         finally:
             self.ids.remove(name)
-            if not self.ids and not self._paused:
-                self._busy += time.perf_counter() - self._since
-
-    def pause(self) -> None:
-        """Waiting is not work."""
-        if self.ids and not self._paused:
-            self._busy += time.perf_counter() - self._since
-        self._paused = True
-
-    def resume(self) -> None:
-        """The inverse of `pause`."""
-        self._since = time.perf_counter()
-        self._paused = False
 
     def count(self, *, prompt: int, generated: int) -> None:
         self._prompt += prompt
         self._generated += generated
 
     def as_stats(self) -> dict[str, float]:
-        now = time.perf_counter() - self._since if self.ids and not self._paused else 0.0
         return {
             "generated_tokens": float(self._generated),
             "prompt_tokens": float(self._prompt),
-            "busy_seconds": self._busy + now,
         }
 
 
@@ -85,7 +64,6 @@ def extend(
     version: Sequence[int],
     finish: Finish,
 ) -> Completion:
-    """What was generated now, behind the aborted beginning if there is one."""
     before = request.partial or Completion((), (), (), "aborted")
     return Completion(
         tokens=before.tokens + tuple(tokens),

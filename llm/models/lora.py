@@ -13,6 +13,7 @@ from torch import Tensor
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.llm.models.model import ModelConfig, flat_weights, load_model
+from unirl.llm.packages import needs
 
 PREFIX = "base_model.model."
 """What peft puts before the names of a model's parameters."""
@@ -25,14 +26,8 @@ def add_adapters(model: Any, config: ModelConfig) -> Any:
     """
     if config.lora_rank == 0:
         return model
-    try:
+    with needs("peft", f"model.lora_rank {config.lora_rank} cannot be trained"):
         import peft
-    except ImportError as error:
-        raise UniRLError(
-            "model.lora_rank needs peft, which is not installed",
-            str(error),
-            "pip install 'unirl[llm]', or set model.lora_rank to 0",
-        ) from error
     targets: Any = list(config.lora_targets) or "all-linear"
     settings = peft.LoraConfig(
         r=config.lora_rank,
@@ -49,10 +44,6 @@ def add_adapters(model: Any, config: ModelConfig) -> Any:
             str(error),
             "leave it out: all linear layers but the last get adapters",
         ) from error
-
-
-def has_adapters(model: Any) -> bool:
-    return hasattr(model, "peft_config")
 
 
 @torch.no_grad()
@@ -77,7 +68,7 @@ def with_base(weights: Weights, config: ModelConfig) -> Weights:
 
 def published_weights(model: Any) -> dict[str, Tensor]:
     """What engines need: parameters by the names of the model without adapters, these added."""
-    if not has_adapters(model):
+    if not hasattr(model, "peft_config"):
         return flat_weights(model)
     deltas = {
         name: module.get_delta_weight("default")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from unirl.config.rules import check_setting
 from unirl.errors import UniRLError
 from unirl.llm.models.tiny import tiny_model, tiny_tokenizer
 from unirl.llm.models.transformers import brief, import_transformers
@@ -56,27 +57,17 @@ class ModelConfig:
     """tiny: the seed of its weights."""
 
     def __post_init__(self) -> None:
-        rules = {
-            "path": (
-                bool(self.path),
-                "it must name a folder, an id of the hub, or tiny",
-                "--model.path tiny needs no download",
-            ),
-            "lora_rank": (
-                self.lora_rank >= 0,
-                "it must be >= 0",
-                "0 trains all weights, 16 is usual for adapters",
-            ),
-            "lora_alpha": (self.lora_alpha > 0, "it must be > 0", "twice the rank is usual"),
-            "lora_dropout": (
-                0 <= self.lora_dropout < 1,
-                "it must lie in [0, 1)",
-                "0 is right for reinforcement learning",
-            ),
-        }
-        for name, (is_kept, rule, remedy) in rules.items():
-            if not is_kept:
-                raise UniRLError(f"model.{name} is {getattr(self, name)!r}", rule, remedy)
+        rank, alpha, dropout = self.lora_rank, self.lora_alpha, self.lora_dropout
+        for name, holds, rule, remedy in (
+            ("path", self.path, "name a folder, an id of the hub, or tiny",
+             "--model.path tiny needs no download"),
+            ("lora_rank", rank >= 0, "be >= 0", "0 trains all weights, 16 is usual for adapters"),
+            ("lora_alpha", alpha > 0, "be > 0", "twice the rank is usual"),
+            ("lora_dropout", 0 <= dropout < 1, "lie in [0, 1)",
+             "0 is right for reinforcement learning"),
+        ):  # fmt: skip
+            shown = repr(getattr(self, name))
+            check_setting(bool(holds), f"model.{name}", shown, f"must {rule}", remedy)
 
 
 def check_effect(config: ModelConfig) -> None:
@@ -100,13 +91,12 @@ def check_effect(config: ModelConfig) -> None:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer that belongs to the model. Raises UniRLError where there is none."""
     if config.path == TINY:
         return tiny_tokenizer()
     check_folder(config.path)
     transformers = import_transformers()
     try:
-        return transformers.AutoTokenizer.from_pretrained(config.path, **_source(config))  # type: ignore[no-any-return]
+        return transformers.AutoTokenizer.from_pretrained(config.path, **source_of(config))  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError, ImportError, TypeError) as error:
         raise UniRLError(
             f"the tokenizer of {config.path} cannot be loaded: {brief(error)}",
@@ -127,13 +117,13 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> PreTr
     transformers = import_transformers()
     dtype: Any = _DTYPES.get(config.dtype, "auto")
     try:
-        settings = transformers.AutoConfig.from_pretrained(config.path, **_source(config))
+        settings = transformers.AutoConfig.from_pretrained(config.path, **source_of(config))
         drop_dropout(settings)
         model = transformers.AutoModelForCausalLM.from_pretrained(
             config.path,
             config=settings,
             dtype=dtype,
-            **_source(config),
+            **source_of(config),
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise UniRLError(
@@ -222,7 +212,8 @@ def drop_dropout(settings: Any) -> None:
                 setattr(section, name, 0.0)
 
 
-def _source(config: ModelConfig) -> dict[str, Any]:
+def source_of(config: ModelConfig) -> dict[str, Any]:
+    """What transformers gets besides the path: revision, and whether its code is trusted."""
     found: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     if config.revision:
         found["revision"] = config.revision

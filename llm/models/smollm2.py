@@ -65,7 +65,6 @@ def make_smollm2(folder: str | Path) -> Path:
 
 @torch.inference_mode()
 def answer(model: Any, tokenizer: Any, question: str = QUESTION) -> str:
-    """The likeliest answer of a chat model, at most 16 tokens."""
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}],
         add_generation_prompt=True,

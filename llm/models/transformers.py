@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from unirl.errors import UniRLError
+from unirl.llm.packages import needs
 
 
 def import_transformers() -> Any:
-    """The package, or a UniRLError that says how to get it."""
-    try:
+    with needs("transformers", "no language model can be loaded"):
         import transformers
         from transformers.utils.logging import disable_progress_bar
-    except ImportError as error:
-        raise UniRLError(
-            "language models need transformers, which is not installed",
-            brief(error),
-            "pip install 'unirl[llm]'",
-        ) from error
     disable_progress_bar()  # type: ignore[no-untyped-call]  # it would be drawn over the console
     return transformers
 
 
 def brief(error: BaseException) -> str:
-    """Its message in one line of at most 200 characters."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -4,9 +4,8 @@ better not run in this process.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from unirl.errors import UniRLError, format_error
@@ -26,7 +25,7 @@ OFFERED = ("text", "answer", "prompt", "messages", "info", "task", "num_tokens",
 class PooledReward:
     """A function that runs in worker processes: one that hangs or crashes loses its own sample.
 
-    settings: further arguments, the same at every call.
+    pool: closed by its owner. settings: further arguments, the same at every call.
     """
 
     def __init__(
@@ -41,28 +40,16 @@ class PooledReward:
         self._function, self._pool, self._seconds = function, pool, timeout_seconds
         self._settings, self._limits = dict(settings or {}), limits
 
-    async def score(
-        self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
-    ) -> list[Score]:
-        """All completions at a time, as far as there are processes."""
-        pairs = zip(texts, completions, strict=True)
-        jobs = [self._one(arguments(prompt, text, one)) for text, one in pairs]
-        return list(await asyncio.gather(*jobs))
-
-    async def _one(self, offered: dict[str, Any]) -> Score:
+    async def judge(self, prompt: Prompt, text: str, completion: Completion) -> Score:
         if self._limits is not None:
             await self._limits.turn()
+        offered = arguments(prompt, text, completion) | self._settings
         try:
-            call = self._pool.call(self._function, offered | self._settings, self._seconds)
-            return as_score(await call)
+            return as_score(await self._pool.call(self._function, offered, self._seconds))
         except TimeoutError as error:
             return timed_out(f"{error}; its process was killed")
         except (WorkerDied, RuntimeError) as error:
             return failed(str(error))
-
-    def close(self) -> None:
-        """Kill the processes, which other rewards may share."""
-        self._pool.close()
 
 
 class AsyncReward:
@@ -73,15 +60,9 @@ class AsyncReward:
     ) -> None:
         self._function, self._seconds, self._limits = function, timeout_seconds, limits
 
-    async def score(
-        self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
-    ) -> list[Score]:
-        """All completions at a time, as far as the limits allow."""
-        pairs = zip(texts, completions, strict=True)
-        jobs = [self._one(arguments(prompt, text, one)) for text, one in pairs]
-        return list(await asyncio.gather(*jobs))
+    async def judge(self, prompt: Prompt, text: str, completion: Completion) -> Score:
+        offered = arguments(prompt, text, completion)
 
-    async def _one(self, offered: dict[str, Any]) -> Score:
         async def call() -> Any:
             return await self._function(**wanted(self._function, offered))
 
@@ -92,9 +73,6 @@ class AsyncReward:
                 return timed_out(str(error))
             except Exception as error:
                 return failed(format_error(error))
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 def arguments(prompt: Prompt, text: str, completion: Completion) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from unirl.config.rules import check_positive, check_setting
 from unirl.device import check_device
 from unirl.errors import UniRLError
 from unirl.llm.http import require_url
@@ -53,12 +54,9 @@ class JudgeConfig:
 
     def __post_init__(self) -> None:
         for name, least in (("scale", 0), ("max_tokens", 0), ("retries", -1)):
-            if not getattr(self, name) > least:
-                raise UniRLError(
-                    f"reward.judge.{name} is {getattr(self, name)}",
-                    f"it must be > {least}",
-                    "leave it out for the default",
-                )
+            value, rule = getattr(self, name), f"must be > {least}"
+            remedy = "leave it out for the default"
+            check_setting(value > least, f"reward.judge.{name}", value, rule, remedy)
         if self.url:
             require_url(self.url, "reward.judge.url", JUDGE_KEY)
         if "{text}" not in self.question:
@@ -109,17 +107,16 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         for name in ("timeout_seconds", "workers", "concurrency", "model_batch"):
-            if not getattr(self, name) > 0:
-                raise _wrong(name, getattr(self, name), "must be > 0", "leave it out")
-        if self.workers > 64:
-            raise _wrong("workers", self.workers, "must be <= 64", "each is a process")
+            check_positive(f"reward.{name}", getattr(self, name), "leave it out")
+        num = self.workers
+        check_setting(num <= 64, "reward.workers", num, "must be <= 64", "each is a process")
         for name in ("rate_per_second", "give_up_after"):
-            if not getattr(self, name) >= 0:
-                raise _wrong(name, getattr(self, name), "must be >= 0", "0 sets no limit")
+            value = getattr(self, name)
+            check_setting(value >= 0, f"reward.{name}", value, "must be >= 0", "0 sets no limit")
         check_device("reward.device", self.device, may_be_auto=True)
         for name, weight in self.weights.items():
-            if not math.isfinite(weight):
-                raise _wrong(f"weights.{name}", weight, "must be finite", "1 is usual")
+            key = f"reward.weights.{name}"
+            check_setting(math.isfinite(weight), key, weight, "must be finite", "1 is usual")
         if self.weights and not any(self.weights.values()):
             raise UniRLError(
                 "no reward counts",
@@ -140,10 +137,5 @@ class RewardConfig:
 
     @property
     def weight_of(self) -> dict[str, float]:
-        """All rewards with their weights, the default included."""
         # Not a default of the field: what a file or a flag names is added to a field's default.
         return dict(self.weights) or {"auto": 1.0}
-
-
-def _wrong(name: str, value: object, rule: str, remedy: str) -> UniRLError:
-    return UniRLError(f"reward.{name} is {value}", f"it {rule}", remedy)

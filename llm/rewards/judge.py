@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
-from collections.abc import Sequence
 from contextlib import aclosing
 
 from unirl.llm.engine import Completion
 from unirl.llm.group import SCORE, Score
-from unirl.llm.http import HttpClient, HttpFailed, bearer
+from unirl.llm.http import MAX_PAUSE, HttpClient, HttpFailed, bearer
 from unirl.llm.rewards.config import JUDGE_KEY, JudgeConfig
 from unirl.llm.rewards.limits import Limits, within
 from unirl.llm.rewards.reward import failed, timed_out
@@ -23,7 +21,7 @@ _NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
 _SCALE = r"(?:/|\bout\s+of\b)\s*"
 """What stands before the best rating: 8/10, 8 out of 10."""
 _MAX_ANSWER_BYTES = 8 << 20
-_FIRST_WAIT_SECONDS, _MOST_WAIT_SECONDS = 0.25, 30.0
+_FIRST_WAIT_SECONDS = 0.25
 
 
 class JudgeReward:
@@ -31,15 +29,11 @@ class JudgeReward:
 
     def __init__(self, config: JudgeConfig, timeout_seconds: float, limits: Limits) -> None:
         self._config, self._seconds, self._limits = config, timeout_seconds, limits
-        self._http = HttpClient(config.url, bearer(config.key_variable, JUDGE_KEY))
+        pauses = [min(_FIRST_WAIT_SECONDS * 2**i, MAX_PAUSE) for i in range(config.retries)]
+        key = bearer(config.key_variable, JUDGE_KEY)
+        self._http = HttpClient(config.url, key, pauses=pauses)
 
-    async def score(
-        self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
-    ) -> list[Score]:
-        """All completions at a time, as far as the limits allow."""
-        return list(await asyncio.gather(*(self._one(prompt, text) for text in texts)))
-
-    async def _one(self, prompt: Prompt, text: str) -> Score:
+    async def judge(self, prompt: Prompt, text: str, completion: Completion) -> Score:
         asked = "\n\n".join(str(turn.get("content", "")) for turn in prompt.messages)
         fills = {
             "prompt": asked,
@@ -60,28 +54,25 @@ class JudgeReward:
         return self._rating(reply)
 
     async def _ask(self, content: str, problems: list[str]) -> str:
-        """The judge's reply; what went wrong on the way goes to `problems`."""
         body = {
             "model": self._config.model,
             "messages": [{"role": "user", "content": content}],
             "temperature": 0,
             "max_tokens": self._config.max_tokens,
         }
-        for attempt in range(self._config.retries + 1):
+
+        async def attempt() -> str:
+            if problems:
+                await self._limits.turn()
             try:
-                async with aclosing(
-                    await self._http.ask("POST", "/chat/completions", body)
-                ) as answer:
+                asked = await self._http.ask("POST", "/chat/completions", body)
+                async with aclosing(asked) as answer:
                     return _content(await answer.whole(_MAX_ANSWER_BYTES), self._config.max_tokens)
             except HttpFailed as error:
-                passing = error.status in (0, 408, 429) or error.status >= 500
-                if not passing or attempt == self._config.retries:
-                    raise
                 problems.append(str(error))
-                pause = max(_FIRST_WAIT_SECONDS * 2**attempt, error.retry_after)
-                await asyncio.sleep(min(pause, _MOST_WAIT_SECONDS))
-                await self._limits.turn()
-        raise AssertionError("the last attempt returns or raises")
+                raise
+
+        return await self._http.again(attempt)
 
     def _rating(self, reply: str) -> Score:
         """The one number of a reply; 8/10 is 8. Anything less clear is a failure."""
@@ -100,12 +91,8 @@ class JudgeReward:
             return failed(f"the judge rated {found[0]:g}, ratings go from 0 to {best:g}")
         return Score(found[0] / best, SCORE)
 
-    def close(self) -> None:
-        """Nothing to let go of."""
-
 
 def _content(data: bytes, max_tokens: int) -> str:
-    """The text of an answer. Raises HttpFailed where there is none, or only its beginning."""
     try:
         choice = json.loads(data)["choices"][0]
         content = str(choice["message"]["content"] or "")

@@ -30,7 +30,6 @@ class Limits:
             yield
 
     async def turn(self) -> None:
-        """Wait until one more call may start."""
         if self._rate:
             now = time.monotonic()
             start = max(now, self._next)

@@ -15,6 +15,7 @@ from unirl.llm.device import device_of
 from unirl.llm.engine import Completion
 from unirl.llm.group import Score
 from unirl.llm.packages import needs
+from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.limits import within
 from unirl.llm.rewards.reward import as_score, failed, timed_out
 from unirl.llm.tasks.prompts import Prompt
@@ -27,9 +28,10 @@ class ModelReward:
     The model is loaded now. Raises UniRLError when it cannot be, or has more labels than one.
     """
 
-    def __init__(self, path: str, timeout_seconds: float, batch: int, device: str) -> None:
-        self._seconds, self._batch = timeout_seconds, batch
-        self._tokenizer, self.model = _load(path, device_of(device, "reward.device"))
+    def __init__(self, config: RewardConfig) -> None:
+        self._seconds, self._batch = config.timeout_seconds, config.model_batch
+        device = device_of(config.device, "reward.device")
+        self._tokenizer, self.model = _load(config.model, device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward-model")
         self._turn = asyncio.Lock()
         self._job: Future[list[float]] | None = None
@@ -99,7 +101,6 @@ class ModelReward:
 
     @torch.no_grad()
     def _compute(self, model: Any, rows: Sequence[Sequence[int]]) -> list[float]:
-        """The value of each row of tokens."""
         # By length: a batch is as wide as its longest row.
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         values = [0.0] * len(rows)
@@ -127,7 +128,6 @@ async def _result(job: Future[list[float]]) -> list[float]:
 
 
 async def _over(job: Future[list[float]]) -> None:
-    """Return when it has ended, whichever way."""
     with contextlib.suppress(Exception):
         await asyncio.wrap_future(job)
 

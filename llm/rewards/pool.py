@@ -76,7 +76,6 @@ class WorkerPool:
         return answer.get("value")
 
     def close(self) -> None:
-        """Kill all processes; idempotent."""
         self._closed = True
         workers = list(self._all)
         for worker in workers:
@@ -144,7 +143,6 @@ class _Worker:
 
     @property
     def pid(self) -> int:
-        """0 before it has started."""
         return (self._process.pid or 0) if self._process is not None else 0
 
     async def start(self) -> None:
@@ -176,7 +174,6 @@ class _Worker:
         return process
 
     async def ask(self, line: bytes) -> dict[str, Any]:
-        """Send a job and wait for its answer."""
         assert self._writer is not None
         self._writer.write(line)
         return await self._read()
@@ -205,7 +202,6 @@ class _Worker:
         return f" with exit code {code}"
 
     def is_alive(self) -> bool:
-        """Whether the process runs, hung or not."""
         return self._process is not None and self._process.is_alive()
 
     def kill(self) -> None:
@@ -223,6 +219,5 @@ class _Worker:
                 send(self.pid, signal.SIGKILL)
 
     def join(self) -> None:
-        """Wait until a killed process is gone."""
         if self._process is not None:
             self._process.join(_REAP_SECONDS)

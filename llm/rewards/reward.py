@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from unirl.llm.engine import Completion
@@ -27,13 +28,27 @@ class Reward(Protocol):
         """Release processes and memory; idempotent."""
 
 
+class OneByOne:
+    """A reward that judges each completion by a call of its own, all of a group side by side."""
+
+    def __init__(self, judge: Callable[[Prompt, str, Completion], Awaitable[Score]]) -> None:
+        self._judge = judge
+
+    async def score(
+        self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
+    ) -> list[Score]:
+        pairs = zip(texts, completions, strict=True)
+        return list(await asyncio.gather(*(self._judge(prompt, text, one) for text, one in pairs)))
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
 def failed(why: str) -> Score:
-    """No value, and why."""
     return Score(outcome=FAILED, why=why[:_WHY_CHARACTERS])
 
 
 def timed_out(why: str) -> Score:
-    """No value before the deadline."""
     return Score(outcome=TIMED_OUT, why=why[:_WHY_CHARACTERS])
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from unirl.config.spelling import suggestion
 from unirl.errors import UniRLError, format_error
 from unirl.llm.engine import Completion
 from unirl.llm.group import SCORE, Score
@@ -20,7 +21,7 @@ from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.judge import JudgeReward
 from unirl.llm.rewards.limits import Limits
 from unirl.llm.rewards.pool import WorkerPool
-from unirl.llm.rewards.reward import Reward, failed
+from unirl.llm.rewards.reward import OneByOne, Reward, failed
 from unirl.llm.rewards.rules import RULES, Rule
 from unirl.llm.tasks.prompts import Prompt
 from unirl.llm.tasks.task import Task
@@ -81,7 +82,6 @@ class Rewarder:
         return self._pool.pids
 
     def close(self) -> None:
-        """Kill all workers and release models; idempotent."""
         self._pool.close()
         for reward in self.rewards.values():
             reward.close()
@@ -124,20 +124,20 @@ class Rewarder:
         if name in RULES:
             return Rule(RULES[name])
         if name == "judge":
-            return JudgeReward(config.judge, config.timeout_seconds, self._limits)
+            return OneByOne(JudgeReward(config.judge, config.timeout_seconds, self._limits).judge)
         if name == "model":
             from unirl.llm.rewards.model import ModelReward
 
-            return ModelReward(
-                config.model, config.timeout_seconds, config.model_batch, config.device
-            )
+            return ModelReward(config)
         if not _is_pooled(name):
-            return AsyncReward(own_function(name), config.timeout_seconds, self._limits)
+            reward = AsyncReward(own_function(name), config.timeout_seconds, self._limits)
+            return OneByOne(reward.judge)
         settings = {"pattern": _checked_pattern(config.pattern)} if name == "regex" else {}
         limits = self._limits if is_own(name) else None
-        return PooledReward(
+        pooled = PooledReward(
             _function(name), self._pool, config.timeout_seconds, settings=settings, limits=limits
         )
+        return OneByOne(pooled.judge)
 
 
 def combine(scores: Sequence[Sequence[Score]], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -169,7 +169,6 @@ def combine_tensors(
 
 
 def _rewards_of_tasks(tasks: Sequence[Task]) -> dict[str, str]:
-    """The own reward of each task by its name."""
     for task in tasks:
         if not task.reward:
             raise UniRLError(
@@ -196,18 +195,14 @@ def _is_pooled(name: str) -> bool:
         return not is_async_function(own_function(name))
     if name in KNOWN:
         return False
-    import difflib
-
-    near = difflib.get_close_matches(name, KNOWN, n=1)
     raise UniRLError(
         f'reward "{name}" is unknown',
         f"there are {', '.join(KNOWN)} and module:function of your own",
-        f'did you mean "{near[0]}"?' if near else "name one of them in reward.weights",
+        suggestion(name, KNOWN) or "name one of them in reward.weights",
     )
 
 
 def _function(name: str) -> str:
-    """What a worker imports for a reward."""
     return f"unirl.llm.rewards.checks:{_CHECKS[name]}" if name in _CHECKS else name
 
 

@@ -24,7 +24,6 @@ class Rule:
     async def score(
         self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
     ) -> list[Score]:
-        """One value for each text."""
         if not prompt.answer:
             return [failed(f"example {prompt.index} of {prompt.task} has no answer")] * len(texts)
         try:

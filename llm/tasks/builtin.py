@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 from unirl.errors import UniRLError
@@ -22,18 +23,19 @@ class DigitStrings:
     """All strings of n digits, or 100 000 of them evenly spread, each made into a question."""
 
     num_digits: int
-    ask: Callable[[str], Example]
+    sign: str
+    answer: Callable[[str], str]
 
     def __len__(self) -> int:
         return int(min(10**self.num_digits, _MOST_STRINGS))
 
     def __getitem__(self, index: int, /) -> Example:
         number = index * 10**self.num_digits // len(self)
-        return self.ask(f"{number:0{self.num_digits}d}")
+        text = f"{number:0{self.num_digits}d}"
+        return Example(text=f"{' '.join(text)} {self.sign}", answer=self.answer(text))
 
 
 def built_in_task(name: str, config: TaskConfig) -> Task:
-    """A task of BUILT_IN. Its split is the same in every run."""
     examples, reward, propose = BUILT_IN[name](name, config)
     train, held_out = split(len(examples), config, name, propose)
     return Task(name, Subset(examples, train), Subset(examples, held_out), reward)
@@ -55,26 +57,10 @@ def _digits(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
     return sums + products, "last_number", 50
 
 
-def _reverse(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
-    """4 7 = 74."""
-    return _strings(name, config, lambda text: _plain(f"{_spaced(text)} =", text[::-1]))
-
-
-def _copy(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
-    """4 7 : 47."""
-    return _strings(name, config, lambda text: _plain(f"{_spaced(text)} :", text))
-
-
-def _count(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
-    """3 1 3 # 2: how often the first digit occurs."""
-    return _strings(
-        name, config, lambda text: _plain(f"{_spaced(text)} #", str(text.count(text[0])))
-    )
-
-
 def _strings(
-    name: str, config: TaskConfig, ask: Callable[[str], Example]
+    sign: str, answer: Callable[[str], str], name: str, config: TaskConfig
 ) -> tuple[Examples, str, int | None]:
+    """The digits with spaces between them, then the sign; the answer follows."""
     value = checked_options(name, config, ("digits",)).get("digits", "2")
     if not (value.isdecimal() and 1 <= int(value) <= 18):
         raise UniRLError(
@@ -82,15 +68,7 @@ def _strings(
             "it must be a whole number from 1 to 18",
             "2 is the default; more digits are harder",
         )
-    return DigitStrings(int(value), ask), "characters", None
-
-
-def _plain(text: str, answer: str) -> Example:
-    return Example(text=text, answer=answer)
-
-
-def _spaced(text: str) -> str:
-    return " ".join(text)
+    return DigitStrings(int(value), sign, answer), "characters", None
 
 
 BUILT_IN: Mapping[str, Callable[[str, TaskConfig], tuple[Examples, str, int | None]]] = (
@@ -98,9 +76,10 @@ BUILT_IN: Mapping[str, Callable[[str, TaskConfig], tuple[Examples, str, int | No
         {
             "arithmetic": _arithmetic,
             "digits": _digits,
-            "reverse": _reverse,
-            "copy": _copy,
-            "count": _count,
+            "reverse": partial(_strings, "=", lambda text: text[::-1]),
+            "copy": partial(_strings, ":", lambda text: text),
+            # How often the first digit occurs.
+            "count": partial(_strings, "#", lambda text: str(text.count(text[0]))),
         }
     )
 )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from unirl.config.rules import check_setting
 from unirl.errors import UniRLError
 
 
@@ -55,15 +56,17 @@ class TaskConfig:
     """
 
     def __post_init__(self) -> None:
-        if self.max_prompt < 1:
-            raise _wrong("max_prompt", self.max_prompt, "must be >= 1", "512 is the default")
-        if self.num_train is not None and self.num_train < 1:
-            raise _wrong("num_train", self.num_train, "must be >= 1", '"none" takes all there are')
-        if self.num_eval is not None and self.num_eval < 0:
-            raise _wrong("num_eval", self.num_eval, "must be >= 0", "0 holds nothing out")
+        for name, least, remedy in (
+            ("max_prompt", 1, "512 is the default"),
+            ("num_train", 1, '"none" takes all there are'),
+            ("num_eval", 0, "0 holds nothing out"),
+        ):
+            value = getattr(self, name)
+            holds = value is None or value >= least
+            check_setting(holds, f"task.{name}", value, f"must be >= {least}", remedy)
         for name, weight in self.mix.items():
-            if not (weight >= 0 and math.isfinite(weight)):
-                raise _wrong(f"mix.{name}", weight, "must be >= 0", "0 leaves the task out")
+            holds, remedy = weight >= 0 and math.isfinite(weight), "0 leaves the task out"
+            check_setting(holds, f"task.mix.{name}", weight, "must be >= 0", remedy)
         if self.mix and not any(self.mix.values()):
             raise UniRLError(
                 "task.mix asks for nothing",
@@ -93,7 +96,3 @@ class TaskConfig:
             if key.startswith(task + "/")
         }
         return general | own
-
-
-def _wrong(name: str, value: object, rule: str, remedy: str) -> UniRLError:
-    return UniRLError(f"task.{name} is {value}", f"it {rule}", remedy)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from unirl.config.spelling import suggestion
 from unirl.errors import UniRLError
 from unirl.llm.packages import needs
 from unirl.llm.tasks.config import TaskConfig
@@ -19,11 +19,13 @@ from unirl.llm.tasks.task import Example, Examples, Message, Subset, Task, check
 
 
 class FileRows(Protocol):
-    """Rows of a file: fields by name."""
-
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Mapping[str, Any]: ...
+
+
+Reader: TypeAlias = Callable[[str], FileRows]
+"""Rows of a file by its path, or of a dataset by the name of a split."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,6 @@ class JsonLines:
 
 @dataclass(frozen=True)
 class ParquetRows:
-    """A table in memory, read row by row."""
-
     table: Any
 
     def __len__(self) -> int:
@@ -71,8 +71,6 @@ class ParquetRows:
 
 @dataclass(frozen=True)
 class RowExamples:
-    """Rows as examples."""
-
     rows: FileRows
     source: str
     prompt_field: str
@@ -84,16 +82,13 @@ class RowExamples:
     def __getitem__(self, index: int, /) -> Example:
         row = self.rows[index]
         prompt = self._field(row, index, self.prompt_field, "prompt_field")
-        answer = self._answer(row, index)
+        answer = ""
+        if self.answer_field:
+            answer = self._field(row, index, self.answer_field, "answer_field")
+            answer = answer if isinstance(answer, str) else json.dumps(answer, default=str)
         used = (self.prompt_field, self.answer_field)
         info = {name: value for name, value in row.items() if name not in used}
         return Example(answer=answer, messages=self._messages(prompt, index), info=info)
-
-    def _answer(self, row: Mapping[str, Any], index: int) -> str:
-        if not self.answer_field:
-            return ""
-        value = self._field(row, index, self.answer_field, "answer_field")
-        return value if isinstance(value, str) else json.dumps(value, default=str)
 
     def _messages(self, prompt: Any, index: int) -> tuple[Message, ...]:
         if isinstance(prompt, str):
@@ -111,14 +106,14 @@ class RowExamples:
     def _field(self, row: Mapping[str, Any], index: int, name: str, key: str) -> Any:
         if row.get(name) is not None:
             return row[name]
-        near = difflib.get_close_matches(name, row, n=1)
+        near = suggestion(name, row) if name not in row else ""
         remedy = f"set task.{key} to one of them"
         if key == "answer_field":
             remedy += ', or to "" if there is none'
         raise UniRLError(
             f'row {index} of {self.source} has no field "{name}"',
             f"it has {', '.join(row)}" if name not in row else "its value is null",
-            f'did you mean "{near[0]}"? Set task.{key}' if near and name not in row else remedy,
+            f"{near} Set task.{key}" if near else remedy,
         )
 
 
@@ -136,16 +131,19 @@ def file_task(name: str, config: TaskConfig) -> Task:
             made[0]
         return made
 
-    all_rows, other_rows = READERS[kind](where, options)
-    all_examples = examples(all_rows, where)
+    read = READERS[kind](where, options)
+    is_hub = kind == "hf"
+    rows = read(options.get("split", "train") if is_hub else where)
+    all_examples = examples(rows, where)
+    other = options.get("eval_split" if is_hub else "eval")
     # Without a reward of its own: only its author knows what an answer is worth.
-    if other_rows is None:
-        train, held_out = split(len(all_rows), config, name)
+    if other is None:
+        train, held_out = split(len(rows), config, name)
         return Task(name, Subset(all_examples, train), Subset(all_examples, held_out))
     return Task(
         name,
         _first(all_examples, config.num_train),
-        _first(examples(other_rows, options.get("eval", where)), config.num_eval),
+        _first(examples(read(other), where if is_hub else other), config.num_eval),
     )
 
 
@@ -154,26 +152,23 @@ def _first(examples: Examples, most: int | None) -> Examples:
     return Subset(examples, np.arange(size))
 
 
-def _read_jsonl(where: str, options: Mapping[str, str]) -> tuple[FileRows, FileRows | None]:
+def _jsonl_reader(where: str, options: Mapping[str, str]) -> Reader:
     def read(path: str) -> FileRows:
         lines = _existing(path).read_bytes().splitlines()
         kept = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
         return JsonLines(path, kept)
 
-    return read(where), read(options["eval"]) if "eval" in options else None
+    return read
 
 
-def _read_parquet(where: str, options: Mapping[str, str]) -> tuple[FileRows, FileRows | None]:
+def _parquet_reader(where: str, options: Mapping[str, str]) -> Reader:
     with needs("pyarrow", f'task "parquet:{where}" cannot be read'):
         from pyarrow import parquet
 
-    def read(path: str) -> FileRows:
-        return ParquetRows(parquet.read_table(_existing(path)))
-
-    return read(where), read(options["eval"]) if "eval" in options else None
+    return lambda path: ParquetRows(parquet.read_table(_existing(path)))
 
 
-def _read_dataset(where: str, options: Mapping[str, str]) -> tuple[FileRows, FileRows | None]:
+def _dataset_reader(where: str, options: Mapping[str, str]) -> Reader:
     with needs("datasets", f'task "hf:{where}" cannot be read'):
         import datasets
 
@@ -189,8 +184,7 @@ def _read_dataset(where: str, options: Mapping[str, str]) -> tuple[FileRows, Fil
             ) from error
         return rows
 
-    other = read(options["eval_split"]) if "eval_split" in options else None
-    return read(options.get("split", "train")), other
+    return read
 
 
 def _existing(path: str) -> Path:
@@ -198,18 +192,16 @@ def _existing(path: str) -> Path:
     if found.is_file():
         return found
     folder = found.parent
-    near = difflib.get_close_matches(
-        found.name, [entry.name for entry in folder.iterdir()] if folder.is_dir() else [], n=1
-    )
+    entries = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     raise UniRLError(
         f"file {path} does not exist",
         f"it was looked for in {folder.resolve()}"
         + ("" if folder.is_dir() else ", which does not exist either"),
-        f'did you mean "{near[0]}"?' if near else "check task.name",
+        suggestion(found.name, entries) or "check task.name",
     )
 
 
-READERS: Mapping[str, Callable[[str, Mapping[str, str]], tuple[FileRows, FileRows | None]]] = (
-    MappingProxyType({"jsonl": _read_jsonl, "parquet": _read_parquet, "hf": _read_dataset})
+READERS: Mapping[str, Callable[[str, Mapping[str, str]], Reader]] = MappingProxyType(
+    {"jsonl": _jsonl_reader, "parquet": _parquet_reader, "hf": _dataset_reader}
 )
-"""By the word before the colon: reads the rows, and those held out where they are separate."""
+"""By the word before the colon: made of what follows it and the task's options."""

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import logging
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from unirl.config.spelling import suggestion
 from unirl.errors import UniRLError
 from unirl.llm.packages import needs
 from unirl.llm.tasks.config import TaskConfig
@@ -77,13 +77,11 @@ def _settings(name: str, task: str, config: TaskConfig) -> dict[str, Any]:
     """The options as the dataset's own config wants them, checked by it."""
     gym_datasets = _reasoning_gym(task).factory.DATASETS
     if name not in gym_datasets:
-        near = difflib.get_close_matches(name, gym_datasets, n=1)
         raise UniRLError(
             f'task "{task}" is unknown',
             f"reasoning-gym has {len(gym_datasets)} kinds of puzzles, none of this name",
-            f'did you mean "gym:{near[0]}"?'
-            if near
-            else "python -c 'import reasoning_gym as r; print(*r.factory.DATASETS)' names them",
+            suggestion(name, gym_datasets).replace('"', '"gym:', 1)
+            or "python -c 'import reasoning_gym as r; print(*r.factory.DATASETS)' names them",
         )
     known = [
         field.name

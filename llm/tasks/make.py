@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from unirl.config.spelling import suggestion
 from unirl.errors import UniRLError
 from unirl.llm.own_code import is_own, load_own
 from unirl.llm.tasks.builtin import BUILT_IN, built_in_task
@@ -30,7 +29,6 @@ def make_tasks(config: TaskConfig) -> list[Task]:
 
 
 def make_task(name: str, config: TaskConfig) -> Task:
-    """One task by its name, as TaskConfig.name spells it."""
     kind, colon, rest = name.partition(":")
     if name in BUILT_IN:
         task = built_in_task(name, config)
@@ -42,11 +40,10 @@ def make_task(name: str, config: TaskConfig) -> Task:
         task = _own_task(name, config)
     else:
         known = [*BUILT_IN, *(f"{k}:" for k in (*READERS, "gym"))]
-        near = difflib.get_close_matches(name, known, n=1)
         raise UniRLError(
             f'task "{name}" is unknown',
             f"there are {', '.join(known)} and module:function of your own",
-            f'did you mean "{near[0]}"?' if near else "name one of them",
+            suggestion(name, known) or "name one of them",
         )
     if not len(task.train):
         raise empty_split(task.name, "train", 0, config)

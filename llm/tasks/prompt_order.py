@@ -57,7 +57,6 @@ class PromptOrder:
         return task, int(self._before[block][task] + np.count_nonzero(drawn[:offset] == task))
 
     def _draw(self, block: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The task of every ticket of a block."""
         raw = np.random.Philox(key=derive_seed(self._seed, "mix", block)).random_raw(_BLOCK)
         uniform = (raw >> np.uint64(11)) * 2.0**-53
         return np.searchsorted(self._bounds, uniform, side="right")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,30 +15,6 @@ from unirl.llm.tasks.prompt_order import PromptOrder
 from unirl.llm.tasks.task import Example, Examples, Indices, Message, Task, empty_split
 
 log = logging.getLogger(__name__)
-
-
-class Tokenizer(Protocol):
-    """What prompts need of a tokenizer; those of transformers have it."""
-
-    @property
-    def chat_template(self) -> Any:
-        """How a conversation is written; None: this tokenizer has no such thing."""
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids."""
-
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> Any:
-        """Token ids as text."""
-
-    def apply_chat_template(
-        self,
-        conversation: Any,
-        *,
-        tokenize: bool,
-        add_generation_prompt: bool,
-        **options: Any,
-    ) -> Any:
-        """With tokenize=False: the conversation as text."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +50,7 @@ class PromptSource:
     def __init__(
         self,
         tasks: Sequence[Task],
-        tokenizer: Tokenizer,
+        tokenizer: Any,  # of transformers
         config: TaskConfig,
         *,
         max_context: int = 0,
@@ -100,20 +76,16 @@ class PromptSource:
 
     @property
     def num_train(self) -> int:
-        """Examples to train on, of all tasks together."""
         return sum(len(kept) for kept in self._train)
 
     @property
     def num_eval(self) -> int:
-        """Examples held out, of all tasks together."""
         return int(self._ends[-1])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """A completion as the text that rewards read."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def prompt(self, ticket: int) -> Prompt:
-        """The prompt of a ticket >= 0."""
         which, offset, epoch = self._order.locate(ticket)
         index = int(self._train[which][offset])
         return self._make(self._tasks[which], self._tasks[which].train, index, epoch, ticket)
@@ -144,8 +116,9 @@ class PromptSource:
         )
 
     def _fitting(self, task: Task, examples: Examples) -> Indices:
-        """Indices of the prompts that are short enough."""
-        most, kept = self._most_tokens(), []
+        most, kept = self._config.max_prompt, []
+        if self._max_context:
+            most = min(most, self._max_context - self._max_tokens)
         for index in range(len(examples)):
             length = len(self._encode(task, examples[index])[1])
             if length <= most:
@@ -158,11 +131,6 @@ class PromptSource:
             log.warning("%s: %d prompts are longer than %d tokens", task.name, num_dropped, most)
             self.dropped[task.name] = self.dropped.get(task.name, 0) + num_dropped
         return np.array(kept, dtype=np.int64)
-
-    def _most_tokens(self) -> int:
-        if not self._max_context:
-            return self._config.max_prompt
-        return min(self._config.max_prompt, self._max_context - self._max_tokens)
 
     def _too_long(self, task: Task, index: int, length: int) -> UniRLError:
         if length > self._config.max_prompt:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from unirl.config.spelling import suggestion
 from unirl.core.seeding import derive_seed
 from unirl.errors import UniRLError
 from unirl.llm.tasks.config import TaskConfig
@@ -33,8 +33,6 @@ class Example:
 
 
 class Examples(Protocol):
-    """Examples by index, the same at every reading."""
-
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Example: ...
@@ -42,8 +40,6 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """Questions of one kind."""
-
     name: str
     train: Examples
     held_out: Examples
@@ -66,7 +62,6 @@ class Subset:
 
 
 def question(text: str, answer: str) -> Example:
-    """One user turn and its answer."""
     return Example(answer=answer, messages=({"role": "user", "content": text},))
 
 
@@ -107,17 +102,15 @@ def checked_options(task: str, config: TaskConfig, known: Sequence[str]) -> dict
     for key in options:
         alone = len(config.weights) == 1 or f"{task}/{key}" in config.options
         if key not in known and alone:
-            near = difflib.get_close_matches(key, known, n=1)
             raise UniRLError(
                 f'task "{task}" has no option "{key}"',
                 f"it has {', '.join(known) or 'none'}",
-                f'did you mean "{near[0]}"?' if near else f"remove task.options.{key}",
+                suggestion(key, known) or f"remove task.options.{key}",
             )
     return {key: value for key, value in options.items() if key in known}
 
 
 def empty_split(task: str, name: str, size: int, config: TaskConfig) -> UniRLError:
-    """Why a split has no examples."""
     return UniRLError(
         f'task "{task}" has no examples in its split "{name}"',
         f"1 at least is needed; it has {size} in all, task.num_eval is {config.num_eval}",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from unirl.config.rules import check_positive, check_setting
 from unirl.errors import UniRLError
 from unirl.llm.http import require_url
 from unirl.llm.models.model import ModelConfig, ModelDtype, load_model, load_tokenizer
@@ -48,16 +49,14 @@ class TeacherConfig:
     """Rewards are reported, but the teacher alone teaches."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.coef) and self.coef > 0):
-            raise UniRLError(
-                f"teacher.coef is {self.coef}",
-                "it must be above 0 and finite",
-                "leave teacher.path out for no teacher",
-            )
-        if not self.timeout_seconds > 0:
-            raise UniRLError(
-                f"teacher.timeout_seconds is {self.timeout_seconds}", "must be > 0", "leave it out"
-            )
+        check_setting(
+            math.isfinite(self.coef) and self.coef > 0,
+            "teacher.coef",
+            self.coef,
+            "must be above 0 and finite",
+            "leave teacher.path out for no teacher",
+        )
+        check_positive("teacher.timeout_seconds", self.timeout_seconds, "leave it out")
         if self.url:
             require_url(self.url, "teacher.url", "teacher.api_key_variable")
         if (self.alone or self.url) and not self.path:

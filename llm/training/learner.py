@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unirl.config.rules import check_at_least
 from unirl.core.learner import LearnerState
 from unirl.core.sample import Batch
 from unirl.core.seeding import derive_seed
@@ -25,14 +26,10 @@ from unirl.errors import UniRLError
 from unirl.learners.optimizer import ADAPTIVE_BOUNDS, Optimizer, OptimizerConfig
 from unirl.learners.parallel import Ranks
 from unirl.learners.sharded import is_sharded
-from unirl.llm.algorithms.algorithm import (
-    Advantages,
-    Algorithm,
-    advantages,
-    denominator,
-    shaped_reward,
-)
+from unirl.llm.algorithms.advantages import Advantages, advantages, shaped_reward
+from unirl.llm.algorithms.algorithm import denominator
 from unirl.llm.algorithms.resolve import check_num_steps
+from unirl.llm.algorithms.terms import Algorithm
 from unirl.llm.group import read_group
 from unirl.llm.models.lora import published_weights
 from unirl.llm.training.distill import Teacher
@@ -73,13 +70,7 @@ class LlmLearnerConfig:
     """auto: cuda where there is one, else cpu."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "minibatches", "micro_tokens"):
-            if getattr(self, name) < 1:
-                raise UniRLError(
-                    f"learner.{name} is {getattr(self, name)}",
-                    f"learner.{name} >= 1 must hold",
-                    "leave it out for the default",
-                )
+        check_at_least(1, "learner", self, "epochs", "minibatches", "micro_tokens")
         check_device("learner.device", self.device, may_be_auto=True)
         if self.optimizer.lr_schedule == "adaptive":
             self._check_adaptive()
@@ -156,7 +147,6 @@ class LlmLearner:
 
     @property
     def recent_returns(self) -> tuple[float, ...]:
-        """Rewards of the most recent completions."""
         return tuple(self._rewards)
 
     def take_samples(self) -> list[dict[str, Any]]:
@@ -167,7 +157,6 @@ class LlmLearner:
         return sample_rows(*newest, self._tokenizer, self.version)
 
     def summary(self, row: Mapping[str, Any]) -> str:
-        """One row of `take_samples` in a line."""
         return summary(row)
 
     def record_training_seconds(self, seconds: float) -> None:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unirl.llm.algorithms.algorithm import Algorithm, aggregated, critic_loss, kl_loss, policy_terms
+from unirl.llm.algorithms.algorithm import aggregated, critic_loss, kl_loss, policy_terms
+from unirl.llm.algorithms.terms import Algorithm
 from unirl.llm.training.language_policy import TokenTerms
 from unirl.llm.training.packing import Pack
 from unirl.vtrace import TokenMetrics

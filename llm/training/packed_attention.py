@@ -105,7 +105,6 @@ def causal_model(model: nn.Module) -> Any:
 
 
 def decoder_of(model: nn.Module) -> Any:
-    """The model without what turns hidden states into logits."""
     inner = causal_model(model)
     if not hasattr(inner, "get_decoder"):
         raise UniRLError(
@@ -221,7 +220,6 @@ def _check_positions(config: Any, longest: int) -> None:
 
 
 def _check(module: nn.Module, kwargs: dict[str, Any]) -> None:
-    """Refuse what would be computed wrongly."""
     name = type(module).__name__
     causal = kwargs.get("is_causal")
     if causal is False or (causal is None and not getattr(module, "is_causal", True)):

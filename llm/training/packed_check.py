@@ -7,9 +7,9 @@ from torch import nn
 
 from unirl.errors import UniRLError
 from unirl.llm.group import Group
+from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.packed_attention import causal_model
 from unirl.llm.training.packing import pack_groups
-from unirl.llm.training.token_logp import token_logp_of
 
 _SHAPES = ((7, (5, 3)), (2, (4, 6)))
 """Tokens of two prompts, and of the completions of each."""
@@ -66,7 +66,7 @@ def _difference(model: nn.Module, temperature: float) -> tuple[float, float]:
             )
         )
     (pack,) = pack_groups(groups, 10**9)
-    found = token_logp_of(model, pack.to(device), temperature=temperature).logp.cpu()
+    found = LanguagePolicy(model, temperature=temperature)(pack.to(device)).logp.cpu()
     plain = torch.empty_like(found)
     number, scale = 0, 0.0
     for group in groups:

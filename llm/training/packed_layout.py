@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from unirl.llm.group import with_tensors
+
 CALL_COST = 16384
 """What one more call of an attention kernel costs, counted in products of a query and a key: blocks
 are split only where that saves more padding than this. More: fewer calls, more padding."""
@@ -48,11 +50,7 @@ class Block:
     prompt_length: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Block:
-        """The same on another device."""
-        names = ("cell", "fill", "prompt", "of_prompt", "prompt_length")
-        tensors = {name: getattr(self, name) for name in names}
-        moved = {name: t.to(device) for name, t in tensors.items() if t is not None}
-        return replace(self, **moved)
+        return with_tensors(self, lambda tensor: tensor.to(device))
 
 
 @dataclass(frozen=True)
@@ -65,13 +63,7 @@ class PackLayout:
     longest: int
     """Tokens of the longest document, prompt included."""
 
-    @property
-    def num_tokens(self) -> int:
-        """All tokens of the pack."""
-        return sum(block.num_tokens for block in self.blocks)
-
     def to(self, device: torch.device | str) -> PackLayout:
-        """The same on another device."""
         return replace(self, blocks=tuple(block.to(device) for block in self.blocks))
 
 

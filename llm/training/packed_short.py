@@ -19,7 +19,6 @@ MAX_KEYS = 384
 
 
 def suits(query: Tensor, num_keys: int, dropout: float) -> bool:
-    """Whether this is the way to go."""
     low = query.dtype in (torch.bfloat16, torch.float16)
     return low and query.device.type == "cpu" and num_keys <= MAX_KEYS and dropout == 0
 
@@ -49,7 +48,6 @@ def _fold(rows: Tensor, num_key_heads: int) -> Tensor:
 
 
 def _unfold(folded: Tensor, shape: torch.Size) -> Tensor:
-    """The inverse of _fold."""
     num, length, heads, size = shape
     key_heads = len(folded) // num
     split = folded.view(num, key_heads, heads // key_heads, length, size).permute(0, 3, 1, 2, 4)

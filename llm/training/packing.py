@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unirl.errors import UniRLError
-from unirl.llm.group import Group
+from unirl.llm.group import Group, with_tensors
 from unirl.llm.training.packed_layout import PackLayout, Row, lay_out
 
 
@@ -52,28 +52,16 @@ class Pack:
     """[E]: number of that completion in the batch."""
 
     @property
-    def num_tokens(self) -> int:
-        """N: what the model computes."""
-        return self.input_ids.shape[1]
-
-    @property
     def num_targets(self) -> int:
         """M: what is trained."""
         return self.target.numel()
 
     def to(self, device: torch.device | str) -> Pack:
-        """The same on another device."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(
-            self,
-            layout=self.layout.to(device),
-            **{name: tensor.to(device) for name, tensor in tensors.items()},
-        )
+        moved = with_tensors(self, lambda tensor: tensor.to(device))
+        return replace(moved, layout=self.layout.to(device))
 
 
 class _Wanted(NamedTuple):
-    """What is wanted of one completion."""
-
     positions: Tensor
     """Of the tokens that are trained; at least one."""
     num_inputs: int
@@ -139,7 +127,6 @@ def pack_groups(
 def _flags(
     name: str, groups: Sequence[Group], flags: Sequence[Tensor] | None
 ) -> list[list[bool]] | None:
-    """For each group one flag per completion."""
     if flags is None:
         return None
     if [one.numel() for one in flags] != [group.size for group in groups]:

@@ -73,7 +73,6 @@ def _report_rewards(tokens: TokenBatch, names: tuple[str, ...], metrics: Metrics
 def sample_rows(
     tokens: TokenBatch, advantage: Tensor, tokenizer: Any, version: int
 ) -> list[dict[str, Any]]:
-    """The completions of a batch as rows of JSON, in readable form."""
     rows, first = [], 0
     for group in tokens.groups:
         prompt = tokenizer.decode(group.prompt.tolist())

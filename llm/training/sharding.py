@@ -80,16 +80,4 @@ def empty_pack(device: torch.device) -> Pack:
     """
     layout, _ = lay_out([Row(1)])
     nothing, one = torch.empty(0, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64)
-    pack = Pack(
-        input_ids=one,
-        position_ids=one,
-        layout=layout,
-        source=nothing,
-        target=nothing,
-        sequence=nothing,
-        position=nothing,
-        flat=nothing,
-        end=nothing,
-        end_sequence=nothing,
-    )
-    return pack.to(device)
+    return Pack(one, one, layout, *[nothing] * 7).to(device)

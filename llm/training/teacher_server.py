@@ -32,7 +32,6 @@ class TeacherServer:
         self._http = HttpClient(url, key, seconds=seconds, section="teacher")
 
     def check(self) -> None:
-        """Raise UniRLError unless the server is there and has the model."""
         try:
             answer = asyncio.run(self._http.get_json("/models"))
         except BadStatus as error:
@@ -73,7 +72,6 @@ class TeacherServer:
         return logp
 
     async def _ask(self, group: Group, wanted: Tensor, logp: Tensor) -> None:
-        """Fill in one group's log-probabilities."""
         prompt, starts = group.prompt.tolist(), group.starts.tolist()
         spans = [
             (begin, end)

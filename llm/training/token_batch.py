@@ -40,7 +40,6 @@ class TokenBatch:
 
     @property
     def size(self) -> int:
-        """S."""
         return self.reward.numel()
 
     @classmethod

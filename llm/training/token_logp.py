@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from unirl.errors import UniRLError
-from unirl.llm.training.packed_attention import causal_model, hidden_states
-from unirl.llm.training.packing import Pack
+from unirl.llm.training.packed_attention import causal_model
 
 CHUNK_BYTES = 128 * 2**20
 """Logits computed at a time where they are not kept. More: fewer and larger matrix products."""
@@ -42,34 +41,6 @@ class TokenLogp(NamedTuple):
 
     logp: Tensor
     entropy: Tensor | None
-
-
-def token_logp_of(
-    model: nn.Module,
-    pack: Pack,
-    *,
-    temperature: float = 1.0,
-    want_entropy: bool = False,
-    chunk_bytes: int = CHUNK_BYTES,
-    keep_bytes: int = KEEP_BYTES,
-) -> TokenLogp:
-    """Log-probabilities of a pack's targets under a model: [M], with gradients to its parameters.
-
-    model: as in hidden_states. Raises UniRLError when the model does something to its logits, or to
-    its attention, that is not known here.
-    """
-    head = output_head(model)
-    hidden = hidden_states(model, pack).index_select(0, pack.source)
-    return token_logp(
-        hidden,
-        head.weight,
-        pack.target,
-        bias=head.bias,
-        temperature=temperature,
-        want_entropy=want_entropy,
-        chunk_bytes=chunk_bytes,
-        keep_bytes=keep_bytes,
-    )
 
 
 def output_head(model: nn.Module) -> nn.Linear:

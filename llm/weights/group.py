@@ -76,7 +76,6 @@ def join(
 
 
 def _own_address(host: str, port: int) -> str:
-    """The address of the interface that leads to `host`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         return str(probe.getsockname()[0])

@@ -28,7 +28,6 @@ class TensorSpan:
 
     @property
     def num_bytes(self) -> int:
-        """Without the rest up to the next tensor."""
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
     @property
@@ -94,7 +93,6 @@ class MemoryLayout:
 
 
 def _dtype(name: str) -> torch.dtype:
-    """As torch spells it, without "torch."; ValueError for a name that torch does not know."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise ValueError(f"{name!r} is no dtype of torch")

@@ -14,7 +14,6 @@ from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig, EngineFailed
 from unirl.llm.weights.proof import differences, expected
-from unirl.llm.weights.swap import SwapTimes
 from unirl.llm.weights.transfer import (
     CollectiveSender,
     CudaIpcSender,
@@ -54,7 +53,6 @@ class WeightSync:
         self._sender: Sender | None = None
         self._workers: list[dict[str, Any]] = []
         self._introduced = False
-        self.times = SwapTimes()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,7 +61,6 @@ class WeightSync:
         return found
 
     def meet(self, described: list[dict[str, Any]]) -> None:
-        """Take note of what the workers say of themselves."""
         self._workers = described
 
     async def load(self, weights: Weights, version: int) -> None:
@@ -74,33 +71,28 @@ class WeightSync:
                 "load_weights needs all of the model's parameters",
                 "look at what the learner publishes",
             )
-        receiver, times = self._receiver, self.times
+        receiver = self._receiver
         if self._sender is None or not self._introduced:
             await self._introduce(weights)
         sender = self._sender
         assert sender is not None
-        with times.phase("write"):
-            info = await asyncio.to_thread(sender.write, weights, self.dtype)
-            digits = info.pop("checksum")
-        with times.phase("load"):
-            pushing = asyncio.create_task(asyncio.to_thread(sender.push))
-            # While the workers load: neither waits for the other.
-            reckoning = asyncio.create_task(
-                asyncio.to_thread(expected, weights, version, self.dtype)
-            )
-            try:
-                await receiver.update(info | {"version": version}, version)
-                await self._joined(pushing)
-                await receiver.forget()
-            except BaseException:
-                # How they end matters no more.
-                pushing.cancel()
-                reckoning.cancel()
-                raise
-        with times.phase("proof"):
-            wanted = await reckoning
-            reports = await receiver.call_workers("unirl_proof", [str(version)])
-            said = await receiver.weight_version()
+        info = await asyncio.to_thread(sender.write, weights, self.dtype)
+        digits = info.pop("checksum")
+        pushing = asyncio.create_task(asyncio.to_thread(sender.push))
+        # While the workers load: neither waits for the other.
+        reckoning = asyncio.create_task(asyncio.to_thread(expected, weights, version, self.dtype))
+        try:
+            await receiver.update(info | {"version": version}, version)
+            await self._joined(pushing)
+            await receiver.forget()
+        except BaseException:
+            # How they end matters no more.
+            pushing.cancel()
+            reckoning.cancel()
+            raise
+        wanted = await reckoning
+        reports = await receiver.call_workers("unirl_proof", [str(version)])
+        said = await receiver.weight_version()
         self._require(reports, said, wanted, version, digits)
 
     def close(self) -> None:
@@ -131,7 +123,7 @@ class WeightSync:
     def _make_sender(self, weights: Weights) -> Sender:
         kind, limit = self._config.transfer, self._config.timeout_seconds
         device = str(self._workers[0]["device"])
-        ours = next(iter(weights.values())).device if weights else torch.device("cpu")
+        ours = next(iter(weights.values())).device
         if kind == "file":
             return FileSender(self._config.folder)
         if kind == "collective":
@@ -163,7 +155,6 @@ class WeightSync:
                 "start the engine again",
             )
         for index, report in enumerate(reports):
-            wrong = ""
             if report["version"] != version:
                 wrong = f"it is at version {report['version']}, not {version}"
             elif report["checksum"] != digits:

@@ -8,18 +8,20 @@ import base64
 import mmap
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from unirl.core.weights import Weights
-from unirl.errors import UniRLError
 from unirl.llm.models.checksum import digits
+from unirl.llm.packages import needs
 from unirl.llm.weights.group import BroadcastGroup, join, listen
 from unirl.llm.weights.layout import MemoryLayout
 from unirl.llm.weights.own_folder import OwnFolder
+from unirl.storage.disk import replacing
 
 MASTER = "127.0.0.1"
 """Where a collective's members meet, unless UNIRL_MASTER_ADDR names another address."""
@@ -181,16 +183,14 @@ class FileSender:
         """Workers find the file by its path."""
 
     def write(self, weights: Weights, dtype: torch.dtype) -> dict[str, Any]:
-        save_file = import_safetensors().torch.save_file
         self._written += 1
         path = self._folder.path() / f"weights-{self._written}.safetensors"
-        partial = path.with_suffix(".partial")
         flat = {
-            name: (value.to(dtype) if value.is_floating_point() else value).contiguous()
+            name: value.to(dtype) if value.is_floating_point() else value
             for name, value in weights.items()
         }
-        save_file(flat, str(partial))
-        partial.replace(path)
+        with replacing(path) as aside:
+            save_tensors(flat, aside)
         self._folder.keep_only(path)
         return {"kind": "file", "path": str(path), "checksum": digits(flat)}
 
@@ -201,18 +201,11 @@ class FileSender:
         self._folder.remove()
 
 
-def import_safetensors() -> Any:
-    """The package, or a UniRLError that says how to get it."""
-    try:
-        import safetensors
-        import safetensors.torch
-    except ImportError as error:
-        raise UniRLError(
-            "weights go through a file, and safetensors is not installed",
-            "engine.transfer file and lora write safetensors files",
-            "pip install 'unirl[llm]'",
-        ) from error
-    return safetensors
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, **about: str) -> None:
+    """Write a safetensors file, and what there is to say about it."""
+    with needs("safetensors", "no weights can go through a file"):
+        from safetensors.torch import save_file
+    save_file({name: value.contiguous() for name, value in tensors.items()}, path, about or None)
 
 
 def _pack(

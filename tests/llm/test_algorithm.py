@@ -14,23 +14,16 @@ import torch
 
 from unirl.commands.algorithms import algorithms
 from unirl.errors import UniRLError
-from unirl.llm.algorithms.advantages import Advantages
-from unirl.llm.algorithms.algorithm import (
-    Algorithm,
-    AlgorithmConfig,
-    advantages,
-    check_group_size,
-    critic_loss,
-    denominator,
-    kl_loss,
-    policy_terms,
-    resolve,
-)
+from unirl.llm.algorithms.advantages import Advantages, advantages
+from unirl.llm.algorithms.algorithm import critic_loss, denominator, kl_loss, policy_terms
 from unirl.llm.algorithms.batch_file import SavedBatch, example_batch, load_batch, save_batch
+from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.algorithms.describe import describe, described_terms
 from unirl.llm.algorithms.diff import difference, differing_terms, outcome
 from unirl.llm.algorithms.effect import rules_of
 from unirl.llm.algorithms.presets import DEFAULT, PRESETS
+from unirl.llm.algorithms.resolve import check_group_size, resolve
+from unirl.llm.algorithms.terms import Algorithm
 
 every_preset = pytest.mark.parametrize("name", PRESETS)
 

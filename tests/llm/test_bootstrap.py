@@ -12,8 +12,10 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 from tests.llm.packed_groups import make_model
 from tests.llm.test_learner import close, groups_with_rewards, make_learner, moved
 from tests.vtrace.token_reference import slow_token_gae
-from unirl.llm.algorithms.algorithm import AlgorithmConfig, advantages, resolve
+from unirl.llm.algorithms.advantages import advantages
 from unirl.llm.algorithms.batch_file import example_batch
+from unirl.llm.algorithms.config import AlgorithmConfig
+from unirl.llm.algorithms.resolve import resolve
 from unirl.llm.group import FINISHES
 
 DISCOUNT, LAMBDA, COEF = 0.95, 0.9, 0.7

@@ -11,14 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from unirl.llm.algorithms.algorithm import (
-    AlgorithmConfig,
-    advantages,
-    kl_loss,
-    policy_terms,
-    resolve,
-)
+from unirl.llm.algorithms.advantages import advantages
+from unirl.llm.algorithms.algorithm import kl_loss, policy_terms
+from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.algorithms.presets import PRESETS
+from unirl.llm.algorithms.resolve import resolve
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -17,7 +17,7 @@ from tests.llm.packed_groups import VOCAB, make_groups, make_model
 from tests.llm.test_learner import batch_of, close, groups_with_rewards, make_learner, moved
 from unirl.errors import UniRLError
 from unirl.learners.optimizer import OptimizerConfig
-from unirl.llm.algorithms.algorithm import AlgorithmConfig
+from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.group import Group
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.models.tiny import make_tiny, tiny_model

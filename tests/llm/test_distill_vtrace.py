@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 from tests.llm.packed_groups import VOCAB, make_model
 from tests.llm.test_distill import answers, next_token, other_model, reverse_kl, teacher_of
 from tests.llm.test_learner import close, make_learner, moved
-from unirl.llm.algorithms.algorithm import AlgorithmConfig
+from unirl.llm.algorithms.config import AlgorithmConfig
 
 
 def test_the_expected_gradient_is_that_of_the_reverse_kl() -> None:

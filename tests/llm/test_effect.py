@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from unirl.errors import UniRLError
-from unirl.llm.algorithms.algorithm import Algorithm, AlgorithmConfig, resolve
 from unirl.llm.algorithms.batch_file import example_batch
+from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.algorithms.diff import Outcome, outcome
 from unirl.llm.algorithms.effect import check_effect, rules_of
 from unirl.llm.algorithms.presets import PRESETS
+from unirl.llm.algorithms.resolve import resolve
+from unirl.llm.algorithms.terms import Algorithm
 
 OTHERS: dict[str, Any] = {
     "baseline": "mean",

@@ -18,7 +18,8 @@ from unirl.core.sample import Batch, Slot
 from unirl.core.training_budget import TrainingBudget
 from unirl.errors import UniRLError
 from unirl.learners.optimizer import OptimizerConfig
-from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
+from unirl.llm.algorithms.config import AlgorithmConfig
+from unirl.llm.algorithms.resolve import resolve
 from unirl.llm.group import FINISHES, Group, GroupShape
 from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig

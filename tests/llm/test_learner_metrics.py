@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 from tests.llm.packed_groups import make_groups, make_model, plain_logp
 from tests.llm.test_learner import batch_of, groups_with_rewards, make_learner
 from unirl.learners.optimizer import OptimizerConfig
-from unirl.llm.algorithms.algorithm import AlgorithmConfig
+from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.models.tiny import tiny_tokenizer
 from unirl.llm.training.report import sample_rows
 from unirl.llm.training.token_batch import TokenBatch

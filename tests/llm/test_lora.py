@@ -21,7 +21,8 @@ from unirl.core.training_budget import TrainingBudget
 from unirl.errors import UniRLError
 from unirl.learners.optimizer import OptimizerConfig
 from unirl.llm import assembly
-from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
+from unirl.llm.algorithms.config import AlgorithmConfig
+from unirl.llm.algorithms.resolve import resolve
 from unirl.llm.engine import Request, SamplingConfig
 from unirl.llm.engines.hf.engine import HfEngine
 from unirl.llm.models.lora import add_adapters, published_weights

@@ -11,10 +11,10 @@ from torch import Tensor
 from tests.llm.packed_groups import VOCAB, gradients, make_groups, make_model, plain_logp
 from unirl.errors import UniRLError
 from unirl.llm.group import Group
+from unirl.llm.training.language_policy import LanguagePolicy, TokenTerms
 from unirl.llm.training.packed_attention import hidden_states
 from unirl.llm.training.packed_check import check_packing
-from unirl.llm.training.packing import pack_groups
-from unirl.llm.training.token_logp import token_logp_of
+from unirl.llm.training.packing import Pack, pack_groups
 
 pytest.importorskip("transformers", reason="needs transformers models")
 
@@ -25,6 +25,14 @@ BATCH: list[tuple[int, list[int]]] = [
     (5, [0, 9]),
 ]
 TEMPERATURE = 0.7
+
+
+def token_logp_of(
+    model: Any, pack: Pack, *, temperature: float = 1.0, want_entropy: bool = False
+) -> TokenTerms:
+    policy = LanguagePolicy(model, temperature=temperature)
+    terms: TokenTerms = policy(pack, want_entropy=want_entropy)
+    return terms
 
 
 def weights(groups: list[Group]) -> Tensor:

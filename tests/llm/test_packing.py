@@ -57,7 +57,7 @@ def check(groups: list[Group], packs: list[Pack], train: list[Tensor] | None) ->
     ]
     for pack in packs:
         assert torch.equal(tokens[pack.flat], pack.target)
-        assert pack.num_tokens == pack.layout.num_tokens
+        assert pack.input_ids.numel() == sum(block.num_tokens for block in pack.layout.blocks)
         for i in range(pack.num_targets):
             group, own = completions[int(pack.sequence[i])]
             before = group.prompt.tolist() + own[: int(pack.position[i])]
@@ -93,7 +93,7 @@ def test_each_trained_token_is_predicted_once_from_its_own_document(
     packs = pack_groups(groups, budget, train=train, share_prompt=share)
     check(groups, packs, train)
     for pack in packs:
-        assert pack.num_tokens <= budget or pack.sequence.unique().numel() == 1
+        assert pack.input_ids.numel() <= budget or pack.sequence.unique().numel() == 1
 
 
 @given(batches(), st.data())
@@ -138,29 +138,29 @@ def test_blocks_of_any_size_hold_the_same_documents(
 
 def test_a_shared_prompt_is_there_once_and_the_last_token_never() -> None:
     (pack,) = pack_groups(make_groups((5, [3, 3, 3])), 100)
-    assert pack.num_tokens == 5 + 3 * 2
+    assert pack.input_ids.numel() == 5 + 3 * 2
     assert pack.source.tolist() == [4, 5, 6, 4, 7, 8, 4, 9, 10]
     assert pack.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 6, 5, 6, 5, 6]]
     assert all(block.cell is None for block in pack.layout.blocks)
     (alone,) = pack_groups(make_groups((5, [3, 3, 3])), 100, share_prompt=False)
-    assert alone.num_tokens == 3 * (5 + 2)
+    assert alone.input_ids.numel() == 3 * (5 + 2)
 
 
 def test_a_group_that_does_not_fit_is_split_and_its_prompt_repeated() -> None:
     packs = pack_groups(make_groups((5, [4, 4, 4])), 11)
-    assert [pack.num_tokens for pack in packs] == [11, 8]
+    assert [pack.input_ids.numel() for pack in packs] == [11, 8]
     assert [pack.sequence.unique().tolist() for pack in packs] == [[0, 1], [2]]
 
 
 def test_groups_that_fit_together_share_a_pack() -> None:
     groups = make_groups((2, [3, 3]), (2, [9]), (2, [5]), (2, [3]))
     packs = pack_groups(groups, 16)
-    assert [pack.num_tokens for pack in packs] == [16, 10]
+    assert [pack.input_ids.numel() for pack in packs] == [16, 10]
 
 
 def test_a_completion_longer_than_the_budget_has_a_pack_of_its_own() -> None:
     packs = pack_groups(make_groups((3, [20, 2])), 8)
-    assert [pack.num_tokens for pack in packs] == [22, 4]
+    assert [pack.input_ids.numel() for pack in packs] == [22, 4]
 
 
 def test_tokens_of_tools_are_inputs_and_no_targets() -> None:

@@ -17,11 +17,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from unirl.llm.algorithms.advantages import advantages
-from unirl.llm.algorithms.algorithm import Algorithm, overlong_penalty
+from unirl.llm.algorithms.advantages import advantages, overlong_penalty
 from unirl.llm.algorithms.batch_file import SavedBatch
 from unirl.llm.algorithms.diff import outcome
 from unirl.llm.algorithms.presets import DEFAULT, PRESETS
+from unirl.llm.algorithms.terms import Algorithm
 from unirl.vtrace import correction_weights, group_advantages
 
 Array: TypeAlias = NDArray[np.float64]

@@ -13,7 +13,7 @@ from unirl.errors import UniRLError
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.make import make_tasks
 from unirl.llm.tasks.prompt_order import PromptOrder
-from unirl.llm.tasks.prompts import PromptSource, Tokenizer
+from unirl.llm.tasks.prompts import PromptSource
 from unirl.llm.tasks.task import Example, Task, question
 
 
@@ -42,12 +42,12 @@ class Chatty(Characters):
         return said + "<assistant>" + "".join(f"[{name}={options[name]}]" for name in options)
 
 
-def source(tokenizer: Tokenizer | None = None, **settings: Any) -> PromptSource:
+def source(tokenizer: Any | None = None, **settings: Any) -> PromptSource:
     config = TaskConfig(**{"template": "off", **settings})
     return PromptSource(make_tasks(config), tokenizer or Characters(), config)
 
 
-def of(examples: Sequence[Example], tokenizer: Tokenizer, **settings: Any) -> PromptSource:
+def of(examples: Sequence[Example], tokenizer: Any, **settings: Any) -> PromptSource:
     config = TaskConfig(name="mine", **settings)
     return PromptSource([Task("mine", examples, [], "exact")], tokenizer, config)
 

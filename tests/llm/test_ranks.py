@@ -25,7 +25,7 @@ from tests.llm.test_learner import (
 from unirl.core.learner import LearnerState
 from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.parallel import Ranks
-from unirl.llm.algorithms.algorithm import AlgorithmConfig
+from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.group import Group
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,7 +18,7 @@ from tests.llm.test_learner import batch_of, close, make_learner, moved
 from tests.llm.test_ranks import CASES, copied, groups_of, in_two_processes
 from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.parallel import Ranks
-from unirl.llm.algorithms.algorithm import AlgorithmConfig
+from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.models.lora import add_adapters
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.training.learner import LlmLearner

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tests.llm.token_world import TokenWorld, changed, compare
-from unirl.llm.algorithms.algorithm import Algorithm
+from unirl.llm.algorithms.terms import Algorithm
 
 DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
 BOTH = (0, 0, 1, 1)

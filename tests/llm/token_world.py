@@ -12,7 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unirl.llm.algorithms.algorithm import Algorithm, advantages, denominator, policy_terms
+from unirl.llm.algorithms.advantages import advantages
+from unirl.llm.algorithms.algorithm import denominator, policy_terms
+from unirl.llm.algorithms.terms import Algorithm
 
 VOCABULARY = 3
 END = 2

@@ -14,8 +14,8 @@ from unirl.errors import UniRLError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from unirl.llm.algorithms.algorithm import Algorithm
     from unirl.llm.algorithms.diff import Difference
+    from unirl.llm.algorithms.terms import Algorithm
 
 _COLUMNS = ("advantage", "objective", "aggregation", "correction", "KL")
 _USAGE = "unirl algorithms, unirl algorithms NAME, unirl algorithms diff A B"
@@ -50,7 +50,8 @@ def algorithms(arguments: Sequence[str]) -> int:
 
 
 def _preset(name: str) -> Algorithm:
-    from unirl.llm.algorithms.algorithm import AlgorithmConfig, resolve
+    from unirl.llm.algorithms.config import AlgorithmConfig
+    from unirl.llm.algorithms.resolve import resolve
 
     return resolve(AlgorithmConfig(preset=name))
 

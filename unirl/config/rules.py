@@ -21,5 +21,10 @@ def check_at_least(least: int, table: str, config: object, *names: str) -> None:
 
 def check_positive(key: str, value: float | None, remedy: str) -> None:
     """Raise UniRLError unless the setting is > 0, or None."""
-    if value is not None and not value > 0:
-        raise UniRLError(f"{key} is {value}", "it must be > 0", remedy)
+    check_setting(value is None or value > 0, key, value, "must be > 0", remedy)
+
+
+def check_setting(holds: bool, key: str, value: object, rule: str, remedy: str) -> None:
+    """Raise UniRLError unless the rule holds for a setting."""
+    if not holds:
+        raise UniRLError(f"{key} is {value}", f"it {rule}", remedy)

@@ -20,7 +20,7 @@ from unirl.core.queue import REASONS
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm import assembly, saved_samples
-from unirl.llm.algorithms.algorithm import AlgorithmConfig
+from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.rewards.config import RewardConfig

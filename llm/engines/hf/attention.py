@@ -148,7 +148,6 @@ class Decode:
         return result.reshape(query.shape)
 
     def _mask(self, window: int, dtype: torch.dtype) -> Tensor | None:
-        """[n, 1, 1, positions], to be added to scores; None where all see everything."""
         if window not in self._masks:
             if not self._ragged and not 0 < window < self._end:
                 self._masks[window] = None

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,6 +31,7 @@ from unirl.llm.engine import (
 )
 from unirl.llm.engines.hf.generation import Generation
 from unirl.llm.engines.hf.sequences import Running
+from unirl.llm.engines.usage import Usage
 from unirl.llm.models import model as models
 from unirl.llm.models.checksum import checksum
 
@@ -61,7 +61,7 @@ class HfEngine:
         """The model and its sequences; None before `start` and after a failure."""
         self._version = -1
         self._waiting: list[Running] = []
-        self._ids: set[str] = set()
+        self._usage = Usage()
         self._orders = 0
         self._paused = self._asleep = False
         self._resume_awake = False
@@ -70,7 +70,7 @@ class HfEngine:
         self._drained: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._failure: EngineFailed | None = None
-        self._counts = dict.fromkeys(("prompt_tokens", "busy_seconds", "aborted"), 0.0)
+        self._counts = dict.fromkeys(("prompt_tokens", "aborted"), 0.0)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -92,18 +92,16 @@ class HfEngine:
             return replace(done, finish="length")
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         running = Running(request, self._orders, future)
-        self._orders += 1
-        self._waiting.append(running)
-        self._ids.add(request.id)
-        self._counts["prompt_tokens"] += len(request.prompt)
-        self._continue()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            self._abort([running])
-            raise
-        finally:
-            self._ids.discard(request.id)
+        with self._usage.running(request.id):
+            self._orders += 1
+            self._waiting.append(running)
+            self._counts["prompt_tokens"] += len(request.prompt)
+            self._continue()
+            try:
+                return await future
+            except asyncio.CancelledError:
+                self._abort([running])
+                raise
 
     async def abort(self, ids: list[str] | None = None) -> None:
         wanted = None if ids is None else set(ids)
@@ -211,19 +209,12 @@ class HfEngine:
                 f"it must have at least one token, each from 0 to {generation.vocabulary - 1}",
                 "use the tokenizer that belongs to the model",
             )
-        if request.id in self._ids:
-            raise UniRLError(
-                f'request "{request.id}" is in flight already',
-                "ids must be unique among the requests in flight",
-                "number the requests",
-            )
 
     def _in_flight(self) -> list[Running]:
         running = self.generation.rows.running if self.generation is not None else []
         return [*running, *self._waiting]
 
     def _continue(self) -> None:
-        """Have the loop generate, if there is a request and nothing forbids it."""
         if self._has_work() and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -233,11 +224,9 @@ class HfEngine:
     async def _run(self) -> None:
         try:
             while self._has_work():
-                begin = time.perf_counter()
                 generation = self._started()
                 if not self._admit(generation):
                     generation.decode(self._version)
-                self._counts["busy_seconds"] += time.perf_counter() - begin
                 self._check_drained()
                 await asyncio.sleep(0)
         except Exception as error:

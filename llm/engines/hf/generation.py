@@ -76,7 +76,6 @@ class Generation:
         self._draw(first, logits.index_select(0, sources), version)
 
     def decode(self, version: int) -> None:
-        """One more token for every row."""
         length = self.rows.length
         longest, shortest = int(length.max()), int(length.min())
         self._reserve(len(self.rows), longest + 1)

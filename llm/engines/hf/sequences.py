@@ -65,7 +65,6 @@ class SequenceTable:
 
     @property
     def stopping(self) -> list[int]:
-        """Rows that end at a text as well."""
         if not self._stopping:
             return []
         return [row for row, one in enumerate(self.running) if one.request.sampling.stop]

@@ -9,18 +9,18 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig, EngineFailed
 from unirl.llm.http import BadStatus, HttpClient, HttpFailed
 from unirl.llm.weights.own_folder import OwnFolder
-from unirl.llm.weights.swap import SwapTimes
 from unirl.llm.weights.sync import WeightSync
-from unirl.llm.weights.transfer import import_safetensors
+from unirl.llm.weights.transfer import save_tensors
 
 log = logging.getLogger(__name__)
 
@@ -33,19 +33,6 @@ _PATIENCE = 0.25
 """Share of engine.timeout_seconds after which a pause is taken for one that never ends; until
 then it may be another client's swap.
 """
-
-
-class Controls(Protocol):
-    """How a kind of server takes weights."""
-
-    async def load(self, weights: Weights, version: int) -> None:
-        """Take them over, and prove it as far as the server can."""
-
-    def stats(self) -> Mapping[str, float]:
-        """Of swaps."""
-
-    def close(self) -> None:
-        """Release memory and files; idempotent."""
 
 
 async def find_controls(http: HttpClient, config: EngineConfig, model: str) -> Controls | None:
@@ -88,11 +75,9 @@ class VllmControls:
 
     async def load(self, weights: Weights, version: int) -> None:
         """Requests of others end: they would continue under weights half loaded."""
-        self._sync.times.begin()
-        undo = self._resume
+        undo: Callable[[], Awaitable[None]] = partial(self._order, "/resume")
         try:
-            with self._sync.times.phase("pause"):
-                await self._order("/pause?mode=abort&clear_cache=false")
+            await self._order("/pause?mode=abort&clear_cache=false")
             undo = self.revive
             await self._sync.load(weights, version)
         except BaseException:
@@ -101,9 +86,7 @@ class VllmControls:
                 async with asyncio.timeout(_UNDO_SECONDS):
                     await undo()
             raise
-        with self._sync.times.phase("resume"):
-            await self._resume()
-        self._sync.times.end()
+        await self._order("/resume")
 
     async def revive(self) -> None:
         """Resume a server that a broken swap left paused. Its weights may be anything."""
@@ -112,9 +95,6 @@ class VllmControls:
         for path in ("/start_weight_update", "/finish_weight_update"):
             with contextlib.suppress(BadStatus):
                 await self._http.post_json(path, once=True)
-        await self._resume()
-
-    async def _resume(self) -> None:
         await self._order("/resume")
 
     async def call_workers(self, method: str, arguments: list[str]) -> list[Any]:
@@ -137,9 +117,6 @@ class VllmControls:
 
     def peer(self) -> str:
         return f"the vLLM at {self._http.url}"
-
-    def stats(self) -> Mapping[str, float]:
-        return self._sync.times.as_stats()
 
     def close(self) -> None:
         self._sync.close()
@@ -164,46 +141,35 @@ class SglangControls:
     def __init__(self, http: HttpClient, model: str, folder: str) -> None:
         self._http, self._model = http, model
         self._folder = OwnFolder("weights", folder)
-        self._times = SwapTimes()
 
     async def load(self, weights: Weights, version: int) -> None:
-        self._times.begin()
-        with self._times.phase("write"):
-            path = await asyncio.to_thread(self._write, weights, version)
-        with self._times.phase("load"):
-            order = {
-                "model_path": str(path),
-                "weight_version": str(version),
-                "abort_all_requests": True,
-                "flush_cache": True,
-            }
-            answer = await self._http.post_json("/update_weights_from_disk", order, once=True)
-        if not (answer or {}).get("success"):
+        path = await asyncio.to_thread(self._write, weights, version)
+        order = {
+            "model_path": str(path),
+            "weight_version": str(version),
+            "abort_all_requests": True,
+            "flush_cache": True,
+        }
+        answer = await self._http.post_json("/update_weights_from_disk", order, once=True) or {}
+        if not answer.get("success"):
             raise EngineFailed(
                 f"the SGLang at {self._http.url} did not take the new weights",
-                str((answer or {}).get("message", "it gives no reason")),
+                str(answer.get("message", "it gives no reason")),
                 "it must be able to read the folder that they are written to",
             )
-        with self._times.phase("proof"):
-            said = str(
-                (await self._http.get_json("/get_model_info")).get("weight_version", version)
-            )
+        info = await self._http.get_json("/get_model_info")
+        said = str(info.get("weight_version", version))
         if said != str(version):
             raise EngineFailed(
                 f"the SGLang at {self._http.url} did not take the new weights",
                 f"it must be at version {version}, it says {said}",
                 "look at its log",
             )
-        self._times.end()
-
-    def stats(self) -> Mapping[str, float]:
-        return self._times.as_stats()
 
     def close(self) -> None:
         self._folder.remove()
 
     def _write(self, weights: Weights, version: int) -> Path:
-        """The model's folder with other weights in it."""
         source = Path(self._model)
         if not (source / "config.json").is_file():
             raise UniRLError(
@@ -216,16 +182,16 @@ class SglangControls:
         for file in source.iterdir():
             if file.suffix in (".json", ".txt", ".model", ".jinja") and "index" not in file.name:
                 shutil.copy(file, path)
-        flat = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-        import_safetensors().torch.save_file(
-            flat, str(path / "model.safetensors"), metadata={"format": "pt"}
-        )
+        flat = {name: value.detach().cpu() for name, value in weights.items()}
+        save_tensors(flat, path / "model.safetensors", format="pt")
         self._folder.keep_only(path)
         return path
 
 
+Controls: TypeAlias = VllmControls | SglangControls
+
+
 async def _described(http: HttpClient, path: str) -> dict[str, Any] | None:
-    """What an endpoint says; None where there is none."""
     try:
         described = await http.get_json(path)
     except BadStatus as error:

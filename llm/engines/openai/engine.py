@@ -96,13 +96,10 @@ class OpenAiEngine:
                 return
             try:
                 listed = await self._http.get_json("/models", patience=self._config.timeout_seconds)
-            except BadStatus as error:
-                raise self._refusal(error) from error
-            names = [str(one.get("id")) for one in (listed or {}).get("data", [])]
-            if names and self._model not in names:
-                raise unknown_model(self._http.url, self._model, names)
-            self._drop_controls()
-            try:
+                names = [str(one.get("id")) for one in (listed or {}).get("data", [])]
+                if names and self._model not in names:
+                    raise unknown_model(self._http.url, self._model, names)
+                self._drop_controls()
                 # Before the first token is asked for: a paused server would never draw it.
                 self._controls = await find_controls(self._http, self._config, self._source)
             except BadStatus as error:
@@ -142,10 +139,8 @@ class OpenAiEngine:
         # A stream that is cut ends at once; one that is waited for has a deadline of its own.
         for run in list(self._runs.values()):
             await run.idle.wait()
-        self._usage.pause()
 
     async def resume(self) -> None:
-        self._usage.resume()
         self._open.set()
 
     async def load_weights(self, weights: Weights, version: int) -> None:
@@ -175,7 +170,7 @@ class OpenAiEngine:
         """Not for servers."""
 
     def stats(self) -> Mapping[str, float]:
-        return self._usage.as_stats() | dict(self._controls.stats() if self._controls else {})
+        return self._usage.as_stats()
 
     async def close(self) -> None:
         self._closed = True
@@ -204,7 +199,6 @@ class OpenAiEngine:
                 return replace(done, finish="length")
 
     async def _gate(self, run: _Run) -> None:
-        """Until the engine is open, or the request aborted."""
         if not run.aborted:
             run.cut.clear()
         if self._open.is_set():
@@ -322,8 +316,6 @@ class OpenAiEngine:
 
 @dataclass
 class _Run:
-    """A request in flight."""
-
     cut: asyncio.Event = field(default_factory=asyncio.Event)
     """Its stream is to end now."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)

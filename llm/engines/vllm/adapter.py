@@ -18,7 +18,7 @@ from unirl.llm.engine import EngineFailed
 from unirl.llm.models.lora import PREFIX
 from unirl.llm.weights.own_folder import OwnFolder
 from unirl.llm.weights.proof import unnamed_reading
-from unirl.llm.weights.transfer import import_safetensors
+from unirl.llm.weights.transfer import save_tensors
 
 ADAPTER_NAME, ADAPTER_ID = "unirl", 1
 
@@ -56,13 +56,11 @@ class AdapterFolder:
             "lora_alpha": self._alpha,
             "target_modules": sorted({name.split(".")[-3] for name in tensors}),
         }
-        flat = {
-            name: value.detach().to("cpu", dtype).contiguous() for name, value in tensors.items()
-        }
+        flat = {name: value.detach().to("cpu", dtype) for name, value in tensors.items()}
         path = self._folder.path() / f"adapter-{version}"
         path.mkdir(exist_ok=True)
         (path / "adapter_config.json").write_text(json.dumps(settings, indent=1))
-        import_safetensors().torch.save_file(flat, str(path / "adapter_model.safetensors"))
+        save_tensors(flat, path / "adapter_model.safetensors")
         self._folder.keep_only(path)
         # vLLM multiplies B by alpha / r when it loads it.
         scale = self._alpha / rank

@@ -129,7 +129,8 @@ def variables(config: EngineConfig) -> dict[str, str]:
         # Both are for processes that may have threads already: forking them can hang.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": cores(),
+        # By default it leaves one core to its scheduler: a third of the speed where there are two.
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.timeout_seconds)),
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
@@ -169,13 +170,6 @@ def own_devices(config: EngineConfig) -> dict[str, str]:
             "name more there, start fewer processes, or set engine.device",
         )
     return {"CUDA_VISIBLE_DEVICES": ",".join(seen[first : first + num])}
-
-
-def cores() -> str:
-    """The cores this process may use, as vLLM writes them: by default it leaves one of them to its
-    scheduler, which costs a third of the speed where there are two.
-    """
-    return ",".join(str(core) for core in sorted(os.sched_getaffinity(0)))
 
 
 def on_cpu() -> bool:

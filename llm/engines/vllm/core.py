@@ -140,7 +140,6 @@ class VllmCore:
         return f"vLLM's EngineCore (process {self.processes.core or '?'})"
 
     async def ask(self, call: Awaitable[_Answer], what: str) -> _Answer:
-        """The answer of EngineCore within the deadline."""
         limit = self._config.timeout_seconds
         try:
             return await asyncio.wait_for(self.first(call), limit)
@@ -184,7 +183,6 @@ class VllmCore:
             ) from error
 
     async def _keep_watch(self) -> None:
-        """Break off all waits when EngineCore dies, or falls silent while it should generate."""
         limit, asked = self._config.timeout_seconds, time.monotonic()
         while True:
             await asyncio.sleep(0.2)

@@ -18,7 +18,9 @@ class DaemonCall(Generic[T]):
     thread as well.
     """
 
-    def __init__(self, work: Callable[[], T], dispose: Callable[[T], None] | None = None) -> None:
+    def __init__(
+        self, work: Callable[[], T], dispose: Callable[[T], None] = lambda result: None
+    ) -> None:
         self._work, self._dispose = work, dispose
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
@@ -35,7 +37,7 @@ class DaemonCall(Generic[T]):
             self.is_abandoned = True
             late, self._results = self._results, []
         if late:
-            threading.Thread(target=self._dispose_of, args=late, daemon=True).start()
+            threading.Thread(target=self._dispose, args=late, daemon=True).start()
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -50,7 +52,7 @@ class DaemonCall(Generic[T]):
                 self._results = results
         if is_late:
             for result in results:
-                self._dispose_of(result)
+                self._dispose(result)
             return
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._settle, error)
@@ -62,7 +64,3 @@ class DaemonCall(Generic[T]):
             self.future.set_exception(error)
         else:
             self.future.set_result(self._results[0])
-
-    def _dispose_of(self, result: T) -> None:
-        if self._dispose is not None:
-            self._dispose(result)

@@ -56,7 +56,6 @@ class VllmEngine:
         return self._version
 
     async def start(self) -> None:
-        """Raises UniRLError when vllm is missing or refuses its arguments."""
         async with self._starting:
             if self._closed:
                 raise closed()
@@ -94,13 +93,11 @@ class VllmEngine:
         else:
             await self.core.ask(call, f"to pause ({mode})")
         self._paused = True
-        self._usage.pause()
 
     async def resume(self) -> None:
         self._require_started()
         await self.core.ask(self.core.llm.resume_generation(), "to resume")
         self._paused = False
-        self._usage.resume()
 
     async def load_weights(self, weights: Weights, version: int) -> None:
         """Pauses by itself (keep) where it is not paused and requests are running.
@@ -110,11 +107,9 @@ class VllmEngine:
         """
         await self.start()
         self._require_started()
-        self._sync.times.begin()
         pause = not self._paused and bool(self._usage.ids)
         if pause:
-            with self._sync.times.phase("pause"):
-                await self.pause("keep")
+            await self.pause("keep")
         try:
             if self.adapter is not None:
                 await self._load_adapter(weights, version)
@@ -126,7 +121,6 @@ class VllmEngine:
                 self.core.break_off(error)
             raise
         self._version = version
-        self._sync.times.end()
         if pause:
             await self.resume()
 
@@ -141,11 +135,9 @@ class VllmEngine:
             self._paused = False
 
     def stats(self) -> Mapping[str, float]:
-        """And swaps, swap_seconds, swap_<phase>_seconds of the last one."""
-        return self._usage.as_stats() | self._sync.times.as_stats()
+        return self._usage.as_stats()
 
     async def close(self) -> None:
-        """Leaves no process."""
         if self._closed:
             return
         self._closed = True
@@ -209,20 +201,15 @@ class VllmEngine:
         from vllm.lora.request import LoRARequest
 
         assert self.adapter is not None
-        times = self._sync.times
-        with times.phase("write"):
-            path = await asyncio.to_thread(self.adapter.write, weights, version, self._sync.dtype)
+        path = await asyncio.to_thread(self.adapter.write, weights, version, self._sync.dtype)
         # The same id, loaded in place: frozen requests continue under the new adapter, too.
         request = LoRARequest(ADAPTER_NAME, ADAPTER_ID, str(path), load_inplace=True)
-        with times.phase("load"):
-            await self.core.ask(self.core.llm.add_lora(request), "to load the adapter")
-            await self.core.ask(
-                self.core.llm.update_weight_version(str(version)), "to take the version"
-            )
-            await self.core.forget()
-        with times.phase("proof"):
-            reports = await self.core.call_workers("unirl_adapter", [str(ADAPTER_ID)])
-            self.adapter.require(reports, self.core.peer())
+        await self.core.ask(self.core.llm.add_lora(request), "to load the adapter")
+        update = self.core.llm.update_weight_version(str(version))
+        await self.core.ask(update, "to take the version")
+        await self.core.forget()
+        reports = await self.core.call_workers("unirl_adapter", [str(ADAPTER_ID)])
+        self.adapter.require(reports, self.core.peer())
         # Requests need not load it again.
         self._lora = LoRARequest(ADAPTER_NAME, ADAPTER_ID, str(path))
 

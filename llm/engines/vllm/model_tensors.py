@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from unirl.llm.weights.proof import canonical, columns, unnamed_reading
 
+_EMBEDDING = "VocabParallelEmbedding"
 _WRAPPED = "base_layer"
 """Below a layer that vLLM wrapped for adapters."""
 
@@ -31,7 +32,7 @@ def computed_tensors(
     by_storage: dict[int, str] = {}
     modules: list[tuple[str, Any]] = list(model.named_modules())
     for path, module in modules:
-        if _is_embedding(module) and f"{path}.weight" in shapes:
+        if _is(module, _EMBEDDING) and f"{path}.weight" in shapes:
             by_storage[module.weight.data_ptr()] = f"{path}.weight"
     for path, module in modules:
         clean = path.removesuffix(f".{_WRAPPED}")
@@ -60,7 +61,7 @@ def refresh_tied_heads(model: nn.Module) -> None:
     shared = {
         module.weight.data_ptr()
         for module in modules
-        if _is_embedding(module) and not isinstance(module, ParallelLMHead)
+        if _is(module, _EMBEDDING) and not isinstance(module, ParallelLMHead)
     }
     for module in modules:
         if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):
@@ -97,7 +98,7 @@ def _value(module: Any, kind: str, value: Tensor, shape: tuple[int, ...], versio
         return value
     picked = columns(shape[1], version)
     multiply = getattr(module, "cpu_linear", None)
-    if multiply is None or (_is_embedding(module) and not _is_head(module)):
+    if multiply is None or (_is(module, _EMBEDDING) and not _is(module, "ParallelLMHead")):
         return value[:, picked]
     dtype = value.dtype
     hot = torch.zeros(len(picked), shape[1], dtype=dtype, device=value.device)
@@ -105,9 +106,5 @@ def _value(module: Any, kind: str, value: Tensor, shape: tuple[int, ...], versio
     return canonical(multiply(hot, value, None).T, dtype)
 
 
-def _is_embedding(module: Any) -> bool:
-    return any(one.__name__ == "VocabParallelEmbedding" for one in type(module).__mro__)
-
-
-def _is_head(module: Any) -> bool:
-    return any(one.__name__ == "ParallelLMHead" for one in type(module).__mro__)
+def _is(module: Any, kind: str) -> bool:
+    return any(one.__name__ == kind for one in type(module).__mro__)

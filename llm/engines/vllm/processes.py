@@ -12,6 +12,8 @@ from pathlib import Path
 
 from unirl.llm.weights.process import is_running, start_time
 
+_KILL_SECONDS = 5.0
+
 
 class EngineProcesses:
     """Processes that began while an engine started, and their children. Any thread may ask."""
@@ -57,10 +59,10 @@ class EngineProcesses:
         """Whether the core is; True as long as it is not known."""
         return not self.core or is_running(self.core, self._began[self.core])
 
-    def kill(self, seconds: float = 5.0) -> None:
+    def kill(self) -> None:
         """End all that still runs, children included; returns when they are gone."""
         self.note_children()
-        end = time.monotonic() + seconds
+        end = time.monotonic() + _KILL_SECONDS
         with self._lock:
             began = dict(self._began)
         for pid, start in began.items():
