@@ -47,7 +47,8 @@ def picky(context: Any, *, make: Any) -> Any:
 def plan_of(kind: str, updates: int) -> Plan:
     steps = {"run.total_steps": updates * BATCH * 16, "runner.kind": kind}
     plan = unirl.make_plan("impala", **{**SMALL, **steps})
-    return plan.with_pool(make_actor=partial(picky, make=plan.pools[0].make_actor), reissue=True)
+    make_actor = partial(picky, make=plan.pools[0].make_actor)
+    return plan.with_pool(make_actor=make_actor).with_learner(reissue=True)
 
 
 def totals(path: Path) -> dict[str, Any]:
