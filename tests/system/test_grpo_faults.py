@@ -29,10 +29,10 @@ from tests.system.grpo_rewards import FOLDER
 from tests.system.grpo_settings import SMALL
 from unirl.core.tree import flatten
 from unirl.llm.models.tiny import make_tiny
-from unirl.supervision.fork_server import process_context
 from unirl.runners.loop import TrainLoop
 from unirl.runners.processes import ProcessesRunner
 from unirl.storage.checkpoint import load_checkpoint
+from unirl.supervision.fork_server import process_context
 
 REWARDS = "tests.system.grpo_rewards"
 GROUP, BATCH = 4, 4
