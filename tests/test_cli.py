@@ -523,7 +523,8 @@ def test_play_of_what_has_no_pictures_says_so_and_lets_go_of_it(
         "    def evaluate(self, weights, num_episodes, *, deterministic=False): pass\n"
         "    def close(self): Path('closed').touch()\n"
         "def plan(config):\n"
-        "    return replace(impala.plan(config), recipe='returns', make_evaluator=Returns)\n"
+        "    plan = impala.plan(config).with_learner(make_evaluator=Returns)\n"
+        "    return replace(plan, recipe='returns')\n"
     )
     monkeypatch.syspath_prepend(str(Path.cwd()))
     shutil.copytree(trained, "runs/b", symlinks=True)

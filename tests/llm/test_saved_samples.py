@@ -136,7 +136,7 @@ def test_a_group_comes_back_as_it_was(tmp_path: Path) -> None:
     wanted = [one for seed in range(2) for one in groups_with_rewards(seed)]
     actor, found = Replay(saved, weights, seed=1, ranks=Ranks()), []
     slot = Slot(0, 0, saved.shape.spec().allocate())
-    for slot.ticket in range(8):
+    for slot.pool_ticket in range(8):
         actor.produce(slot)
         found.append(read_group(slot.data).copy())
     for one in wanted:
