@@ -541,7 +541,9 @@ def test_nothing_runs_on_when_it_is_interrupted_or_killed(tmp_path: Path) -> Non
         for process, num_processes, number, code in running:
             deadline, tree = time.monotonic() + 60, usage.tree(process.pid)
             while len(usage.alive(tree)) < num_processes:
-                assert time.monotonic() < deadline and process.poll() is None
+                assert time.monotonic() < deadline
+                if process.poll() is not None and process.stderr is not None:
+                    pytest.fail(f"it ended by itself: {process.stderr.read()}")
                 time.sleep(0.1)
                 tree = usage.tree(process.pid)
             seen |= tree
