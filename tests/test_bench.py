@@ -526,6 +526,7 @@ def started(*words: str, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.serial  # two measurements beside others may take longer than they are waited for
 def test_nothing_runs_on_when_it_is_interrupted_or_killed(tmp_path: Path) -> None:
     folders = [tmp_path / "interrupted", tmp_path / "killed"]
     for folder in folders:
