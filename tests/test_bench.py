@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -527,10 +528,9 @@ def started(*words: str, cwd: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.serial  # two measurements beside others may take longer than they are waited for
-def test_nothing_runs_on_when_it_is_interrupted_or_killed(tmp_path: Path) -> None:
-    folders = [tmp_path / "interrupted", tmp_path / "killed"]
-    for folder in folders:
-        folder.mkdir()
+def test_nothing_runs_on_when_it_is_interrupted_or_killed() -> None:
+    # The fork server's socket is in TMPDIR, and a socket's path has at most 107 characters.
+    folders = [Path(tempfile.mkdtemp(prefix=name)) for name in ("interrupted", "killed")]
     # The command, its measurement, the fork server, a policy worker, two environment workers; and
     # the command with its measurement.
     running = [
@@ -562,3 +562,5 @@ def test_nothing_runs_on_when_it_is_interrupted_or_killed(tmp_path: Path) -> Non
             process.kill()
             process.wait()
         usage.kill(seen)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -64,7 +64,7 @@ def test_both_sides_train_with_the_same_settings(
     terms = resolve(ours.algorithm)
     assert terms.entropy_coef == theirs["entropy_coef"]
     # What does not count while the ratio is 1, as in the only update of a batch.
-    moot = ("name", "singleton", "dual_clip", "log_ratio_clamp", "kl_clamp")
+    moot = ("preset", "changed", "singleton", "dual_clip", "log_ratio_clamp", "kl_clamp")
     moot += ("correction", "correction_level", "correction_high")
     assert terms.correction == "none"
     named = resolve(replace(ours.algorithm, preset="trl:dapo"))
