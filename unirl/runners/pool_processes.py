@@ -41,11 +41,9 @@ class PoolProcesses:
         self.handshake: HelperHandshake | None = None
         if helpers is not None:
             self.handshake = helpers.make_handshake(transport)
-        self.size = self.pool.bounds[0]
-        """Members for each learner that are to run."""
         self.members: dict[WorkerProcess, int] = {}
         """The number that each process's actor has joined its queue with."""
-        self.actors = [self._actor(i) for i in range(len(self.pipelines) * self.size)]
+        self.actors = [self._actor(i) for i in range(len(self.pipelines) * self.pool.bounds[0])]
         self.workers: list[WorkerProcess] = []
         if helpers is not None:
             self.workers = [
@@ -124,7 +122,6 @@ class PoolProcesses:
             number = 1 + max(actor.index for actor in self.actors)
             self.actors.append(self._actor(number))
             supervisor.add(self.actors[-1])
-        self.size = size
 
     def dependants(self, process: WorkerProcess) -> list[WorkerProcess]:
         """Helpers that cannot continue without their actor."""
