@@ -32,6 +32,7 @@ REASONS = ("reward_failed", "filtered", "zero_variance", "prompt_too_long")
 
 RolloutFunction = Callable[["Rollout", Prompt, Sequence[Request]], Awaitable[list[Completion]]]
 """What generates a group: one completion for each request. The default asks the engine."""
+_SIGN_OF_LIFE_SECONDS = 1.0
 GroupFilter = Callable[[Prompt, Sequence[Completion], Sequence[Sequence[Score]]], bool]
 """Whether a finished group is worth learning from."""
 
@@ -110,6 +111,8 @@ class Rollout:
         self._num_running = 0
         self._kept: dict[int, list[Completion | None]] = {}
         """By number of the prompt, what interrupted groups have so far."""
+        self._slots: dict[str, Slot] = {}
+        """By id of a request, the slot that its group is for."""
 
     async def produce(self, slot: Slot) -> None:
         self._num_open += 1
@@ -124,12 +127,16 @@ class Rollout:
         await self._refresh()
         number = self._ranks.rank + self._ranks.world_size * slot.pool_ticket
         prompt = self.prompts.prompt(number)
+        requests = self._requests(number, prompt)
+        self._slots.update((request.id, slot) for request in requests)
         started = time.monotonic()
         self._num_running += 1
         try:
-            completions = await self._function(self, prompt, self._requests(number, prompt))
+            completions = await self._function(self, prompt, requests)
         finally:
             self._num_running -= 1
+            for request in requests:
+                del self._slots[request.id]
         generated = time.monotonic()
         if len(completions) != self._config.group_size:
             raise UniRLError(
@@ -149,6 +156,20 @@ class Rollout:
         versions = [version for one in completions for version in one.drawn_versions]
         slot.first_version = min(versions, default=self.engine.version)
         slot.last_version = max(versions, default=self.engine.version)
+
+    async def generate(self, request: Request) -> Completion:
+        """Engine.generate. However long it takes, the group is not taken for stuck meanwhile: an
+        engine that hangs raises by itself. What a rollout function does elsewhere must end within
+        runner.hang_seconds.
+        """
+        work = asyncio.ensure_future(self.engine.generate(request))
+        try:
+            while not (await asyncio.wait({work}, timeout=_SIGN_OF_LIFE_SECONDS))[0]:
+                if (slot := self._slots.get(request.id)) is not None:
+                    slot.progress()
+            return work.result()
+        finally:
+            work.cancel()
 
     async def interrupt(self) -> None:
         """Running completions end as they are, and are continued later."""
@@ -230,7 +251,7 @@ async def ask_engine(
     async def one(request: Request) -> Completion:
         if request.partial is not None and request.partial.finish != "aborted":
             return request.partial
-        return await rollout.engine.generate(request)
+        return await rollout.generate(request)
 
     return list(await asyncio.gather(*(one(request) for request in requests)))
 

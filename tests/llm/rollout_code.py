@@ -19,10 +19,10 @@ async def two_turns(
     found = []
     for request in requests:
         short = replace(request, sampling=replace(request.sampling, max_tokens=3))
-        first = await rollout.engine.generate(short)
+        first = await rollout.generate(short)
         longer = replace(request.sampling, max_tokens=6)
         found.append(
-            await rollout.engine.generate(
+            await rollout.generate(
                 replace(request, sampling=longer, partial=replace(first, finish="aborted"))
             )
             if first.finish == "length"
@@ -42,10 +42,10 @@ async def with_a_tool(
     found = []
     for request in requests:
         short = replace(request, sampling=replace(request.sampling, max_tokens=2))
-        first = await rollout.engine.generate(short)
+        first = await rollout.generate(short)
         longer = replace(request.sampling, max_tokens=6)
         again = replace(request, sampling=longer, partial=first.with_observation(OBSERVATION))
-        found.append(await rollout.engine.generate(again) if first.finish == "length" else first)
+        found.append(await rollout.generate(again) if first.finish == "length" else first)
     return found
 
 
@@ -53,7 +53,7 @@ async def one_too_few(
     rollout: Rollout, prompt: Prompt, requests: Sequence[Request]
 ) -> list[Completion]:
     """Forgets the last request."""
-    return [await rollout.engine.generate(request) for request in requests[:-1]]
+    return [await rollout.generate(request) for request in requests[:-1]]
 
 
 def even_prompts(

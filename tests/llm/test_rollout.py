@@ -106,6 +106,21 @@ def same(one: Group, other: Group) -> bool:
     return close and all(torch.equal(getattr(one, n), getattr(other, n)) for n in names)
 
 
+def test_a_group_that_waits_for_the_engine_gives_signs_of_life(model: str) -> None:
+    async def work(bench: Bench) -> None:
+        await bench.group(0)
+        slot, alive = bench.slot(1), asyncio.Event()
+        slot.on_progress = alive.set
+        await bench.rollout.engine.pause()
+        group = asyncio.create_task(bench.rollout.produce(slot))
+        await asyncio.wait_for(alive.wait(), 10)
+        await bench.rollout.engine.resume()
+        await group
+        group_of(slot)
+
+    run(Bench(model), work)
+
+
 def test_tokens_on_both_sides_of_a_swap_bear_the_version_that_drew_them(model: str) -> None:
     async def work(bench: Bench) -> tuple[Group, Group]:
         first = asyncio.create_task(bench.group(0))
