@@ -17,6 +17,7 @@ from tests.runners.test_async_actors import SPEC as SLEEPER_SPEC
 from tests.runners.test_async_actors import Noter, Sleeper
 from unirl import Field, LearnerPlan, Plan, Pool, QueueConfig, RunConfig, RunnerConfig, SampleSpec
 from unirl.core.actor import ActorContext
+from unirl.core.pool import Resources
 from unirl.core.sample import Slot
 from unirl.core.weights import Weights
 from unirl.errors import ActorFailed, UniRLError
@@ -97,6 +98,12 @@ def test_a_mix_that_cannot_be_is_refused(changes: dict[str, Any], what: str) -> 
     with pytest.raises(UniRLError, match=what) as error:
         unirl.make_plan("impala", **{**MIX, **changes})
     assert len(error.value.parts) == 3
+
+
+def test_resources_that_one_machine_cannot_honour_are_said_to_be_ignored() -> None:
+    plan = two_pools("processes")
+    assert "ignored" not in plan.describe()
+    assert "resources are ignored" in plan.with_pool(resources=Resources(gpus=1)).describe()
 
 
 def test_a_pool_without_a_learner_is_refused() -> None:

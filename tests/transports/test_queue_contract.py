@@ -276,7 +276,6 @@ def test_members_are_judged_by_their_signs_of_life(make_queue: MakeQueue) -> Non
     slot.progress()
     status = {each.member: each for each in queue.members()}
     assert status[silent.member].idle_seconds >= 0.05 > status[alive.member].idle_seconds
-    assert status[alive.member].held_seconds >= 0.05
     assert [each.num_running for each in status.values()] == [1, 1]
 
 

@@ -203,8 +203,6 @@ class MemberStatus:
     pool: int
     num_running: int
     """Slots that it holds."""
-    held_seconds: float
-    """For how long it has held the one with the lowest ticket; 0 without slots."""
     idle_seconds: float
     """Since its last sign of life: an acquire, a commit, a discard, progress."""
 

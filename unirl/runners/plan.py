@@ -10,7 +10,7 @@ from typing import Any
 
 from unirl.core.evaluator import Evaluator
 from unirl.core.learner import Learner, LearnerContext
-from unirl.core.pool import Pool
+from unirl.core.pool import Pool, Resources
 from unirl.core.queue import REASONS, QueueConfig
 from unirl.core.sample import SampleSpec
 from unirl.core.seeding import derive_seed
@@ -145,6 +145,8 @@ class Plan:
                 line += f" with {pool.helpers.count} {pool.helpers.role}(s)"
             line += f" -> {', '.join(self.learners[i].name for i in self.learners_of(pool))}"
             lines.append(line + (f", share {pool.share:g}" if shares else ""))
+            if pool.resources != Resources():
+                lines.append("          its resources are ignored: there is one machine")
         for learner in self.learners:
             lines += _describe_queue(learner)
         return "\n".join([*lines, *self.notes])

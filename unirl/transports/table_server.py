@@ -84,23 +84,16 @@ class TableServer(TableQueue):
         self._notify_producers()
 
     def members(self) -> list[MemberStatus]:
-        cells, now, rows = self._table.cells, micros(), self._table.rows
-        found = []
-        for row in self._table.member_rows():
-            held = [rows[i] for i in self._table.held_by(cells[row + at.NUMBER])]
-            since = min(
-                ((cells[r + at.TICKET], cells[r + at.START_US]) for r in held), default=None
+        cells, now = self._table.cells, micros()
+        return [
+            MemberStatus(
+                cells[row + at.NUMBER],
+                cells[row + at.POOL_OF_MEMBER],
+                len(self._table.held_by(cells[row + at.NUMBER])),
+                (now - cells[row + at.SEEN_US]) / 1e6,
             )
-            found.append(
-                MemberStatus(
-                    cells[row + at.NUMBER],
-                    cells[row + at.POOL_OF_MEMBER],
-                    len(held),
-                    0.0 if since is None else (now - since[1]) / 1e6,
-                    (now - cells[row + at.SEEN_US]) / 1e6,
-                )
-            )
-        return found
+            for row in self._table.member_rows()
+        ]
 
     def buffers(self) -> SlotBuffers:
         return TableQueue(self.memory)
