@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from unirl.core.learner import LearnerContext as LearnerContext
     from unirl.core.learner import LearnerState as LearnerState
     from unirl.core.pool import Pool as Pool
+    from unirl.core.pool import Resources as Resources
     from unirl.core.queue import QueueConfig as QueueConfig
     from unirl.core.sample import Batch as Batch
     from unirl.core.sample import Field as Field
@@ -40,7 +41,7 @@ _HOMES = {
     "core.actor": ("Actor", "ActorContext", "AsyncActor"),
     "core.learner": ("Learner", "LearnerContext", "LearnerState"),
     "metrics.metrics": ("Metrics",),
-    "core.pool": ("Pool",),
+    "core.pool": ("Pool", "Resources"),
     "core.queue": ("QueueConfig",),
     "core.sample": ("Batch", "Field", "SampleSpec", "Slot", "collate"),
     "errors": ("DiscardSlot", "ReissueSlot", "UniRLError"),

@@ -15,9 +15,18 @@ import torch
 import unirl
 from tests.runners.test_async_actors import SPEC as SLEEPER_SPEC
 from tests.runners.test_async_actors import Noter, Sleeper
-from unirl import Field, LearnerPlan, Plan, Pool, QueueConfig, RunConfig, RunnerConfig, SampleSpec
+from unirl import (
+    Field,
+    LearnerPlan,
+    Plan,
+    Pool,
+    QueueConfig,
+    Resources,
+    RunConfig,
+    RunnerConfig,
+    SampleSpec,
+)
 from unirl.core.actor import ActorContext
-from unirl.core.pool import Resources
 from unirl.core.sample import Slot
 from unirl.core.weights import Weights
 from unirl.errors import ActorFailed, UniRLError
