@@ -142,7 +142,7 @@ class DeviceActor:
             pulled = self._stream.record_event()
             self._unroll_on_stream(slot.index, rows)
             slot.write_event = self._stream.record_event()
-        # Before the store's memory is published to again it must have been read.
+        # They may be the learner's own: before it changes them they must have been read.
         learner_stream.wait_event(pulled)
 
     def close(self) -> None:

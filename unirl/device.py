@@ -112,5 +112,6 @@ def _copy_in_pieces(target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
         return
     size = PIECE_BYTES // max(target.itemsize, source.itemsize)
-    for one, other in zip(target.view(-1).split(size), source.view(-1).split(size), strict=True):
+    pieces = (torch.split(each.view(-1), size) for each in (target, source))
+    for one, other in zip(*pieces, strict=True):
         one.copy_(other)

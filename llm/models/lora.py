@@ -98,7 +98,8 @@ class _Merged(Mapping[str, Tensor]):
         if not layer:
             return value
         delta = self._layers[layer].get_delta_weight("default")
-        return (value.float() + delta.float()).to(value.dtype)
+        merged: Tensor = (value.float() + delta.float()).to(value.dtype)
+        return merged
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)

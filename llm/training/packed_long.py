@@ -104,7 +104,7 @@ class _Long(torch.autograd.Function):
         attend = _ATEN._scaled_dot_product_flash_attention_for_cpu
         q, k, v = map(_heads_first, (query, key, value))
         own, own_lse = attend(q, k, v, 0.0, True, scale=scale)
-        out = own.transpose(1, 2).contiguous()  # [R, L, H, D]
+        out: Tensor = own.transpose(1, 2).contiguous()  # [R, L, H, D]
         lse = own_lse.transpose(1, 2).contiguous()  # [R, L, H]
         for prompt in prompts:
             k, v = (_heads_first(each[prompt.tokens]) for each in (prompt_key, prompt_value))

@@ -67,7 +67,8 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
 
 def _random_states() -> dict[str, torch.Tensor]:
     """Of torch's own generators: the host's, and the GPUs', where dropout of adapters draws."""
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    has_gpus = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    num_gpus = torch.cuda.device_count() if has_gpus else 0
     gpus = {f"cuda:{i}": torch.cuda.get_rng_state(i) for i in range(num_gpus)}
     return {"torch": torch.get_rng_state(), **gpus}
 

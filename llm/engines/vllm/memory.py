@@ -57,7 +57,7 @@ def free_memory(index: int) -> tuple[int, int]:
     """Bytes that are free on a GPU, and all it has. A process that uses no GPU asks through another
     one: to look at a GPU takes half a gigabyte of it, for good.
     """
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         free, total = torch.cuda.mem_get_info(index)
         return free, total
     asked = subprocess.run(

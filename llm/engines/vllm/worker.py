@@ -173,7 +173,7 @@ def _backend() -> type:
                 if self._group is None:
                     raise RuntimeError("weights were announced before this worker was introduced")
                 self._memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self.device)
-                self._group.broadcast(self._memory.split(PIECE_BYTES))
+                self._group.broadcast(torch.split(self._memory, PIECE_BYTES))
             elif update.kind == "file":
                 return dict(read_file(update.path))
             else:
