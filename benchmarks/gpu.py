@@ -77,15 +77,15 @@ def make_environment(folder: Path, wheels: Path | None) -> tuple[Path, list[str]
     own = next((folder / "lib").glob("python*/site-packages"))
     # Of a virtual environment (torch is often in one) a second one sees nothing, only what is below
     # both. And the clone itself, which needs no building.
-    paths = [str(ROOT), *site.getsitepackages(), *_user_site()]
-    (own / "unirl-gpu.pth").write_text("\n".join(paths) + "\n")
+    seen = [
+        *site.getsitepackages(),
+        *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
+    ]
+    lines = [str(ROOT), *(f"import site; site.addsitedir({path!r})" for path in seen)]
+    (own / "unirl-gpu.pth").write_text("\n".join(lines) + "\n")
     refused = _install(python, chosen)
     stamp.write_text(json.dumps({"asked": names, "refused": refused}))
     return python, refused
-
-
-def _user_site() -> list[str]:
-    return [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
 
 
 def _install(python: Path, wheels: Sequence[Path]) -> list[str]:
@@ -94,7 +94,7 @@ def _install(python: Path, wheels: Sequence[Path]) -> list[str]:
         return []
     command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
     command += ["--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile"]
-    # What a connected machine was told about indexes and constraints means nothing here.
+    # Indexes and constraints of a connected machine mean nothing here.
     environment = {**os.environ, "PIP_CONFIG_FILE": os.devnull}
 
     def fails(some: Sequence[Path]) -> bool:

@@ -122,7 +122,7 @@ def bench(size: Size, *words: str, learner: bool = False) -> list[Row]:
                 + (f", {reads:g} host reads per iteration" if reads is not None else ""),
             ]
         )
-    return [*rows, ["limited by", report["limit"]["text"].splitlines()[0]]]
+    return [*rows, ["what limits it", report["limit"]["text"].partition(". ")[0]]]
 
 
 def publish(size: Size) -> list[Row]:
