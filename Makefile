@@ -1,6 +1,7 @@
 # `make run`  trains IMPALA on CartPole-v1, then a tiny language model with GRPO; evaluates both and draws their curves.
 # `make test` lints, type-checks and tests everything. Both need python >= 3.11, make, git and a C++ compiler, no more.
 # `make test-fast` runs the tests without processes, trainings and models: two minutes, for the loop while editing.
+# `make gpu`  on a machine with a GPU, prepared or not: its tests and its figures. Elsewhere it says what it would run.
 #
 # Settings: TORCH=2.13.0 (exact version), VENV=.venv, PYTHON=python3.12, PYTEST_ARGS="-k queue", JOBS=2 (tests side by
 # side), PIP_ARGS (more arguments for pip, such as the index that holds torch's small build for machines without a GPU).
@@ -30,7 +31,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: run test test-fast lint style bench clean help
 
 help:
-	@sed -n '1,6s/^# \{0,1\}//p' Makefile
+	@sed -n '1,7s/^# \{0,1\}//p' Makefile
 
 run: $(VENV)/run.stamp
 	$(BIN)/unirl train impala @$(CONFIG) --name $(NAME) --overwrite
@@ -65,9 +66,22 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/unirl bench scripts queue
 	$(BIN)/unirl bench scripts classic
 
+# The machine's own torch, which was built for its GPU, and what else is there; the rest from wheels carried along
+# (requirements/gpu.txt), without a network. GPU_ARGS="--parts tests,sim --within 540", see benchmarks/gpu.py.
+WHEELS ?= wheels
+GPU_ARGS ?=
+.PHONY: gpu
+gpu:
+	@for python in $(PYTHON) python3 $(wildcard $(BIN)/python) $(CANDIDATES); do \
+	  if "$$python" -c 'import torch' 2>/dev/null; then found=$$python; break; fi; \
+	  if [ -z "$$found" ] && "$$python" -c '' 2>/dev/null; then found=$$python; fi; \
+	done; \
+	if [ -z "$$found" ]; then echo "no Python found (tried: $(PYTHON) $(CANDIDATES))" >&2; exit 1; fi; \
+	"$$found" benchmarks/gpu.py --wheels "$(WHEELS)" $(GPU_ARGS)
+
 # Environments, runs and everything that can be made again; runs/ is yours and stays.
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-gpu build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(TORCH_STAMP):

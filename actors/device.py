@@ -4,7 +4,6 @@ host (Makoviychuk et al., "Isaac Gym", arXiv 2108.10470).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +18,10 @@ from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
 from unirl.core.weights import WeightStore
+from unirl.device import check_device
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY, DeviceEnv, Groups, SimSpec
 from unirl.envs.sim.make import make_device_env
-from unirl.errors import UniRLError
 from unirl.metrics.timers import Timers
 from unirl.policy import Policy, PolicyConfig
 
@@ -46,12 +45,7 @@ class SimConfig:
 
     def __post_init__(self) -> None:
         check_at_least(1, "sim", self, "num_envs", "unroll_length")
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise UniRLError(
-                f"sim.device {self.device!r} is unknown",
-                "known: auto, cpu, cuda, cuda:N",
-                "try auto",
-            )
+        check_device("sim.device", self.device, may_be_auto=True)
 
     def torch_device(self) -> torch.device:
         """The device, whether it is there or not."""
@@ -148,7 +142,7 @@ class DeviceActor:
             pulled = self._stream.record_event()
             self._unroll_on_stream(slot.index, rows)
             slot.write_event = self._stream.record_event()
-        # Before the store's memory is published to again it must have been read.
+        # They may be the learner's own: before it changes them they must have been read.
         learner_stream.wait_event(pulled)
 
     def close(self) -> None:

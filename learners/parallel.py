@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from unirl.device import device_of_rank, finish_on_host, gpu_of
 from unirl.errors import ActorFailed, UniRLError
 from unirl.host import local_rank
 from unirl.vtrace.advantages import Reduce
@@ -53,6 +54,7 @@ class Ranks:
         self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         self._deadline_seconds = 0.0
         self._store: Any = None
+        self._nccl: Any = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Ranks:
@@ -73,10 +75,10 @@ class Ranks:
         return None if self.world_size == 1 else self.sum
 
     def own_device(self, device: str) -> str:
-        """This rank's own device of that kind: cuda is cuda:LOCAL_RANK, cpu is cpu."""
+        """This rank's own device of that kind: see device_of_rank; cpu is cpu."""
         if self.world_size == 1 or not device.startswith("cuda"):
             return device
-        own = f"cuda:{self.local_rank}"
+        own = device_of_rank("cuda", self.local_rank)
         if device not in ("cuda", own):
             raise UniRLError(
                 f"rank {self.rank} of {self.world_size} was given device {device}",
@@ -103,7 +105,7 @@ class Ranks:
         import torch.distributed as dist
 
         dist.destroy_process_group()
-        self._store = None
+        self._store = self._nccl = None
 
     def _join(self, deadline_seconds: float) -> None:
         import torch.distributed
@@ -117,9 +119,6 @@ class Ranks:
             )
         self._deadline_seconds, deadline = deadline_seconds, timedelta(seconds=deadline_seconds)
         meeting_seconds = max(deadline_seconds, _MEETING_SECONDS)
-        on_cuda = torch.cuda.is_available() and self.local_rank < torch.cuda.device_count()
-        if on_cuda:
-            torch.cuda.set_device(self.local_rank)
         try:
             meeting = timedelta(seconds=meeting_seconds)
             store, _, _ = next(
@@ -128,16 +127,24 @@ class Ranks:
             # Keys of its own for each meeting: what an earlier one left there is not read again.
             number = store.add(f"unirl/meetings/{self.rank}", 1)
             self._store = dist.PrefixStore(f"unirl/{number}", store)
-            self._store.set(f"here/{self.rank}", "")
+            self._store.set(f"here/{self.rank}", _own_gpu(self.local_rank))
             everyone = [f"here/{rank}" for rank in range(self.world_size)]
             self._store.wait(everyone, meeting)
+            gpus = [self._store.get(key).decode() for key in everyone]
+            # NCCL refuses two processes on one GPU.
+            with_nccl = all(gpus) and len({*gpus}) == len(gpus) and dist.is_nccl_available()
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if on_cuda and dist.is_nccl_available() else "gloo",
+                "cpu:gloo,cuda:nccl" if with_nccl else "gloo",
                 store=self._store,
                 rank=self.rank,
                 world_size=self.world_size,
                 timeout=deadline,
             )
+            if with_nccl:
+                # Its watchdog ends the process: not before `finish_on_host` has named who is lost.
+                patience = timedelta(seconds=2 * deadline_seconds + 60)
+                self._nccl = dist.group.WORLD._get_backend(torch.device("cuda"))
+                self._nccl.set_timeout(patience)
         except (RuntimeError, ValueError) as error:
             address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise RankLost(
@@ -156,7 +163,12 @@ class Ranks:
 
         dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
         flat = torch.cat([tensor.detach().reshape(-1).to(dtype) for tensor in tensors])
-        self._meet(lambda: dist.all_reduce(flat))
+        limit = self._deadline_seconds
+        self._meet(
+            (lambda: finish_on_host(dist.all_reduce(flat, async_op=True), limit))
+            if flat.is_cuda
+            else (lambda: dist.all_reduce(flat))
+        )
         sums = torch.split(flat, [tensor.numel() for tensor in tensors])
         return [
             total.reshape(tensor.shape).to(tensor.dtype)
@@ -219,6 +231,10 @@ class Ranks:
             collective()
         except RuntimeError as error:
             lost = self._lost(error)
+            if self._nccl is not None:
+                # What still waits on the GPU would keep the checkpoint waiting, too.
+                with contextlib.suppress(RuntimeError):
+                    self._nccl.abort()
             if self.is_main:
                 # Here as well: what follows is a checkpoint, perhaps of a device that hangs.
                 log.error("%s", lost)
@@ -266,6 +282,14 @@ class Ranks:
                     break
                 time.sleep(0.1)
         return reports
+
+
+def _own_gpu(local_rank: int) -> str:
+    """Make this process' GPU the current one; what names it among those of all machines, or ""."""
+    if not torch.cuda.is_available():
+        return ""
+    torch.cuda.set_device(device_of_rank("cuda", local_rank))
+    return gpu_of(torch.device("cuda", torch.cuda.current_device()))
 
 
 def _gist(error: Exception) -> str:

@@ -24,6 +24,7 @@ from unirl.llm.algorithms.terms import Algorithm
 from unirl.llm.device import device_of
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.engines.make import make_engine, require_engine, takes_adapters
+from unirl.llm.engines.vllm.memory import beside_learner
 from unirl.llm.evaluate import EvalPieces, LlmEvaluator, require_held_out
 from unirl.llm.group import GroupShape
 from unirl.llm.models.lora import (
@@ -201,7 +202,7 @@ def algorithm_of(config: LanguageConfig) -> Algorithm:
 def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
     prompts, rewarder = _prompts(config)
     return Rollout(
-        make_engine(config.engine, config.model),
+        make_engine(beside_learner(config.engine, config.learner.device), config.model),
         context.weights,
         prompts,
         rewarder,
@@ -254,7 +255,7 @@ def make_learner(
     )
 
 
-def publisher(config: LanguageConfig) -> Callable[[Any], dict[str, torch.Tensor]]:
+def publisher(config: LanguageConfig) -> Callable[[Any], Weights]:
     """What of a model the engine is sent."""
     return published_adapters if takes_adapters(config.engine) else published_weights
 

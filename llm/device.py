@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from unirl.device import usable_device
+from unirl.device import device_of_rank, usable_device
 from unirl.host import local_rank
 
 
@@ -17,9 +17,4 @@ def device_of(name: str, setting: str) -> str:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name != "cuda":
-        return str(usable_device(setting, name))
-    usable_device(setting, name)
-    rank = local_rank()
-    # A process that sees one device alone has it as number 0.
-    return "cuda" if rank is None or rank >= torch.cuda.device_count() else f"cuda:{rank}"
+    return device_of_rank(str(usable_device(setting, name)), local_rank())

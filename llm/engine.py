@@ -210,7 +210,9 @@ class EngineConfig:
     timeout_seconds: float = 120.0
     """How long a start, a swap of weights or a silent server may take."""
     memory_gib: float = 2.0
-    """vllm: for keys and values (on CUDA instead a fraction of the device, see `options`)."""
+    """vllm without a GPU: for keys and values. On one it takes most of it, and half of what is free
+    where the learner is on it, too; `options` gpu_memory_utilization says otherwise.
+    """
     transfer: Literal["auto", "shared", "collective", "file", "lora"] = "auto"
     """vllm: how weights get there. shared: shared memory of this machine; collective: NCCL or
     gloo; file: a checkpoint that both can read; lora: only the adapter. auto: shared.

@@ -13,12 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from unirl.config.rules import check_setting
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
+from unirl.device import copy_weights
 from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm.engine import Completion, Engine, EngineFailed, Request, SamplingConfig
@@ -106,7 +105,7 @@ class Rollout:
         self._function, self._keep = config.load_function(), config.load_filter()
         self._swap = asyncio.Lock()
         self._failure: UniRLError | EngineFailed | None = None
-        self._incoming = Incoming()
+        self._incoming = Incoming(weights)
         self._sleeps, self._num_open = sleeps, 0
         self._num_running = 0
         self._kept: dict[int, list[Completion | None]] = {}
@@ -257,14 +256,18 @@ async def ask_engine(
 
 
 class Incoming:
-    """Weights on their way from the store to an engine that takes its time: a copy, reused."""
+    """Weights on their way from the store to an engine that takes its time: a copy, reused; none
+    where the store lends.
+    """
 
-    def __init__(self) -> None:
-        self.weights: dict[str, torch.Tensor] = {}
+    def __init__(self, store: WeightStore) -> None:
+        self.weights: Weights = {}
+        self._lent = store.lends
 
     def load_weights(self, weights: Weights) -> None:
-        if not self.weights:
+        if self._lent:
+            self.weights = weights
+        elif not self.weights:
             self.weights = {name: value.detach().clone() for name, value in weights.items()}
         else:
-            for name, value in weights.items():
-                self.weights[name].copy_(value)
+            copy_weights(self.weights, weights)

@@ -14,8 +14,11 @@ _MASK = (1 << 64) - 1
 
 
 @torch.no_grad()
-def checksum(weights: Mapping[str, Tensor] | torch.nn.Module) -> int:
+def checksum(
+    weights: Mapping[str, Tensor] | torch.nn.Module, dtype: torch.dtype | None = None
+) -> int:
     """Of all bits, names and (block by block) positions; the order of the names does not matter.
+    dtype: what floating-point numbers become first, one tensor at a time.
 
     Exact: integers modulo 2^64, so equal on every device and with any number of threads. A module
     counts as its named parameters. Not made to withstand forgery.
@@ -23,7 +26,10 @@ def checksum(weights: Mapping[str, Tensor] | torch.nn.Module) -> int:
     if isinstance(weights, torch.nn.Module):
         weights = {name: value.detach() for name, value in weights.named_parameters()}
     # The sums stay where the weights are; one copy brings them all to the host.
-    sums = [_tensor_sum(value) for value in weights.values()]
+    sums = [
+        _tensor_sum(value if dtype is None or not value.is_floating_point() else value.to(dtype))
+        for value in weights.values()
+    ]
     if not sums:
         return 0
     total = 0
@@ -32,9 +38,9 @@ def checksum(weights: Mapping[str, Tensor] | torch.nn.Module) -> int:
     return total & _MASK
 
 
-def digits(weights: Mapping[str, Tensor]) -> str:
+def digits(weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
     """The checksum in hexadecimal digits: JSON has no integers of 64 bits."""
-    return f"{checksum(weights):016x}"
+    return f"{checksum(weights, dtype):016x}"
 
 
 def _tensor_sum(value: Tensor) -> Tensor:

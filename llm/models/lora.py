@@ -5,6 +5,7 @@ LoRA: arXiv 2106.09685.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -66,25 +67,42 @@ def with_base(weights: Weights, config: ModelConfig) -> Weights:
     return published_weights(model)
 
 
-def published_weights(model: Any) -> dict[str, Tensor]:
+def published_weights(model: Any) -> Weights:
     """What engines need: parameters by the names of the model without adapters, these added."""
-    if not hasattr(model, "peft_config"):
-        return flat_weights(model)
-    deltas = {
-        name: module.get_delta_weight("default")
-        for name, module in model.named_modules()
-        if hasattr(module, "get_delta_weight")
-    }
-    weights = {}
-    for name, value in flat_weights(model).items():
-        if "lora_" in name:
-            continue
-        layer, _, rest = name.rpartition(".base_layer.")
-        if layer:
-            merged = value
-            if rest == "weight":
-                merged = (value.float() + deltas[layer].float()).to(value.dtype)
-            weights[f"{layer}.{rest}".removeprefix(PREFIX)] = merged
-        else:
-            weights[name.removeprefix(PREFIX)] = value
-    return weights
+    return _Merged(model) if hasattr(model, "peft_config") else flat_weights(model)
+
+
+class _Merged(Mapping[str, Tensor]):
+    """Each weight with its adapter, added when it is asked for: all at once they would be a second
+    model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._layers = {
+            name: module
+            for name, module in model.named_modules()
+            if hasattr(module, "get_delta_weight")
+        }
+        self._found: dict[str, tuple[Tensor, str]] = {}
+        """By the name that engines know: the weight, and the layer whose adapter is added."""
+        for name, value in flat_weights(model).items():
+            if "lora_" in name:
+                continue
+            layer, _, rest = name.rpartition(".base_layer.")
+            own = f"{layer}.{rest}" if layer else name
+            self._found[own.removeprefix(PREFIX)] = value, layer if rest == "weight" else ""
+
+    @torch.no_grad()
+    def __getitem__(self, name: str) -> Tensor:
+        value, layer = self._found[name]
+        if not layer:
+            return value
+        delta = self._layers[layer].get_delta_weight("default")
+        merged: Tensor = (value.float() + delta.float()).to(value.dtype)
+        return merged
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)

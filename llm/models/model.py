@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from unirl.config.rules import check_setting
+from unirl.device import copy_weights
 from unirl.errors import UniRLError
 from unirl.llm.models.tiny import tiny_model, tiny_tokenizer
 from unirl.llm.models.transformers import brief, import_transformers
@@ -201,7 +202,7 @@ def load_flat_weights(model: torch.nn.Module, weights: Mapping[str, torch.Tensor
                 f"its shape must be {list(value.shape)}, it is {list(weights[name].shape)}",
                 "learner and engine must load the same model.path",
             )
-    torch._foreach_copy_(list(own.values()), [weights[name] for name in own])
+    copy_weights(own, weights)
 
 
 def drop_dropout(settings: Any) -> None:

@@ -117,7 +117,7 @@ class LlmLearner:
         teacher: Teacher | None = None,
         tokenizer: Any = None,
         ranks: Ranks | None = None,
-        publish: Callable[[Any], dict[str, Tensor]] = published_weights,
+        publish: Callable[[Any], Weights] = published_weights,
     ) -> None:
         check_num_steps(algorithm, config.epochs * config.minibatches)
         self.version, self.num_steps = 0, 0

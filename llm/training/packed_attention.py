@@ -17,6 +17,13 @@ from torch import Tensor, nn
 from unirl.errors import UniRLError
 from unirl.llm.packages import needs
 from unirl.llm.training.packed_layout import Block, PackLayout
+from unirl.llm.training.packed_long import (
+    Prompt,
+    causal_behind_prompts,
+    is_long,
+    long_attention,
+    prompts_of_rows,
+)
 from unirl.llm.training.packed_rows import as_rows, as_tokens, prompts_of, split_blocks
 from unirl.llm.training.packed_short import fold_mask, short_attention, suits
 from unirl.llm.training.packing import Pack
@@ -49,6 +56,7 @@ class Packing:
     def __init__(self, layout: PackLayout) -> None:
         self.layout = layout
         self._masks: dict[tuple[object, ...], Tensor] = {}
+        self._prompts: dict[int, list[Prompt]] = {}
 
     def mask(self, index: int, begin: int, end: int, like: Tensor) -> Tensor:
         """What queries begin..end of a block add to their scores: [1 or R, 1, end - begin, P + end]
@@ -59,6 +67,12 @@ class Packing:
             block = self.layout.blocks[index]
             self._masks[name] = _mask(block, begin, end, like.dtype, like.device)
         return self._masks[name]
+
+    def prompts(self, index: int) -> list[Prompt]:
+        """Of a block whose rows are long."""
+        if index not in self._prompts:
+            self._prompts[index] = prompts_of_rows(self.layout.blocks[index])
+        return self._prompts[index]
 
     def short_mask(self, index: int, num_heads: int, num_key_heads: int) -> Tensor:
         """The same for all queries of a block, as short_attention wants it."""
@@ -164,6 +178,11 @@ def packed_attention(
     outs: list[Tensor] = []
     for i, (block, q_block) in enumerate(zip(layout.blocks, torch.split(q, sizes), strict=True)):
         q_rows, k_rows, v_rows = (as_rows(x, block) for x in (q_block, k_blocks[i], v_blocks[i]))
+        if is_long(q_rows, block, dropout):
+            prompts = unirl_packing.prompts(i)
+            out = long_attention(q_rows, k_rows, v_rows, k_prompt, v_prompt, prompts, scaling)
+            outs.append(as_tokens(out.flatten(0, 1), block))
+            continue
         if block.prompt is not None:
             k_rows = torch.cat([prompts_of(k_prompt, block), k_rows], 1)
             v_rows = torch.cat([prompts_of(v_prompt, block), v_rows], 1)
@@ -266,6 +285,8 @@ def _attend(
     )
     if not masked:
         return attention(q, k, v, is_causal=True).transpose(1, 2).flatten(0, 1)
+    if q.is_cuda and block.prompt_length is None:
+        return causal_behind_prompts(attention, q, k, v).transpose(1, 2).flatten(0, 1)
     outs: list[Tensor] = []
     ahead = k.shape[2] - block.length
     for begin in range(0, block.length, QUERIES):

@@ -20,6 +20,10 @@ CALL_COST = 16384
 """What one more call of an attention kernel costs, counted in products of a query and a key: blocks
 are split only where that saves more padding than this. More: fewer calls, more padding."""
 
+MASK_CELLS = 2**22
+"""Queries times keys of a block above which no mask of them is made. More: fewer and larger calls
+of an attention kernel, more memory."""
+
 
 class Row(NamedTuple):
     """A row to lay out: its tokens, and the row it continues (None: it stands alone)."""
@@ -48,6 +52,13 @@ class Block:
     prompt: Tensor | None = None
     of_prompt: Tensor | None = None
     prompt_length: Tensor | None = None
+
+    @property
+    def mask_cells(self) -> int:
+        """Queries times keys that a mask would have: once, or where prompts differ for each row."""
+        ahead = 0 if self.prompt is None else self.prompt.shape[1]
+        num_masks = 1 if self.prompt_length is None else self.num_rows
+        return num_masks * self.length * (ahead + self.length)
 
     def to(self, device: torch.device | str) -> Block:
         return with_tensors(self, lambda tensor: tensor.to(device))
@@ -83,11 +94,11 @@ def lay_out(rows: Sequence[Row]) -> tuple[PackLayout, list[int]]:
         members.sort(key=lambda i: (-rows[i].length, -_prompt_length(rows, i)))
         lengths = [rows[i].length for i in members]
         for cut in _blocks(lengths, [_prompt_length(rows, i) for i in members]):
-            chosen = [members[j] for j in cut]
-            for i in chosen:
-                start[i] = num_tokens
-                num_tokens += rows[i].length
-            blocks.append(_block(rows, chosen, start))
+            for chosen in _maskable(rows, [members[j] for j in cut]):
+                for i in chosen:
+                    start[i] = num_tokens
+                    num_tokens += rows[i].length
+                blocks.append(_block(rows, chosen, start))
         if members is prompts:
             num_prompt_blocks = len(blocks)
     longest = max((row.length + _prompt_length(rows, i) for i, row in enumerate(rows)), default=0)
@@ -131,6 +142,19 @@ def _blocks(lengths: list[int], prompts: list[int]) -> list[range]:
         else:
             done.append(rows)
     return done
+
+
+def _maskable(rows: Sequence[Row], chosen: list[int]) -> list[list[int]]:
+    """The rows of a block; apart by the lengths of their prompts where a mask of these, one for
+    each row, would be too large.
+    """
+    ahead: dict[int, list[int]] = {}
+    for i in chosen:
+        ahead.setdefault(_prompt_length(rows, i), []).append(i)
+    longest = max(rows[i].length for i in chosen)
+    if len(chosen) * longest * (max(ahead) + longest) <= MASK_CELLS:
+        return [chosen]
+    return list(ahead.values())
 
 
 def _block(rows: Sequence[Row], chosen: list[int], start: dict[int, int]) -> Block:

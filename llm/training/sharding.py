@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.learners.sharded import full_tensor
@@ -64,7 +65,7 @@ def shard(policy: LanguagePolicy, ranks: Ranks) -> None:
 
 
 def whole_weights(
-    policy: LanguagePolicy, publish: Callable[[Any], dict[str, Tensor]] = published_weights
+    policy: LanguagePolicy, publish: Callable[[Any], Weights] = published_weights
 ) -> dict[str, Tensor]:
     """What engines need, on the host: gathered one after the other, so that no device ever holds
     the whole model. All processes call it; each gets all.

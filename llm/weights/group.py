@@ -5,14 +5,14 @@ engine: torch's default group may be in use for something else. Source: torch.di
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_CHUNK = 64 * 2**20
-"""Bytes per broadcast: each has the whole deadline for itself."""
+from unirl.device import finish_on_host
 
 
 class BroadcastGroup:
@@ -21,18 +21,22 @@ class BroadcastGroup:
     def __init__(self, group: Any, seconds: float) -> None:
         self._group, self._limit = group, timedelta(seconds=seconds)
 
-    def broadcast(self, memory: Tensor) -> None:
-        """Rank 0's bytes to all others, in place; returns when they are there.
+    def broadcast(self, pieces: Iterable[Tensor]) -> None:
+        """Rank 0's bytes to all others, in place; returns when they are there. All members give
+        pieces of PIECE_BYTES and a last one that is smaller: each has the whole deadline for
+        itself.
 
         Raises RuntimeError when a member is gone or the deadline passed.
         """
         options = torch.distributed.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
-        for begin in range(0, memory.numel(), _CHUNK):
-            self._group.broadcast([memory[begin : begin + _CHUNK]], options).wait(self._limit)
-        if memory.is_cuda:
-            torch.cuda.synchronize(memory.device)
+        for piece in pieces:
+            work = self._group.broadcast([piece], options)
+            if piece.is_cuda:
+                finish_on_host(work, self._limit.total_seconds())
+            else:
+                work.wait(self._limit)
 
 
 def listen(host: str) -> socket.socket:
@@ -65,7 +69,8 @@ def join(
     store = dist.TCPStore(host, port, size, rank == 0, limit, **settings)
     if backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = limit
+        # Its watchdog ends the process: not before the wait on the host has given up.
+        options._timeout = 2 * limit + timedelta(seconds=60)
         return BroadcastGroup(dist.ProcessGroupNCCL(store, rank, size, options), seconds)
     options = dist.ProcessGroupGloo._Options()
     # By address: a machine's own name often resolves to nothing, or to the wrong interface.

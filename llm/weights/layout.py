@@ -4,7 +4,7 @@ learner's process and an inference engine's is this piece, and a table in plain 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unirl.core.weights import Weights
+from unirl.device import copy_weights
 
 _ALIGNMENT = 64
 """Bytes: no tensor begins within another one's cache line, so kernels may read it there."""
@@ -84,12 +85,26 @@ class MemoryLayout:
             for one in self.spans
         }
 
-    @torch.no_grad()
     def write(self, weights: Weights, memory: Tensor) -> None:
         """Copy the weights to where they belong; to another dtype and device where asked to."""
-        views = self.views(memory)
-        if views:
-            torch._foreach_copy_(list(views.values()), [weights[name] for name in views])
+        copy_weights(self.views(memory), weights)
+
+    @torch.no_grad()
+    def pieces(self, weights: Weights, buffer: Tensor) -> Iterator[Tensor]:
+        """The same memory one piece after the other, each in this buffer (uint8, a multiple of 64
+        bytes), which is written again for the next.
+        """
+        size = buffer.numel()
+        for begin in range(0, self.num_bytes, size):
+            end = min(begin + size, self.num_bytes)
+            for one in self.spans:
+                first, last = max(one.offset, begin), min(one.offset + one.num_bytes, end)
+                if first < last:
+                    item = one.dtype.itemsize
+                    flat = weights[one.name].reshape(-1)
+                    part = flat[(first - one.offset) // item : (last - one.offset) // item]
+                    buffer[first - begin : last - begin].view(one.dtype).copy_(part)
+            yield buffer[: end - begin]
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -11,8 +11,10 @@ from typing import Any, Protocol
 import torch
 
 from unirl.core.weights import Weights
+from unirl.device import gpu_of
 from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig, EngineFailed
+from unirl.llm.weights.layout import MemoryLayout
 from unirl.llm.weights.proof import differences, expected
 from unirl.llm.weights.transfer import (
     CollectiveSender,
@@ -131,7 +133,10 @@ class WeightSync:
             # may be the very one the worker computes on, and NCCL refuses to meet itself.
             meets = ours if device == "cuda" and ours.type == "cuda" else torch.device("cpu")
             return CollectiveSender(len(self._workers), meets, limit)
-        if device == "cuda" and ours.type == "cuda" and len(self._workers) == 1:
+        # By its name: another process may know another GPU under the same number.
+        is_same = bool(gpu := gpu_of(ours)) and [one["gpu"] for one in self._workers] == [gpu]
+        num_bytes = MemoryLayout.of(weights, self.dtype).num_bytes if is_same else 0
+        if is_same and num_bytes <= CudaIpcSender.MOST_BYTES:
             return CudaIpcSender(ours)
         return SharedMemorySender()
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from unirl.core.weights import Weights
+from unirl.device import PIECE_BYTES
 from unirl.llm.models.checksum import digits
 from unirl.llm.packages import needs
 from unirl.llm.weights.group import BroadcastGroup, join, listen
@@ -87,8 +88,11 @@ class SharedMemorySender:
 
 class CudaIpcSender:
     """Learner and engine on one GPU: the workers open the very memory the weights were packed
-    into. Written by CUDA's documentation; needs a GPU to be tried.
+    into. For models of at most MOST_BYTES: it is one more copy of the model on that GPU. Written by
+    CUDA's documentation; needs a GPU to be tried.
     """
+
+    MOST_BYTES = 2 * 2**30
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -128,7 +132,7 @@ class CollectiveSender:
         self._host = os.environ.get("UNIRL_MASTER_ADDR", MASTER)
         self._listener: socket.socket | None = None
         self._group: BroadcastGroup | None = None
-        self._memory = _no_memory()
+        self._next: tuple[MemoryLayout, Weights] | None = None
 
     def introduction(self) -> dict[str, Any]:
         """The port is in use from here on: no other process can take it in between."""
@@ -150,19 +154,21 @@ class CollectiveSender:
         self._group = join(rank=0, listener=listener, **settings)
 
     def write(self, weights: Weights, dtype: torch.dtype) -> dict[str, Any]:
-        self._memory, info = _pack(weights, dtype, self._memory, _allocator(self._device))
-        return info | {"kind": "collective"}
+        layout = MemoryLayout.of(weights, dtype)
+        self._next = layout, weights
+        table = {"table": layout.as_json(), "checksum": digits(weights, dtype)}
+        return table | {"kind": "collective"}
 
     def push(self) -> None:
-        assert self._group is not None, "connect comes first"
-        self._group.broadcast(self._memory)
+        assert self._group is not None and self._next is not None, "connect and write come first"
+        (layout, weights), self._next = self._next, None
+        self._group.broadcast(layout.pieces(weights, _allocator(self._device)(PIECE_BYTES)))
 
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        self._group = None
-        self._memory = _no_memory()
+        self._group = self._next = None
 
 
 class FileSender:
@@ -186,7 +192,7 @@ class FileSender:
         self._written += 1
         path = self._folder.path() / f"weights-{self._written}.safetensors"
         flat = {
-            name: value.to(dtype) if value.is_floating_point() else value
+            name: value.to("cpu", dtype if value.is_floating_point() else value.dtype)
             for name, value in weights.items()
         }
         with replacing(path) as aside:

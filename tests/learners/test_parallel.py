@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from unirl.core.learner import LearnerContext
 from unirl.core.sample import Batch, Field, SampleSpec, Slot
 from unirl.core.training_budget import ScheduleProgress, TrainingBudget
 from unirl.core.tree import leaves
+from unirl.device import finish_on_host
 from unirl.errors import UniRLError
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
 from unirl.learners.optimizer import OptimizerConfig
@@ -148,6 +150,16 @@ def work(folder: Path) -> None:
             learner.step(Batch([Slot(0, 9, data, first_version=3, last_version=3)], 3))
         except UniRLError as error:
             found["limit"] = str(error)
+    with ranks.joined(60.0):  # rank 1 comes when rank 0 has given up
+        if ranks.rank == 1:
+            ranks._store.wait(["gave up"], timedelta(seconds=60))
+        work = torch.distributed.all_reduce(torch.ones(2), async_op=True)
+        if ranks.rank == 0:
+            with pytest.raises(RuntimeError) as late:
+                finish_on_host(work, 0.3)
+            found["late"] = str(late.value)
+            ranks._store.set("gave up", "")
+        finish_on_host(work, 60.0)
     try:
         with ranks.joined(60.0):  # a second time
             if ranks.rank == 1:
@@ -263,6 +275,12 @@ def test_the_error_of_one_rank_ends_the_other_with_its_reason(found: list[dict[s
     assert found[0]["lost"].startswith("rank 1 of 2 failed: ValueError: the simulator broke")
 
 
+def test_a_collective_is_waited_for_on_the_host_until_its_deadline(
+    found: list[dict[str, Any]],
+) -> None:
+    assert found[0]["late"] == "no answer of all others within 0.3 s"
+
+
 def test_without_torchrun_a_process_is_alone() -> None:
     assert Ranks.from_environment({"RANK": "1", "WORLD_SIZE": "2"}).world_size == 1
     ranks = Ranks.from_environment({})
@@ -274,7 +292,8 @@ def test_without_torchrun_a_process_is_alone() -> None:
         assert not torch.distributed.is_initialized()
 
 
-def test_each_rank_computes_on_its_own_device() -> None:
+def test_each_rank_computes_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     ranks = Ranks(rank=3, world_size=4, local_rank=1)
     assert [ranks.own_device(name) for name in ("cpu", "cuda", "cuda:1")] == [
         "cpu",
@@ -284,6 +303,9 @@ def test_each_rank_computes_on_its_own_device() -> None:
     with pytest.raises(UniRLError, match="given device cuda:0"):
         ranks.own_device("cuda:0")
     assert Ranks().own_device("cuda:0") == "cuda:0"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    # Started with CUDA_VISIBLE_DEVICES of its own, as cluster managers do.
+    assert ranks.own_device("cuda") == "cuda"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from unirl.device import PIECE_BYTES
 from unirl.llm.engines.vllm.model_tensors import computed_tensors
 from unirl.llm.engines.vllm.worker import map_shared, read_file
 from unirl.llm.models.checksum import checksum, digits
@@ -141,7 +142,7 @@ info = json.loads(sys.stdin.readline())
 group = join(rank=1, **info)
 layout = MemoryLayout.from_json(json.loads(sys.stdin.readline()))
 memory = torch.empty(layout.num_bytes, dtype=torch.uint8)
-group.broadcast(memory)
+group.broadcast([memory])
 print(f"{checksum(layout.views(memory)):016x}")
 """
 
@@ -198,7 +199,7 @@ def test_a_group_of_two_broadcasts_to_the_bit() -> None:
     def worker() -> None:
         group = join(rank=1, **info)
         received["memory"] = torch.empty(layout.num_bytes, dtype=torch.uint8)
-        group.broadcast(received["memory"])
+        group.broadcast([received["memory"]])
 
     weights = some_weights()
     layout = MemoryLayout.of(weights)
@@ -344,3 +345,31 @@ def test_one_changed_weight_in_a_read_column_is_a_difference() -> None:
     changed[7, columns(24, 6)[3]] += 0.5
     name = "model.layers.0.q_proj.weight"
     assert digits({name: sampled(changed, 6, torch.bfloat16)}) != wanted[name]
+
+
+@pytest.mark.parametrize("num_bytes", [64, 128, 2**20])
+def test_pieces_are_the_whole_memory_one_after_the_other(num_bytes: int) -> None:
+    """What a collective sends needs one piece of room, however large the model is."""
+    weights = {**some_weights(), "odd": torch.randn(37, 3), "count": torch.arange(9)}
+    layout = MemoryLayout.of(weights, torch.bfloat16)
+    memory = torch.zeros(layout.num_bytes, dtype=torch.uint8)
+    layout.write(weights, memory)
+    pieces = layout.pieces(weights, torch.zeros(num_bytes, dtype=torch.uint8))
+    joined = torch.cat([piece.clone() for piece in pieces])
+    found, wanted = layout.views(joined), layout.views(memory)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert checksum(weights, torch.bfloat16) == checksum(wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_of_a_gpu_reach_the_host_without_a_copy_on_it(dtype: torch.dtype) -> None:
+    weights = {"large": torch.randn(2**26, device="cuda"), "small": torch.randn(3, device="cuda")}
+    sender = SharedMemorySender()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    info = sender.write(weights, dtype)
+    assert torch.cuda.max_memory_allocated() - before <= 2 * PIECE_BYTES
+    found = MemoryLayout.from_json(info["table"]).views(map_shared(info["path"]))
+    assert torch.equal(found["large"], weights["large"].to(dtype).cpu())
+    sender.close()

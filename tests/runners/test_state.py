@@ -29,6 +29,37 @@ def test_a_resume_restores_torchs_random_numbers_and_the_training_time(tmp_path:
         runner.close()
 
 
+@pytest.mark.gpu
+def test_a_resume_restores_the_random_numbers_of_the_gpu(tmp_path: Path) -> None:
+    """Dropout of adapters draws from them."""
+    torch.zeros(1, device="cuda")
+    plan = unirl.make_plan("impala", **{"policy.hidden": (8,), "run.total_steps": 100})
+    runner = InlineRunner(plan)
+    torch.manual_seed(5)
+    path = save(runner.loop, tmp_path)
+    wanted = torch.rand(3, device="cuda")
+    torch.manual_seed(6)
+    restore(runner.loop, load_checkpoint(path))
+    assert torch.equal(torch.rand(3, device="cuda"), wanted)
+    runner.close()
+
+
+def test_a_checkpoint_of_a_gpu_is_resumed_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = unirl.make_plan("impala", **{"policy.hidden": (8,), "run.total_steps": 100})
+    runner = InlineRunner(plan)
+    with monkeypatch.context() as gpu:
+        gpu.setattr(torch.cuda, "is_initialized", lambda: True)
+        gpu.setattr(torch.cuda, "device_count", lambda: 1)
+        gpu.setattr(torch.cuda, "get_rng_state", lambda i: torch.arange(16, dtype=torch.uint8))
+        checkpoint = load_checkpoint(save(runner.loop, tmp_path))
+    rng = checkpoint.optimizer["rng"]  # type: ignore[index, call-overload]
+    assert rng["cuda:0"].tolist() == list(range(16))  # type: ignore[index, call-overload, union-attr]
+    restore(runner.loop, checkpoint)
+    runner.close()
+
+
 def test_a_checkpoint_from_before_a_setting_existed_is_resumed_while_it_means_what_it_meant(
     tmp_path: Path,
 ) -> None:

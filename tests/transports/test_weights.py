@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from unirl.core.weights import Weights, WeightStore
-from unirl.transports.local import LocalWeightStore
+from unirl.transports.local import LentWeightStore, LocalWeightStore
 from unirl.transports.shared_weights import SharedWeightStore
 
 MakeStore = Callable[[Weights], WeightStore]
@@ -167,3 +168,43 @@ def test_a_version_published_at_any_moment_of_a_pull_is_not_mistaken_for_the_one
     newest = store.pull(into, -1)
     assert published == [2] and newest in (1, 2)
     assert into.weights["scalar"] == newest
+
+
+def test_a_store_of_one_process_that_takes_turns_copies_nothing() -> None:
+    """On a GPU every copy is a whole model."""
+    store, weights = LentWeightStore(), example(1)
+    assert store.version == -1 and store.lends
+
+    class Keeps:
+        def load_weights(self, given: Weights) -> None:
+            assert given is weights
+
+    store.publish(weights, 4)
+    assert store.pull(Keeps(), 4) == store.pull(Keeps(), -1) == store.version == 4
+
+
+class MadeWhenAsked(dict[str, torch.Tensor]):
+    """Counts how many of the tensors it made are there at a time, as merged adapters would be."""
+
+    def __init__(self, sizes: Weights) -> None:
+        super().__init__(sizes)
+        self.alive: list[weakref.ref[torch.Tensor]] = []
+        self.most = 0
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        made = super().__getitem__(name) + 0
+        self.alive = [one for one in self.alive if one() is not None] + [weakref.ref(made)]
+        self.most = max(self.most, len(self.alive))
+        return made
+
+
+def test_weights_that_are_made_when_asked_for_are_not_all_there_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("unirl.device.PIECE_BYTES", 4000)
+    weights = MadeWhenAsked({f"{i}": torch.full((500,), float(i)) for i in range(20)})
+    store, into = SharedWeightStore(weights), Loaded()
+    store.publish(weights, 1)
+    store.pull(into, -1)
+    assert all(float(into.weights[f"{i}"][7]) == i for i in range(20))
+    assert weights.most <= 3

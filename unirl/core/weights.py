@@ -25,8 +25,12 @@ class WeightStore(Protocol):
     def version(self) -> int:
         """The newest published version; -1 before the first."""
 
+    @property
+    def lends(self) -> bool:
+        """Whether what `pull` hands out is read only while it does not change: no copy is due."""
+
     def publish(self, weights: Weights, version: int) -> None:
-        """Copy the weights; from now on `pull` returns this version."""
+        """From now on `pull` returns this version. They are copied, unless the store lends."""
 
     def pull(self, into: Loadable, have: int) -> int:
         """Load the newest version unless it is `have`; returns the version `into` now holds."""

@@ -168,6 +168,8 @@ def _machine() -> Iterator[str]:
 
 
 def _version(package: str) -> str | None:
+    if package == "torch":
+        return str(torch.__version__)  # with its build, which its package does not always name
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
         run_dir,
         learner.num_steps,
         model=state.model,
-        optimizer={"learner": state.optimizer, "rng": {"torch": torch.get_rng_state()}},
+        optimizer={"learner": state.optimizer, "rng": _random_states()},
         samples={str(i): slot.data for i, slot in enumerate(ready)} if ready else None,
         state={
             "recipe": loop.plan.recipe,
@@ -63,6 +63,22 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
         },
         keep=loop.plan.run.keep_checkpoints,
     )
+
+
+def _random_states() -> dict[str, torch.Tensor]:
+    """Of torch's own generators: the host's, and the GPUs', where dropout of adapters draws."""
+    has_gpus = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    num_gpus = torch.cuda.device_count() if has_gpus else 0
+    gpus = {f"cuda:{i}": torch.cuda.get_rng_state(i) for i in range(num_gpus)}
+    return {"torch": torch.get_rng_state(), **gpus}
+
+
+def _restore_random(states: Mapping[str, torch.Tensor]) -> None:
+    """A GPU that is not there draws nothing."""
+    torch.set_rng_state(states["torch"])
+    for i in range(torch.cuda.device_count()):
+        if f"cuda:{i}" in states:
+            torch.cuda.set_rng_state(states[f"cuda:{i}"], i)
 
 
 def _tickets(next_ticket: int, due: Sequence[Ticket], issued: Sequence[int]) -> dict[str, JSON]:
@@ -100,7 +116,7 @@ def restore(loop: TrainLoop, checkpoint: Checkpoint) -> None:
     learner.version, learner.num_steps = int(state["version"]), int(state["num_steps"])
     loop.metrics.load_state_dict(state["metrics"])
     loop.seconds_before = float(state["seconds"])
-    torch.set_rng_state(optimizer["rng"]["torch"])
+    _restore_random(optimizer["rng"])
     ready, without_slot = _restore_samples(loop, checkpoint)
     due = [_read_ticket(ticket) for ticket in state.get("due", [])]
     if loop.learner_plan.reissue:

@@ -38,6 +38,8 @@ class LocalQueueMemory:
 
 
 class LocalTransport:
+    """For learners and actors that take turns: weights are lent, not copied."""
+
     def queue(
         self,
         spec: SampleSpec,
@@ -48,8 +50,8 @@ class LocalTransport:
     ) -> TableServer:
         return TableServer(LocalQueueMemory(spec, config, shares, reasons))
 
-    def weights(self, example: Weights) -> LocalWeightStore:
-        return LocalWeightStore()
+    def weights(self, example: Weights) -> LentWeightStore:
+        return LentWeightStore()
 
     def cells(self, number: int) -> LocalCells:
         return LocalCells(number)
@@ -61,8 +63,30 @@ class LocalTransport:
         """See Transport. A thread of this process cannot be ended."""
 
 
+class LentWeightStore:
+    """The weight store where learner and actors take turns: the learner's own weights. They change
+    and are published again before anybody pulls.
+    """
+
+    lends = True
+
+    def __init__(self) -> None:
+        self._weights: Weights = {}
+        self.version = -1
+
+    def publish(self, weights: Weights, version: int) -> None:
+        self._weights, self.version = weights, version
+
+    def pull(self, into: Loadable, have: int) -> int:
+        if self.version != have:
+            into.load_weights(self._weights)
+        return self.version
+
+
 class LocalWeightStore:
-    """The weight store for one process: one copy of the weights behind a lock."""
+    """The weight store for threads of one process: one copy of the weights behind a lock."""
+
+    lends = False
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

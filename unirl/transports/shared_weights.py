@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unirl.core.weights import Loadable, Weights
+from unirl.device import copy_weights
 from unirl.errors import DeadlineExceeded
 from unirl.transports.memory import ALIGN, SharedBlock, aligned_offsets
 
@@ -23,6 +24,7 @@ class SharedWeightStore:
     if two versions are published during its copy.
     """
 
+    lends = False
     _VERSION, _ACTIVE, _SEQUENCE, _VERSIONS, _NUM_CELLS = 0, 1, 2, 4, 6
 
     def __init__(self, example: Weights) -> None:
@@ -69,8 +71,7 @@ class SharedWeightStore:
         cells, index = self.cells, 1 - self.cells[self._ACTIVE]
         buffer = self._buffers[index]
         cells[self._SEQUENCE + index] += 1
-        with torch.no_grad():
-            torch._foreach_copy_(list(buffer.values()), [weights[name] for name in buffer])
+        copy_weights(buffer, weights)
         cells[self._VERSIONS + index] = version
         cells[self._SEQUENCE + index] += 1
         cells[self._ACTIVE] = index

@@ -14,6 +14,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from unirl.device import with_index
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import Groups, SimSpec, SimStep
@@ -25,7 +26,6 @@ from unirl.envs.sim.adapters.tensors import (
     keep_rows,
     random_steps,
     scalars,
-    with_index,
     wrong_device,
 )
 from unirl.errors import UniRLError

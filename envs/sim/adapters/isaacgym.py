@@ -24,6 +24,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from unirl.device import with_index
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, POLICY, Groups, SimSpec, SimStep
@@ -33,7 +34,6 @@ from unirl.envs.sim.adapters.tensors import (
     keep_rows,
     random_steps,
     scalars,
-    with_index,
 )
 from unirl.envs.sim.settings import read_settings
 from unirl.errors import UniRLError

@@ -164,11 +164,6 @@ def check_placement(
         )
 
 
-def with_index(device: torch.device) -> torch.device:
-    """The device as tensors name it: "cuda" is "cuda:0"."""
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
-
-
 def _join(space: Space[Any], raw: Any) -> Tensor:
     if isinstance(space, spaces.Dict):
         columns = [_join(child, raw[key]) for key, child in space.spaces.items()]

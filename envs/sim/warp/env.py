@@ -54,6 +54,7 @@ class WarpEnv:
         self._normal_qvel = start.normal_qvel
         self._generator = torch.Generator(device=device)
         self._graph: Any = None
+        self._streams: dict[int, Any] = {}
         self._renderer: Any = None
         with wp.ScopedDevice(self._wp_device):
             self.worlds = Worlds(task, mjm, num_envs, device)
@@ -198,7 +199,11 @@ class WarpEnv:
         # Torch's, so that kernels and tensors keep their order without any waiting.
         if self._device.type != "cuda":
             return None
-        return wp.stream_from_torch(torch.cuda.current_stream(self._device))
+        current = torch.cuda.current_stream(self._device)
+        # Kept: Warp registers what it is shown, and lets go of it with the object.
+        if current.cuda_stream not in self._streams:
+            self._streams[current.cuda_stream] = wp.stream_from_torch(current)
+        return self._streams[current.cuda_stream]
 
     def _on_device(self) -> Any:
         stream = self._stream()

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unirl.device import PIECE_BYTES, gpu_of
 from unirl.llm.engines.vllm.model_tensors import (
     adapter_readings,
     computed_tensors,
@@ -44,7 +45,8 @@ class _Extension:
     def unirl_describe(self) -> dict[str, Any]:
         worker: Any = self
         dtype = str(worker.model_config.dtype).removeprefix("torch.")
-        return {"dtype": dtype, "pid": os.getpid(), "device": worker.device.type}
+        about = {"dtype": dtype, "pid": os.getpid(), "device": worker.device.type}
+        return about | {"gpu": gpu_of(worker.device)}
 
     def unirl_proof(self, version: str) -> dict[str, Any]:
         """Readings of what this worker computes with now; see proof.differences."""
@@ -171,7 +173,7 @@ def _backend() -> type:
                 if self._group is None:
                     raise RuntimeError("weights were announced before this worker was introduced")
                 self._memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=self.device)
-                self._group.broadcast(self._memory)
+                self._group.broadcast(torch.split(self._memory, PIECE_BYTES))
             elif update.kind == "file":
                 return dict(read_file(update.path))
             else:
