@@ -179,12 +179,6 @@ def _require_trainable(config: LanguageConfig, algorithm: Algorithm) -> None:
             "with teacher.alone a group whose rewards are equal teaches as much as any other",
             "leave rollout.zero_variance out",
         )
-    if rollout.zero_variance == "discard" and not any(config.reward.weight_of.values()):
-        raise UniRLError(
-            "rollout.zero_variance is discard and all of reward.weights are 0",
-            "every group would have equal rewards, and be discarded",
-            "give a reward a weight above 0, or leave rollout.zero_variance out",
-        )
     check_critic(config.critic, algorithm, config.model)
     check_num_steps(algorithm, config.learner.epochs * config.learner.minibatches)
     if config.learner.minibatches > config.queue.batch_size:

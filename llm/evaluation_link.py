@@ -120,6 +120,8 @@ class EvaluationLink:
                 try:
                     writer.write(json.dumps({**asked, "numbers": left}).encode() + b"\n")
                     while line := await asyncio.wait_for(reader.readline(), self._seconds):
+                        if not line.endswith(b"\n"):
+                            break  # it died while it wrote
                         heard = loop.time()
                         said = json.loads(line)
                         if "error" in said:
@@ -165,23 +167,29 @@ class _Listener:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._server: asyncio.Server | None = None
+        self._is_open = False
 
     async def open(self, rollout: Rollout) -> None:
-        if self._server is None and self._path.parent.is_dir():
+        if self._is_open:
+            return
+        self._is_open = True  # before the first wait: many samples begin at once
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await _answer(rollout, reader, writer)
+            except OSError:
+                pass  # who asked is gone
+            except Exception:
+                log.exception("an evaluation failed")  # it is asked again, or elsewhere
+            finally:
+                writer.close()
+
+        try:
             # That of one that was killed is still there.
             self._path.unlink(missing_ok=True)
-
-            async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                try:
-                    await _answer(rollout, reader, writer)
-                except OSError:
-                    pass  # who asked is gone
-                except Exception:
-                    log.exception("an evaluation failed")  # it is asked again, or elsewhere
-                finally:
-                    writer.close()
-
             self._server = await asyncio.start_unix_server(answer, self._path, limit=_LONGEST)
+        except OSError as error:  # its path is too long for a socket, say
+            log.warning("the learner's process will evaluate: no socket %s (%s)", self._path, error)
 
     async def close(self) -> None:
         if self._server is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from unirl.config.rules import check_positive, check_setting
 from unirl.errors import UniRLError
 from unirl.llm.http import require_url
+from unirl.llm.models.dtype import warn_if_emulated
 from unirl.llm.models.model import ModelConfig, ModelDtype, load_model, require_same_tokens
 from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.packing import Pack
@@ -114,6 +115,7 @@ def make_teacher(
     if config.url:
         return Teacher(_served(config, temperature), config.coef, config.alone)
     frozen = load_model(settings, device).requires_grad_(False)
+    warn_if_emulated(frozen, "the teacher", "teacher.dtype")
     return Teacher(LanguagePolicy(frozen, temperature=temperature), config.coef, config.alone)
 
 
