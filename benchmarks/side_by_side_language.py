@@ -64,7 +64,7 @@ class LanguagePairing:
 # TRL's default objective: with one update per batch, verl's differs from it in epsilon alone. Where
 # TRL generates with transformers, it does not correct for its engine, nor does verl's.
 SAME_LOSS = "--algorithm.preset verl:grpo --algorithm.epsilon 1e-4"
-DIGITS = f"@configs/digits.toml --model.path {{model}} {SAME_LOSS}"
+DIGITS = f"@configs/digits.toml --model.path {{model}} --model.dtype bfloat16 {SAME_LOSS}"
 LANGUAGE_PAIRINGS = {
     "digits-trl": LanguagePairing("trl", "digits", DIGITS, 40, 64, required=1.6, required_time=2.0),
     "digits48-trl": LanguagePairing(

@@ -25,8 +25,16 @@ from unirl.llm.device import device_of
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.engines.make import make_engine, require_engine, takes_adapters
 from unirl.llm.engines.vllm.memory import beside_learner
-from unirl.llm.evaluate import EvalPieces, LlmEvaluator, require_held_out
+from unirl.llm.evaluate import LlmEvaluator, NoStore, require_held_out
+from unirl.llm.evaluation_link import EvaluationLink
 from unirl.llm.group import GroupShape
+from unirl.llm.learner_config import CriticConfig, LlmLearnerConfig
+from unirl.llm.models.dtype import (
+    for_evaluation,
+    likely_device,
+    settle_dtype,
+    warn_if_emulated,
+)
 from unirl.llm.models.lora import (
     add_adapters,
     published_adapters,
@@ -48,10 +56,10 @@ from unirl.llm.rewards.rewards import Rewarder
 from unirl.llm.rollout import Rollout, RolloutConfig
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.make import make_tasks
-from unirl.llm.tasks.prompts import PromptSource
+from unirl.llm.tasks.prompts import PromptIndex, PromptSource
 from unirl.llm.training.distill import TeacherConfig, make_teacher
-from unirl.llm.training.language_policy import LanguagePolicy
-from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig
+from unirl.llm.training.language_policy import LanguagePolicy, check_critic, make_critic
+from unirl.llm.training.learner import LlmLearner
 from unirl.llm.training.packed_check import check_packing
 from unirl.llm.training.sharding import shard
 from unirl.runners.config import RunConfig
@@ -85,6 +93,8 @@ class LanguageConfig(Protocol):
     @property
     def learner(self) -> LlmLearnerConfig: ...
     @property
+    def critic(self) -> CriticConfig: ...
+    @property
     def queue(self) -> QueueConfig: ...
     @property
     def run(self) -> RunConfig: ...
@@ -97,6 +107,24 @@ class LanguageFacts:
     shape: GroupShape
     fingerprint: Mapping[str, Any]
     notes: tuple[str, ...]
+    prompts: PromptIndex | None = None
+    """Which examples are asked; None: none are."""
+
+
+def settle_dtypes(config: LanguageConfig) -> tuple[ModelConfig, TeacherConfig, str]:
+    """Model and teacher with what they compute in decided by the devices of the run, and a line
+    about it. The engine computes as the learner does, unless engine.dtype says otherwise.
+    """
+    learner = likely_device(config.learner.device)
+    devices = [learner] if config.only != "rollout" else []
+    if config.only != "train" and not config.engine.url and config.engine.dtype == "auto":
+        devices.append(likely_device(config.engine.device))
+    dtype, why = settle_dtype(config.model, *devices)
+    teacher = config.teacher
+    if teacher.path and not teacher.url:
+        frozen = replace(config.model, path=teacher.path, dtype=teacher.dtype, revision="")
+        teacher = replace(teacher, dtype=settle_dtype(frozen, learner)[0])
+    return replace(config.model, dtype=dtype), teacher, f"dtype       {why}"
 
 
 def probe(
@@ -107,6 +135,7 @@ def probe(
     shape, task: of the groups that are learned from where none are generated.
     """
     algorithm, generates = algorithm_of(config), shape is None
+    index = None
     check_effect(config.model)
     if config.only != "rollout":
         _require_trainable(config, algorithm)
@@ -118,6 +147,7 @@ def probe(
     if generates or config.run.eval_steps:
         prompts, rewarder = _prompts(config)
         rewarder.close()
+        index = prompts.index
         if config.run.eval_steps:
             require_held_out(prompts)
     return LanguageFacts(
@@ -136,27 +166,7 @@ def probe(
         (f"algorithm   {algorithm.name}", *describe(algorithm).splitlines())
         if config.only != "rollout"
         else ("learner     none: groups are written until run.total_steps",),
-    )
-
-
-def common_shape(shapes: Sequence[GroupShape]) -> GroupShape:
-    """One shape that the groups of several tasks fit, where one learner learns from all of them.
-    Raises UniRLError where they have other numbers of completions or rewards.
-    """
-    first = shapes[0]
-    for other in shapes:
-        for name, key in (("group_size", "rollout.group_size"), ("num_rewards", "reward.weights")):
-            if getattr(other, name) != getattr(first, name):
-                raise UniRLError(
-                    f"groups of one learner differ in {key}",
-                    f"all must have the same {name}: {getattr(first, name)} and "
-                    f"{getattr(other, name)}",
-                    f"give all tasks of the run one {key}",
-                )
-    return replace(
-        first,
-        max_prompt=max(each.max_prompt for each in shapes),
-        max_tokens=max(each.max_tokens for each in shapes),
+        index,
     )
 
 
@@ -170,6 +180,7 @@ def _require_trainable(config: LanguageConfig, algorithm: Algorithm) -> None:
             "with teacher.alone a group whose rewards are equal teaches as much as any other",
             "leave rollout.zero_variance out",
         )
+    check_critic(config.critic, algorithm, config.model)
     check_num_steps(algorithm, config.learner.epochs * config.learner.minibatches)
     if config.learner.minibatches > config.queue.batch_size:
         raise UniRLError(
@@ -199,8 +210,14 @@ def algorithm_of(config: LanguageConfig) -> Algorithm:
     return resolve(config.algorithm, max_tokens=config.sampling.max_tokens)
 
 
-def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
-    prompts, rewarder = _prompts(config)
+def make_rollout(
+    context: ActorContext,
+    *,
+    config: LanguageConfig,
+    index: PromptIndex | None = None,
+    link: EvaluationLink | None = None,
+) -> Rollout:
+    prompts, rewarder = _prompts(config, index)
     return Rollout(
         make_engine(beside_learner(config.engine, config.learner.device), config.model),
         context.weights,
@@ -212,20 +229,30 @@ def make_rollout(context: ActorContext, *, config: LanguageConfig) -> Rollout:
         ranks=Ranks.from_environment(),
         max_staleness=config.max_staleness,
         sleeps=config.mode == "colocated",
+        visitors=link.visitors(context.index) if link is not None else None,
     )
 
 
 def make_learner(
-    context: LearnerContext, *, config: LanguageConfig, ranks: Ranks | None = None
+    context: LearnerContext,
+    *,
+    config: LanguageConfig,
+    ranks: Ranks | None = None,
+    link: EvaluationLink | None = None,
 ) -> LlmLearner:
     """The factory of a plan's learner. ranks: the processes that train together."""
     ranks = ranks or Ranks()
+    if link is not None:
+        link.open()
     algorithm = algorithm_of(config)
     # auto first: of several processes each has a device of its own.
     device = torch.device(ranks.own_device(device_of(config.learner.device, "learner.device")))
     torch.manual_seed(context.seed % 2**63)  # adapters begin at random
     policy = make_policy(config, algorithm, device)
+    warn_if_emulated(policy.model, "the learner", "model.dtype")
     check_packing(policy.model, config.sampling.temperature)
+    if policy.own_critic is not None:
+        check_packing(policy.own_critic.model, config.sampling.temperature)
     reference = None
     if algorithm.needs_reference and config.model.lora_rank == 0:
         frozen = load_model(config.model, device).requires_grad_(False)
@@ -252,6 +279,8 @@ def make_learner(
         tokenizer=load_tokenizer(config.model),
         ranks=ranks,
         publish=publisher(config),
+        give_up_after=config.rollout.give_up_after,
+        critic=config.critic,
     )
 
 
@@ -262,7 +291,7 @@ def publisher(config: LanguageConfig) -> Callable[[Any], Weights]:
 
 def weights_of(model: Mapping[str, Any], *, config: LanguageConfig) -> Weights:
     """Whole weights, adapters merged, of the model of a checkpoint."""
-    policy = make_policy(config, algorithm_of(config), torch.device("cpu"))
+    policy = make_policy(config, algorithm_of(config), torch.device("cpu"), learns=False)
     saved = flatten(model)
     learned = {name for name, value in policy.named_parameters() if value.requires_grad}
     if missing := sorted(learned - saved.keys()):
@@ -275,32 +304,58 @@ def weights_of(model: Mapping[str, Any], *, config: LanguageConfig) -> Weights:
     return published_weights(policy.model)
 
 
-def make_evaluator(seed: int, *, config: LanguageConfig) -> LlmEvaluator:
-    """The factory of a plan's evaluator: always with the embedded engine, which starts at once."""
+def make_evaluator(
+    seed: int,
+    *,
+    config: LanguageConfig,
+    index: PromptIndex | None = None,
+    link: EvaluationLink | None = None,
+) -> LlmEvaluator:
+    """The factory of a plan's evaluator: the run's engines answer where there is a link to them,
+    else the embedded engine, which starts at once.
+    """
 
-    def make() -> EvalPieces:
+    def make() -> Rollout:
         engine = replace(config.engine, kind="hf", url="")
-        return make_engine(engine, config.model), *_prompts(config)
+        model = for_evaluation(config.model, engine.device)
+        return Rollout(
+            make_engine(engine, model),
+            NoStore(),
+            *_prompts(config, index),
+            config.rollout,
+            config.sampling,
+            seed=seed,
+            ranks=Ranks(),
+            max_staleness=0,
+        )
 
     whole = partial(with_base, config=config.model)
-    return LlmEvaluator(seed, make=make, sampling=config.sampling, whole=whole)
+    return LlmEvaluator(seed, make=make, whole=whole, link=link)
 
 
 def make_policy(
-    config: LanguageConfig, algorithm: Algorithm, device: torch.device
+    config: LanguageConfig, algorithm: Algorithm, device: torch.device, *, learns: bool = True
 ) -> LanguagePolicy:
+    """learns: False where a critic's own model is of no use."""
     model = add_adapters(load_model(config.model, device), config.model)
     if config.model.lora_rank == 0:
         model.requires_grad_(True)
     if config.model.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()  # its layers look at this; dropout is zero
+    own = algorithm.needs_critic and algorithm.critic == "model"
     return LanguagePolicy(
-        model, temperature=config.sampling.temperature, critic=algorithm.needs_critic
+        model,
+        temperature=config.sampling.temperature,
+        critic=algorithm.needs_critic and not own,
+        detached=algorithm.critic == "detached",
+        own_critic=make_critic(config.critic, config.model, device) if own and learns else None,
     )
 
 
-def _prompts(config: LanguageConfig) -> tuple[PromptSource, Rewarder]:
+def _prompts(
+    config: LanguageConfig, index: PromptIndex | None = None
+) -> tuple[PromptSource, Rewarder]:
     tokenizer = load_tokenizer(config.model)
     tasks = make_tasks(config.task)
     prompts = PromptSource(
@@ -309,6 +364,7 @@ def _prompts(config: LanguageConfig) -> tuple[PromptSource, Rewarder]:
         config.task,
         max_context=config.engine.max_context or _own_context(config.model, tokenizer),
         max_tokens=config.sampling.max_tokens,
+        index=index,
     )
     return prompts, Rewarder(config.reward, tasks)
 

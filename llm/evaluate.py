@@ -1,40 +1,37 @@
-"""Held-out prompts answered with given weights."""
+"""Held-out prompts answered with given weights: by the run's own engine, or by one of this
+process.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 from unirl.core.evaluator import EvalResult
-from unirl.core.seeding import derive_seed
-from unirl.core.weights import Weights
+from unirl.core.weights import Loadable, Weights
 from unirl.errors import UniRLError
-from unirl.llm.engine import Engine, Request, SamplingConfig
-from unirl.llm.rewards.rewards import Rewarder, combine
+from unirl.llm.evaluation_link import EvaluationLink
+from unirl.llm.rollout import Answer, Rollout
 from unirl.llm.tasks.prompts import PromptSource
-
-EvalPieces = tuple[Engine, PromptSource, Rewarder]
 
 
 class LlmEvaluator:
     """An episode is one completion of a held-out prompt, its return the reward.
 
-    make: engine, prompts and rewards, made at the first evaluation. whole: makes all weights of
-    what a learner publishes.
+    make: a rollout of this process, made at the first evaluation that needs it. whole: makes all
+    weights of what a learner publishes. link: to the engines of a run, where they shall answer.
     """
 
     def __init__(
         self,
         seed: int,
         *,
-        make: Callable[[], EvalPieces],
-        sampling: SamplingConfig,
+        make: Callable[[], Rollout],
         whole: Callable[[Weights], Weights],
+        link: EvaluationLink | None = None,
     ) -> None:
-        self._seed, self._make, self._sampling = seed, make, sampling
-        self._whole = whole
-        self._pieces: EvalPieces | None = None
+        self._seed, self._make, self._whole, self._link = seed, make, whole, link
+        self._rollout: Rollout | None = None
         self._runner = asyncio.Runner()
         self._version = 0
 
@@ -43,37 +40,13 @@ class LlmEvaluator:
     ) -> EvalResult:
         """Prompts come in their order, and again from the first when they are fewer.
         deterministic: the likeliest token each time. Completions whose reward fails are left out.
+        A run's engines answer with the weights that were published last.
         """
-        if self._pieces is None:
-            self._pieces = self._make()
-        prompts = self._pieces[1]
-        require_held_out(prompts)
-        sampling = replace(self._sampling, temperature=0.0) if deterministic else self._sampling
-        self._version += 1
-        work = self._evaluate(self._pieces, self._whole(weights), num_episodes, sampling)
-        return self._runner.run(work)
-
-    async def _evaluate(
-        self,
-        pieces: EvalPieces,
-        weights: Weights,
-        num_episodes: int,
-        sampling: SamplingConfig,
-    ) -> EvalResult:
-        engine, prompts, rewarder = pieces
-        await engine.start()
-        await engine.load_weights(weights, self._version)
-
-        async def one(i: int) -> tuple[float, int] | None:
-            prompt = prompts.held_out(i % prompts.num_eval)
-            seed = derive_seed(self._seed, "evaluation", i)
-            completion = await engine.generate(Request(f"eval.{i}", prompt.tokens, sampling, seed))
-            text = prompts.decode(completion.tokens)
-            scores = await rewarder.score_group(prompt, [text], [completion])
-            reward, valid = combine(scores, rewarder.weights)
-            return (float(reward[0]), len(completion.tokens)) if valid[0] else None
-
-        found = await asyncio.gather(*(one(i) for i in range(num_episodes)))
+        found = None
+        if self._link is not None:
+            found = self._link.ask(num_episodes, seed=self._seed, deterministic=deterministic)
+        if found is None:
+            found = self._runner.run(self._evaluate(weights, num_episodes, deterministic))
         known = [each for each in found if each is not None]
         if not known:
             raise UniRLError(
@@ -81,14 +54,43 @@ class LlmEvaluator:
                 "every reward failed or timed out",
                 "look at the log for why",
             )
-        return EvalResult([reward for reward, _ in known], [length for _, length in known])
+        return EvalResult([each.reward for each in known], [each.length for each in known])
+
+    async def _evaluate(
+        self, weights: Weights, num_episodes: int, deterministic: bool
+    ) -> Sequence[Answer | None]:
+        if self._rollout is None:
+            self._rollout = self._make()
+        rollout = self._rollout
+        require_held_out(rollout.prompts)
+        self._version += 1
+        await rollout.engine.start()
+        await rollout.engine.load_weights(self._whole(weights), self._version)
+        return await asyncio.gather(
+            *(
+                rollout.answer(i, seed=self._seed, deterministic=deterministic, refresh=False)
+                for i in range(num_episodes)
+            )
+        )
 
     def close(self) -> None:
-        if self._pieces is not None:
-            self._pieces[2].close()
-            self._runner.run(self._pieces[0].close())
-            self._pieces = None
+        if self._rollout is not None:
+            self._runner.run(self._rollout.close())
+            self._rollout = None
         self._runner.close()
+
+
+class NoStore:
+    """The weights of a rollout that is given them directly."""
+
+    version = -1
+    lends = False
+
+    def publish(self, weights: Weights, version: int) -> None:
+        """Nobody pulls."""
+
+    def pull(self, into: Loadable, have: int) -> int:
+        return have
 
 
 def require_held_out(prompts: PromptSource) -> None:

@@ -61,6 +61,27 @@ class GroupShape:
         )
 
 
+def common_shape(shapes: Sequence[GroupShape]) -> GroupShape:
+    """One shape that the groups of several tasks fit, where one learner learns from all of them.
+    Raises UniRLError where they have other numbers of completions or rewards.
+    """
+    first = shapes[0]
+    for other in shapes:
+        for name, key in (("group_size", "rollout.group_size"), ("num_rewards", "reward.weights")):
+            if getattr(other, name) != getattr(first, name):
+                raise UniRLError(
+                    f"groups of one learner differ in {key}",
+                    f"all must have the same {name}: {getattr(first, name)} and "
+                    f"{getattr(other, name)}",
+                    f"give all tasks of the run one {key}",
+                )
+    return replace(
+        first,
+        max_prompt=max(each.max_prompt for each in shapes),
+        max_tokens=max(each.max_tokens for each in shapes),
+    )
+
+
 def with_tensors(item: T, change: Callable[[Tensor], Tensor]) -> T:
     """A dataclass with its tensors changed."""
     tensors = {name: value for name, value in vars(item).items() if isinstance(value, Tensor)}

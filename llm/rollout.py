@@ -8,12 +8,14 @@ DAPO, arXiv 2503.14476, section 3.2.
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
-from unirl.config.rules import check_setting
+from unirl.config.rules import check_at_least, check_setting
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
@@ -22,6 +24,7 @@ from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm.engine import Completion, Engine, EngineFailed, Request, SamplingConfig
 from unirl.llm.group import Score, write_group
+from unirl.llm.in_vain import InVain
 from unirl.llm.own_code import load_own
 from unirl.llm.rewards.rewards import Rewarder, combine
 from unirl.llm.tasks.prompts import Prompt, PromptSource
@@ -30,7 +33,9 @@ REASONS = ("reward_failed", "filtered", "zero_variance", "prompt_too_long")
 """Why a rollout discards a group."""
 
 RolloutFunction = Callable[["Rollout", Prompt, Sequence[Request]], Awaitable[list[Completion]]]
-"""What generates a group: one completion for each request. The default asks the engine."""
+"""What generates a group: one completion for each request, drawn as the request says. The default
+asks the engine. Evaluations call it too, with one request, and `Rollout.sampling` is theirs then.
+"""
 _SIGN_OF_LIFE_SECONDS = 1.0
 GroupFilter = Callable[[Prompt, Sequence[Completion], Sequence[Sequence[Score]]], bool]
 """Whether a finished group is worth learning from."""
@@ -51,10 +56,15 @@ class RolloutConfig:
     """module:attr of an own rollout function: see RolloutFunction. "": one request, one answer."""
     filter: str = ""
     """module:attr of an own group filter: see GroupFilter. "": every group is kept."""
+    give_up_after: int = 512
+    """Groups in a row of which nothing is learned, because they are discarded or masked, at which
+    the run ends. More: sits out a longer drought. 0: it never does.
+    """
 
     def __post_init__(self) -> None:
         size = self.group_size
         check_setting(size >= 1, "rollout.group_size", size, "must be >= 1", "8 is usual")
+        check_at_least(0, "rollout", self, "give_up_after")
         if self.zero_variance not in ("skip", "discard", "train"):
             raise UniRLError(
                 f"rollout.zero_variance {self.zero_variance!r} is unknown",
@@ -76,13 +86,31 @@ class RolloutConfig:
         return load_own(name, f"rollout.{key} {name}") if name else None
 
 
+class Answer(NamedTuple):
+    """A held-out prompt answered."""
+
+    reward: float
+    length: int
+
+
+class Visitors(Protocol):
+    """Who else uses a rollout's engine: evaluations."""
+
+    async def open(self, rollout: Rollout) -> None:
+        """They may come from now on; idempotent."""
+
+    async def close(self) -> None:
+        """No more."""
+
+
 class Rollout:
     """It starts its engine with the first sample.
 
     seed: the run's, so that a completion is a function of seed, ticket and weights, whichever actor
     makes it. ranks: processes that share one order of prompts; ticket n of each asks prompt number
     rank + world_size * n. max_staleness: a partial completion that is older is generated again.
-    sleeps: the engine gives its memory back while no sample is in flight.
+    sleeps: the engine gives its memory back while no sample is in flight. visitors: they may come
+    from the first sample on.
     """
 
     def __init__(
@@ -98,14 +126,15 @@ class Rollout:
         ranks: Ranks,
         max_staleness: int,
         sleeps: bool = False,
+        visitors: Visitors | None = None,
     ) -> None:
         self.engine, self.prompts, self.sampling = engine, prompts, sampling
         self._weights, self._rewarder, self._config = weights, rewarder, config
         self._seed, self._ranks, self._max_staleness = seed, ranks, max_staleness
         self._function, self._keep = config.load_function(), config.load_filter()
-        self._swap = asyncio.Lock()
+        self._swap, self._in_vain = asyncio.Lock(), InVain(config.give_up_after)
         self._failure: UniRLError | EngineFailed | None = None
-        self._incoming = Incoming(weights)
+        self._incoming, self._visitors = Incoming(weights), visitors
         self._sleeps, self._num_open = sleeps, 0
         self._num_running = 0
         self._kept: dict[int, list[Completion | None]] = {}
@@ -114,41 +143,67 @@ class Rollout:
         """By id of a request, the slot that its group is for."""
 
     async def produce(self, slot: Slot) -> None:
+        if self._visitors is not None:
+            await self._visitors.open(self)
+        async with self._awake():
+            await self._refresh()
+            await self._produce(slot)
+
+    async def answer(
+        self, number: int, *, seed: int, deterministic: bool, refresh: bool = True
+    ) -> Answer | None:
+        """Held-out prompt number, and again from the first when there are fewer, answered with the
+        newest weights, as the rollout function does it; None: its reward failed. deterministic: the
+        likeliest token each time. refresh: False where the engine has the right weights.
+        """
+        view = copy.copy(self)
+        if deterministic:
+            view.sampling = replace(self.sampling, temperature=0.0)
+        prompt = self.prompts.held_out(number % self.prompts.num_eval)
+        own = derive_seed(seed, "evaluation", number)
+        request = Request(f"eval.{number}", prompt.tokens, view.sampling, own)
+        async with self._awake():
+            if refresh:
+                await self._refresh()
+            found = await self._generate(view, prompt, [request])
+            while found[0].finish == "aborted":  # by an interruption that was meant for groups
+                found = await self._generate(view, prompt, [replace(request, partial=found[0])])
+        scores = await self._score(prompt, found)
+        reward, valid = combine(scores, self._rewarder.weights)
+        return Answer(float(reward[0]), len(found[0].tokens)) if valid[0] else None
+
+    @asynccontextmanager
+    async def _awake(self) -> AsyncIterator[None]:
         self._num_open += 1
         try:
-            await self._produce(slot)
+            yield
         finally:
             self._num_open -= 1
             if self._sleeps and self._num_open == 0:
                 await self.engine.sleep()
 
     async def _produce(self, slot: Slot) -> None:
-        await self._refresh()
         number = self._ranks.rank + self._ranks.world_size * slot.pool_ticket
         prompt = self.prompts.prompt(number)
         requests = self._requests(number, prompt)
         self._slots.update((request.id, slot) for request in requests)
         started = time.monotonic()
-        self._num_running += 1
         try:
-            completions = await self._function(self, prompt, requests)
+            completions = await self._generate(self, prompt, requests)
         finally:
-            self._num_running -= 1
             for request in requests:
                 del self._slots[request.id]
         generated = time.monotonic()
-        if len(completions) != self._config.group_size:
-            raise UniRLError(
-                f"rollout.function returned {len(completions)} completions",
-                f"it was given {self._config.group_size} requests, and each has one completion",
-                f"fix {self._config.function or 'it'}",
-            )
         if any(one.finish == "aborted" for one in completions):
             self._kept[number] = list(completions)
             raise ReissueSlot
-        texts = [self.prompts.decode(one.tokens) for one in completions]
-        scores = await self._rewarder.score_group(prompt, texts, completions)
-        self._judge(prompt, completions, scores)
+        scores = await self._score(prompt, completions)
+        try:
+            self._judge(prompt, completions, scores)
+        except DiscardSlot as discard:
+            self._in_vain.count(discard.reason)
+            raise
+        self._in_vain.reset()
         slot.used = write_group(slot.data, prompt.tokens, completions, scores)
         slot.data["generate_seconds"].fill_(generated - started)
         slot.data["reward_seconds"].fill_(time.monotonic() - generated)
@@ -181,8 +236,32 @@ class Rollout:
         self._kept.clear()
 
     async def close(self) -> None:
+        if self._visitors is not None:
+            await self._visitors.close()
         self._rewarder.close()
         await self.engine.close()
+
+    async def _generate(
+        self, view: Rollout, prompt: Prompt, requests: Sequence[Request]
+    ) -> list[Completion]:
+        """view: the rollout as its function sees it."""
+        # Of all users of the engine: new weights pause it while there are any.
+        self._num_running += 1
+        try:
+            completions = await self._function(view, prompt, requests)
+        finally:
+            self._num_running -= 1
+        if len(completions) != len(requests):
+            raise UniRLError(
+                f"rollout.function returned {len(completions)} completions",
+                f"it was given {len(requests)} requests, and each has one completion",
+                f"fix {self._config.function or 'it'}",
+            )
+        return completions
+
+    async def _score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[list[Score]]:
+        texts = [self.prompts.said(one) for one in completions]
+        return await self._rewarder.score_group(prompt, texts, completions)
 
     def _requests(self, number: int, prompt: Prompt) -> list[Request]:
         kept = self._kept.pop(number, [None] * self._config.group_size)

@@ -29,6 +29,7 @@ from unirl.llm.group import Group, GroupShape, read_group
 from unirl.llm.models.lora import add_adapters
 from unirl.llm.models.model import load_model, load_tokenizer
 from unirl.llm.packages import needs
+from unirl.llm.tasks.prompts import PromptIndex
 from unirl.llm.training.report import report_groups
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.llm.weights.transfer import save_tensors
@@ -259,9 +260,11 @@ def probe(config: LanguageConfig, samples: str) -> LanguageFacts:
     return assembly.probe(config, saved.shape, saved.task)
 
 
-def make_evaluator(seed: int, *, config: LanguageConfig, task: str | list[str]) -> LlmEvaluator:
+def make_evaluator(
+    seed: int, *, config: LanguageConfig, task: str | list[str], index: PromptIndex | None = None
+) -> LlmEvaluator:
     _require_task(config, task)
-    return assembly.make_evaluator(seed, config=config)
+    return assembly.make_evaluator(seed, config=config, index=index)
 
 
 def make_replay(context: ActorContext, *, config: LanguageConfig, samples: str) -> Replay:

@@ -124,9 +124,11 @@ def kl_loss(
     mask: Tensor,
     sequence: Tensor,
     num_sequences: int,
+    *,
+    old_logp: Tensor | None = None,
 ) -> Loss:
-    """The KL estimate as a loss, without its coefficient; all [N], logp the engine's. `reference`
-    None only where the algorithm holds the policy to the engine.
+    """The KL estimate as a loss, without its coefficient; all [N], logp the engine's, old_logp as
+    `policy_terms` has it. `reference` None only where the algorithm holds the policy to the engine.
     """
     other = logp if algorithm.kl_against == "behaviour" else given("reference", reference)
     kl = token_kl(
@@ -137,6 +139,7 @@ def kl_loss(
         estimate=algorithm.kl,
         gradient=algorithm.kl_gradient,
         logp=logp,
+        old_logp=old_logp,
         clamp=algorithm.kl_clamp,
     )
     return aggregated(algorithm, kl, mask, sequence, num_sequences)

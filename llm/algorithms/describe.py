@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from unirl.llm.algorithms.terms import Algorithm
 
+_CRITIC = {
+    "head": "a critic",
+    "detached": "a critic on detached states",
+    "model": "a critic, a model of its own",
+}
+
 
 def describe(algorithm: Algorithm) -> str:
     """One line per group of terms."""
@@ -18,6 +24,7 @@ def described_terms(algorithm: Algorithm) -> dict[str, str]:
         "correction": _correction(algorithm),
         "KL": _kl(algorithm),
         "overlong": _overlong(algorithm),
+        **({"cut off": "masked: no loss"} if algorithm.mask_truncated else {}),
     }
 
 
@@ -38,10 +45,10 @@ def _advantage(a: Algorithm) -> str:
         if a.discount != 1.0:
             text += f", discounted {a.discount:g} per token"
     elif a.advantage == "gae":
-        text = f"GAE, discount {a.discount:g}, lambda {a.gae_lambda:g}, with a critic"
+        text = f"GAE, discount {a.discount:g}, lambda {a.gae_lambda:g}, with {_CRITIC[a.critic]}"
         text += ", bootstrapped when cut off" if a.bootstrap else ""
     else:
-        value = "a critic" if a.vtrace_value == "critic" else "the mean of the others"
+        value = _CRITIC[a.critic] if a.vtrace_value == "critic" else "the mean of the others"
         text = (
             f"V-trace, value: {value}, rho <= {a.rho_clip:g}, c <= {a.c_clip:g}, "
             f"discount {a.discount:g}, lambda {a.gae_lambda:g}"

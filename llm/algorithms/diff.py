@@ -58,7 +58,8 @@ def outcome(algorithm: Algorithm, batch: SavedBatch) -> Outcome:
     policy = policy_terms(algorithm, new, batch.old_logp, batch.logp, advantage, *where)
     loss = policy.loss.numerator
     if algorithm.kl_coef and algorithm.kl_in == "loss":
-        kl = kl_loss(algorithm, new, batch.logp, batch.reference, *where)
+        old = batch.old_logp
+        kl = kl_loss(algorithm, new, batch.logp, batch.reference, *where, old_logp=old)
         loss = loss + algorithm.kl_coef * kl.numerator
     loss = loss / total.clamp(min=1).to(loss.dtype)
     (gradient,) = torch.autograd.grad(loss, new)

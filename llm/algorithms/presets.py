@@ -51,13 +51,15 @@ _VERL = Algorithm(scale="std", epsilon=1e-6, singleton="keep", dual_clip=3.0)
 # The same file's masked_whiten: (x - mean) * rsqrt(unbiased variance + 1e-8).
 _VERL_WHITE = replace(_VERL, scale="none", whiten="variance", whiten_epsilon=1e-8)
 
-# trl/trainer/grpo_trainer.py and grpo_config.py: scale_rewards group with 1e-4, loss_type dapo,
-# beta 0, vllm_importance_sampling_mode sequence_mask with clip_max 3.0. No clamp on log-ratios.
+# trl/trainer/grpo_trainer.py and grpo_config.py (1.16): scale_rewards group with 1e-4, loss_type
+# dapo, beta 0, vllm_importance_sampling_mode sequence_mask with clip_max 3.0. No clamp on
+# log-ratios. For who sets a beta: use_bias_correction_kl is on by default since 1.10.
 _TRL = Algorithm(
     scale="std",
     epsilon=1e-4,
     log_ratio_clamp=math.inf,
     kl_clamp=math.inf,
+    kl_gradient="old_ratio",
     correction="icepop",
     correction_level="sequence",
     correction_high=3.0,
@@ -151,7 +153,17 @@ _PRESETS = {
     "verl:rloo": _preset(_VERL, _VERL_FILE, baseline="leave_one_out", scale="none"),
     "verl:reinforce++": _preset(_VERL_WHITE, _VERL_FILE, baseline="none"),
     "verl:reinforce++-baseline": _preset(_VERL_WHITE, _VERL_FILE),
-    "verl:ppo": _preset(_VERL_WHITE, _VERL_FILE, advantage="gae", value_coef=1.0, value_clip=0.5),
+    # verl/workers/critic: a model of its own from critic.model.path, which is the actor's by
+    # default, with lr 1e-5 (verl/trainer/config/critic); value loss 0.5 max(clipped, unclipped).
+    "verl:ppo": _preset(
+        _VERL_WHITE,
+        _VERL_FILE,
+        "the critic is a model of its own",
+        advantage="gae",
+        critic="model",
+        value_coef=1.0,
+        value_clip=0.5,
+    ),
     "trl:grpo": _preset(_TRL, _TRL_FILE, 'loss_type "grpo"', aggregation="seq-mean-token-mean"),
     "trl:dapo": _preset(
         _TRL, _TRL_FILE, 'loss_type "dapo", which is GRPOConfig\'s default with all the rest'
@@ -173,8 +185,16 @@ _PRESETS = {
         clip_high=4.0,
     ),
     "trl:sapo": _preset(_TRL, _TRL_FILE, objective="sapo", aggregation="seq-mean-token-mean"),
+    # cli/train_ppo_ray.py: critic.model_name_or_path, else the reward model's or the actor's;
+    # critic learning rate 9e-6.
     "openrlhf:ppo": _preset(
-        _OPENRLHF_WHITE, _OPENRLHF_FILE, advantage="gae", value_coef=1.0, value_clip=0.5
+        _OPENRLHF_WHITE,
+        _OPENRLHF_FILE,
+        "the critic is a model of its own",
+        advantage="gae",
+        critic="model",
+        value_coef=1.0,
+        value_clip=0.5,
     ),
     "openrlhf:reinforce++": _preset(_OPENRLHF_WHITE, _OPENRLHF_FILE, baseline="none"),
     "openrlhf:reinforce++-baseline": _preset(_OPENRLHF_WHITE, _OPENRLHF_FILE, baseline="mean"),

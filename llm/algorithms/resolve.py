@@ -105,6 +105,11 @@ def _check_terms(algorithm: Algorithm) -> None:
             "set algorithm.kl to k2, or algorithm.kl_in to reward",
         ),
         (
+            algorithm.mask_truncated and algorithm.bootstraps,
+            "bootstrap values what follows completions that were cut off, and these are left out",
+            "set one of algorithm.mask_truncated and algorithm.bootstrap to false",
+        ),
+        (
             algorithm.kl_in == "reward" and algorithm.kl_against == "behaviour",
             "KL in the reward is to the reference",
             "set algorithm.kl_in to loss",

@@ -21,6 +21,7 @@ from unirl.vtrace import (
 )
 
 AdvantageKind: TypeAlias = Literal["group", "gae", "vtrace"]
+CriticKind: TypeAlias = Literal["head", "detached", "model"]
 Whiten: TypeAlias = Literal["none", "variance", "floor", "std"]
 
 NOT_NEGATIVE = Bound(lambda value: value >= 0, "must be >= 0")
@@ -202,16 +203,26 @@ class Terms:
     kl_gradient: KlGradient = term("direct", WITH_KL, WITH_KL_LOSS)
     """In the loss: direct is what the estimate's formula gives, which for k3 is the gradient of the
     other KL; k2 that of k2; score adds the token's own probability, ratio that and a weight for
-    tokens that the engine drew with another one, up to 5.
+    tokens that the engine drew with another one, up to 5; old_ratio the estimate times the ratio
+    to the learner before the update, as TRL has it since 1.10.
     """
     kl_clamp: float = term(10.0, WITH_KL, bound=NOT_NEGATIVE)
     """An estimate counts as at most this, and has no gradient beyond."""
+    critic: CriticKind = term("head", WITH_CRITIC, off="head")
+    """What the critic is. head: a layer on the policy's hidden states, whose loss changes these
+    too. detached: a layer that leaves them as the policy makes them; it costs next to nothing and
+    can say less. model: a language model of its own (`critic.*`), with an optimiser of its own.
+    """
     value_coef: float = term(0.5, WITH_CRITIC, bound=NOT_NEGATIVE)
     """With a critic: weight of its loss."""
     value_clip: float = term(0.0, WITH_CRITIC, bound=NOT_NEGATIVE, off=0.0)
     """With a critic: how far a value may move in one batch and still learn. 0: no bound."""
     entropy_coef: float = term(0.0, bound=NOT_NEGATIVE)
     """Weight of the bonus for entropy. More: the policy stays random for longer."""
+    mask_truncated: bool = term(False)
+    """Completions that were cut off have no loss, but their rewards count in the statistics of
+    their group. As in TRL: a mean over tokens leaves theirs out, one over completions counts them.
+    """
     overlong_share: float = term(0.0, bound=SHARE)
     """Completions that reach into this last share of max_tokens lose reward (DAPO). 0: none do."""
     overlong_factor: float = term(1.0, WITH_OVERLONG, bound=NOT_NEGATIVE)
@@ -260,7 +271,7 @@ class Algorithm(Terms):
             (self.ratio == "old" and self.objective != "reinforce")
             or self.weighs
             or self.advantage == "vtrace"
-            or (self.kl_coef > 0 and self.kl_in == "reward")
+            or (self.kl_coef > 0 and (self.kl_in == "reward" or self.kl_gradient == "old_ratio"))
         )
 
     @property

@@ -33,8 +33,9 @@ class ModelConfig:
     weights, made on the spot.
     """
     dtype: ModelDtype = "auto"
-    """What it computes in. bfloat16: half the memory, several times as fast where the processor
-    knows it, coarser log-probabilities. auto: what its folder says; float32 for tiny.
+    """What it computes in. bfloat16: half the memory, several times as fast where the devices
+    multiply it and many times slower where they do not; coarser log-probabilities. auto: what its
+    folder says, but float32 where bfloat16 would be emulated; decided once, and kept by the run.
     """
     gradient_checkpointing: bool = False
     """Keep only the borders of layers and compute the rest again: less memory, a third slower."""
@@ -134,6 +135,18 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> PreTr
             "unirl model tiny DIR makes one that works",
         ) from error
     return model.to(device).eval()  # type: ignore[no-any-return]
+
+
+def require_same_tokens(what: str, other: ModelConfig, student: ModelConfig) -> None:
+    """Raise UniRLError unless both have one vocabulary. what: whose the other is."""
+    own, theirs = (load_tokenizer(each).get_vocab() for each in (student, other))
+    if own != theirs:
+        word = next(iter(sorted(own.items() ^ theirs.items())))[0]
+        raise UniRLError(
+            f"the {what} {other.path} does not read the tokens of {student.path}",
+            f"their tokenizers must agree, and they differ in {word!r} among others",
+            f"take a {what} of the same family",
+        )
 
 
 def end_token_ids(tokenizer: Any, model: Any) -> tuple[int, ...]:

@@ -16,10 +16,13 @@ from unirl.llm.rewards.limits import Limits, within
 from unirl.llm.rewards.pool import WorkerDied, WorkerPool
 from unirl.llm.rewards.reward import as_score, failed, timed_out
 from unirl.llm.rewards.worker import wanted
-from unirl.llm.tasks.prompts import Prompt
+from unirl.llm.tasks.prompts import Prompt, Said
 
-OFFERED = ("text", "answer", "prompt", "messages", "info", "task", "num_tokens", "finish")
-"""What a function may name among its arguments."""
+OFFERED = (
+    "text", "answer", "prompt", "messages", "info", "task", "num_tokens", "finish", "whole_text",
+)  # fmt: skip
+"""What a function may name among its arguments. text, num_tokens: what the model wrote itself;
+whole_text: with what tools or users said between its turns."""
 
 
 class PooledReward:
@@ -78,14 +81,15 @@ class AsyncReward:
 def arguments(prompt: Prompt, text: str, completion: Completion) -> dict[str, Any]:
     """What a function may know of a completion: OFFERED, with values that JSON can hold."""
     return {
-        "text": text,
+        "text": str(text),
         "answer": prompt.answer,
         "prompt": prompt.text,
         "messages": [dict(turn) for turn in prompt.messages],
         "info": dict(prompt.info),
         "task": prompt.task,
-        "num_tokens": len(completion.tokens),
+        "num_tokens": sum(completion.mask),
         "finish": completion.finish,
+        "whole_text": text.whole if isinstance(text, Said) else text,
     }
 
 

@@ -19,6 +19,7 @@ from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.limits import within
 from unirl.llm.rewards.reward import as_score, failed, timed_out
 from unirl.llm.tasks.prompts import Prompt
+from unirl.policy.precision import has_bfloat16
 
 
 class ModelReward:
@@ -150,4 +151,7 @@ def _load(path: str, device: str) -> tuple[Any, Any]:
             f"it must have 1 label, it has {model.config.num_labels}",
             "take a model that was trained as a reward model",
         )
-    return tokenizer, model.eval().to(device)
+    model = model.eval().to(device)
+    # As models that learn: nobody waits for a format that the device can only emulate.
+    emulated = model.dtype == torch.bfloat16 and not has_bfloat16(device)
+    return tokenizer, model.float() if emulated else model

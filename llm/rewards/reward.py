@@ -22,7 +22,9 @@ class Reward(Protocol):
     async def score(
         self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
     ) -> list[Score]:
-        """One score for each completion, in their order. texts: the completions as text."""
+        """One score for each completion, in their order. texts: what the model wrote itself, each a
+        `Said` where tools or users spoke as well.
+        """
 
     def close(self) -> None:
         """Release processes and memory; idempotent."""

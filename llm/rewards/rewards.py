@@ -60,8 +60,8 @@ class Rewarder:
     async def score_group(
         self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
     ) -> list[list[Score]]:
-        """G x R scores: of each completion, in the order of `names`. texts: the completions as
-        text.
+        """G x R scores: of each completion, in the order of `names`. texts: what
+        the model wrote itself.
 
         Raises UniRLError when a reward has given no score for reward.give_up_after completions.
         """

@@ -5,16 +5,33 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from unirl.errors import UniRLError
+from unirl.llm.engine import Completion
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.prompt_order import PromptOrder
 from unirl.llm.tasks.task import Example, Examples, Indices, Message, Task, empty_split
 
 log = logging.getLogger(__name__)
+
+_AT_ONCE = 1024
+"""Prompts that are turned into tokens by one call: a loop of calls takes several times as long."""
+
+
+class Said(str):
+    """The words of a model alone: of each of its turns, where tools or users spoke between them."""
+
+    whole: str
+    """With all that was said between them."""
+
+    def __new__(cls, text: str, whole: str) -> Said:
+        said = super().__new__(cls, text)
+        said.whole = whole
+        return said
 
 
 @dataclass(frozen=True)
@@ -38,13 +55,28 @@ class Prompt:
     """-1: held out."""
 
 
+@dataclass(frozen=True)
+class PromptIndex:
+    """Which examples of each task fit: found once for a run, whose processes are handed it."""
+
+    train: tuple[Indices, ...]
+    held_out: tuple[Indices, ...]
+    sizes: tuple[tuple[int, int], ...]
+    """Examples of each task, fitting or not."""
+    longest: int
+    """Tokens of the longest prompt that is kept."""
+    dropped: Mapping[str, int]
+    """Prompts left out because they are too long, of each task, both splits together."""
+
+
 class PromptSource:
-    """Prompt n of a run, the same at every call.
+    """Prompt n of a run, the same at every call; it becomes text and tokens when it is asked for.
 
     max_context: tokens the model can look at, 0: any number; max_tokens: those of them that a
-    completion may take. Every prompt is looked at once, here: raises UniRLError for one that is too
-    long, unless these are to be dropped, for a tokenizer without the template that they need, and
-    for an empty split.
+    completion may take. index: of the same data and settings; None: every prompt is looked at once,
+    here. Raises UniRLError for one that is too long, unless these are to be dropped, for a
+    tokenizer without the template that they need, for an empty split, and where the index is of
+    other data.
     """
 
     def __init__(
@@ -55,18 +87,20 @@ class PromptSource:
         *,
         max_context: int = 0,
         max_tokens: int = 0,
+        index: PromptIndex | None = None,
     ) -> None:
         self._tasks, self._tokenizer, self._config = tuple(tasks), tokenizer, config
         self._max_context, self._max_tokens = max_context, max_tokens
-        self.longest = 0
-        """Tokens of the longest prompt that is kept."""
-        self.dropped: dict[str, int] = {}
-        """Prompts left out because they are too long, of each task, both splits together."""
-        self._train = [self._fitting(task, task.train) for task in tasks]
-        self._held_out = [self._fitting(task, task.held_out) for task in tasks]
-        for task, kept in zip(tasks, self._train, strict=True):
-            if not len(kept):
-                raise empty_split(task.name, "train", len(kept), config)
+        self.index = index or self._look_at_all()
+        sizes = tuple((len(task.train), len(task.held_out)) for task in tasks)
+        if self.index.sizes != sizes:
+            raise UniRLError(
+                f"the data of task {', '.join(task.name for task in tasks)} has changed",
+                f"it had {self.index.sizes} examples to train on and held out when the run began, "
+                f"it has {sizes}",
+                "leave the data alone while a run reads it; then `unirl resume`",
+            )
+        self._train, self._held_out = self.index.train, self.index.held_out
         self._ends = np.cumsum([len(kept) for kept in self._held_out])
         shares = config.weights
         # A task may call itself otherwise than the config does: the order is what they share.
@@ -81,6 +115,29 @@ class PromptSource:
     @property
     def num_eval(self) -> int:
         return int(self._ends[-1])
+
+    @property
+    def longest(self) -> int:
+        return self.index.longest
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        return self.index.dropped
+
+    def said(self, completion: Completion) -> Said:
+        """What rewards judge. Turns are apart by a line break, so that no words of two of them
+        become one.
+        """
+        whole = self.decode(completion.tokens)
+        if not completion.drawn:
+            return Said(whole, whole)
+        marked = zip(completion.tokens, completion.drawn, strict=True)
+        turns = (
+            self.decode([token for token, _ in turn])
+            for own, turn in groupby(marked, key=lambda each: each[1])
+            if own
+        )
+        return Said("\n".join(turns), whole)
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -115,22 +172,42 @@ class PromptSource:
             ticket=ticket,
         )
 
-    def _fitting(self, task: Task, examples: Examples) -> Indices:
-        most, kept = self._config.max_prompt, []
+    def _look_at_all(self) -> PromptIndex:
+        kept: dict[str, list[Indices]] = {"train": [], "held_out": []}
+        dropped: dict[str, int] = {}
+        longest, most = 0, self._config.max_prompt
         if self._max_context:
             most = min(most, self._max_context - self._max_tokens)
-        for index in range(len(examples)):
-            length = len(self._encode(task, examples[index])[1])
-            if length <= most:
-                kept.append(index)
-                self.longest = max(self.longest, length)
-            elif self._config.too_long == "error":
-                raise self._too_long(task, index, length)
-        num_dropped = len(examples) - len(kept)
-        if num_dropped:
-            log.warning("%s: %d prompts are longer than %d tokens", task.name, num_dropped, most)
-            self.dropped[task.name] = self.dropped.get(task.name, 0) + num_dropped
-        return np.array(kept, dtype=np.int64)
+        for split, found in kept.items():
+            for task in self._tasks:
+                length = self._lengths(task, getattr(task, split))
+                fits = length <= most
+                if self._config.too_long == "error" and not fits.all():
+                    first = int(np.argmin(fits))
+                    raise self._too_long(task, first, int(length[first]))
+                found.append(np.flatnonzero(fits))
+                longest = max(longest, int(length[fits].max(initial=0)))
+                if num_dropped := int((~fits).sum()):
+                    log.warning(
+                        "%s: %d prompts are longer than %d tokens", task.name, num_dropped, most
+                    )
+                    dropped[task.name] = dropped.get(task.name, 0) + num_dropped
+        for task, train in zip(self._tasks, kept["train"], strict=True):
+            if not len(train):
+                raise empty_split(task.name, "train", 0, self._config)
+        sizes = tuple((len(task.train), len(task.held_out)) for task in self._tasks)
+        return PromptIndex(tuple(kept["train"]), tuple(kept["held_out"]), sizes, longest, dropped)
+
+    def _lengths(self, task: Task, examples: Examples) -> Indices:
+        found = []
+        for begin in range(0, len(examples), _AT_ONCE):
+            end = min(begin + _AT_ONCE, len(examples))
+            texts = [self._text(task, examples[i]) for i in range(begin, end)]
+            # Whether a text goes through the template is the same for all but a mixed file.
+            for special, some in groupby(texts, key=lambda each: each[1]):
+                rows = self._tokenizer([text for text, _ in some], add_special_tokens=special)
+                found += [len(ids) for ids in rows["input_ids"]]
+        return np.array(found, dtype=np.int64)
 
     def _too_long(self, task: Task, index: int, length: int) -> UniRLError:
         if length > self._config.max_prompt:
@@ -155,16 +232,18 @@ class PromptSource:
         return turns
 
     def _encode(self, task: Task, example: Example) -> tuple[str, tuple[int, ...]]:
+        text, special = self._text(task, example)
+        return text, tuple(self._tokenizer.encode(text, add_special_tokens=special))
+
+    def _text(self, task: Task, example: Example) -> tuple[str, bool]:
+        """A prompt, and whether special tokens are still to be added to it."""
         wanted = self._config.template
         if wanted == "on" or (wanted == "auto" and example.messages):
-            text = self._through_template(task, self._messages(example))
             # The template has written the special tokens already.
-            return text, tuple(self._tokenizer.encode(text, add_special_tokens=False))
+            return self._through_template(task, self._messages(example)), False
         if example.text and not self._config.system:
-            text = example.text
-        else:
-            text = "\n\n".join(str(turn["content"]) for turn in self._messages(example))
-        return text, tuple(self._tokenizer.encode(text, add_special_tokens=True))
+            return example.text, True
+        return "\n\n".join(str(turn["content"]) for turn in self._messages(example)), True
 
     def _through_template(self, task: Task, messages: tuple[Message, ...]) -> str:
         if not self._tokenizer.chat_template:

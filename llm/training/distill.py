@@ -18,7 +18,8 @@ from torch import Tensor
 from unirl.config.rules import check_positive, check_setting
 from unirl.errors import UniRLError
 from unirl.llm.http import require_url
-from unirl.llm.models.model import ModelConfig, ModelDtype, load_model, load_tokenizer
+from unirl.llm.models.dtype import warn_if_emulated
+from unirl.llm.models.model import ModelConfig, ModelDtype, load_model, require_same_tokens
 from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.packing import Pack
 from unirl.llm.training.teacher_server import TeacherServer
@@ -42,7 +43,7 @@ class TeacherConfig:
     timeout_seconds: float = 120.0
     """In which the server must answer. More: sits out longer queues there."""
     dtype: ModelDtype = "auto"
-    """What it computes in. auto: what its folder says."""
+    """What it computes in. auto: as model.dtype."""
     coef: float = 1.0
     """How much a nat of difference counts beside an advantage. More: closer to the teacher."""
     alone: bool = False
@@ -110,17 +111,11 @@ def make_teacher(
         lora_rank=0,
         gradient_checkpointing=False,
     )
-    own, other = (load_tokenizer(each).get_vocab() for each in (student, settings))
-    if own != other:
-        word = next(iter(sorted(own.items() ^ other.items())))[0]
-        raise UniRLError(
-            f"the teacher {config.path} does not read the tokens of {student.path}",
-            f"their tokenizers must agree, and they differ in {word!r} among others",
-            "take a teacher of the same family",
-        )
+    require_same_tokens("teacher", settings, student)
     if config.url:
         return Teacher(_served(config, temperature), config.coef, config.alone)
     frozen = load_model(settings, device).requires_grad_(False)
+    warn_if_emulated(frozen, "the teacher", "teacher.dtype")
     return Teacher(LanguagePolicy(frozen, temperature=temperature), config.coef, config.alone)
 
 

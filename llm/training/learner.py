@@ -4,10 +4,11 @@ weights. The formulas and their sources are in unirl.vtrace.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -15,15 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unirl.config.rules import check_at_least
 from unirl.core.learner import LearnerState
 from unirl.core.sample import Batch
 from unirl.core.seeding import derive_seed
 from unirl.core.training_budget import ScheduleProgress, TrainingBudget
 from unirl.core.weights import Weights
-from unirl.device import check_device
 from unirl.errors import UniRLError
-from unirl.learners.optimizer import ADAPTIVE_BOUNDS, Optimizer, OptimizerConfig
+from unirl.learners.optimizer import Optimizer
 from unirl.learners.parallel import Ranks
 from unirl.learners.sharded import is_sharded
 from unirl.llm.algorithms.advantages import Advantages, advantages, shaped_reward
@@ -31,6 +30,8 @@ from unirl.llm.algorithms.algorithm import denominator
 from unirl.llm.algorithms.resolve import check_num_steps
 from unirl.llm.algorithms.terms import Algorithm
 from unirl.llm.group import read_group
+from unirl.llm.in_vain import InVain
+from unirl.llm.learner_config import CriticConfig, LlmLearnerConfig
 from unirl.llm.models.lora import published_weights
 from unirl.llm.training.distill import Teacher
 from unirl.llm.training.language_policy import LanguagePolicy
@@ -42,54 +43,10 @@ from unirl.llm.training.token_batch import TokenBatch
 from unirl.metrics.metrics import Metrics
 from unirl.vtrace import TokenMetrics
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True)
-class LlmLearnerConfig:
-    """How a batch of groups is learned from."""
-
-    optimizer: OptimizerConfig = field(
-        default_factory=lambda: OptimizerConfig(
-            lr=1e-6, max_grad_norm=1.0, epsilon=1e-8, beta2=0.99
-        )
-    )
-    epochs: int = 1
-    """Passes over each batch. More: more from each completion, further from the policy that wrote
-    it.
-    """
-    minibatches: int = 1
-    """Steps of the optimiser per pass, each on some of the groups. More: more progress per
-    batch, noisier steps.
-    """
-    micro_tokens: int = 8192
-    """Tokens computed at a time; the result does not depend on it. More: faster, more memory."""
-    share_prompt: bool = True
-    """Compute the prompt of a group once for all its completions. False: for comparison."""
-    entropy: bool = True
-    """Report the entropy of the policy; it costs one more pass over the logits."""
-    device: str = "auto"
-    """auto: cuda where there is one, else cpu."""
-
-    def __post_init__(self) -> None:
-        check_at_least(1, "learner", self, "epochs", "minibatches", "micro_tokens")
-        check_device("learner.device", self.device, may_be_auto=True)
-        if self.optimizer.lr_schedule == "adaptive":
-            self._check_adaptive()
-
-    def _check_adaptive(self) -> None:
-        if self.epochs * self.minibatches == 1:
-            raise UniRLError(
-                "learner.optimizer.lr_schedule is adaptive and a batch gives one step",
-                "how far the policy moved is seen from the second step on: "
-                "learner.epochs * learner.minibatches >= 2 must hold, it is 1",
-                "set learner.epochs to 2 or more, or lr_schedule to constant or linear",
-            )
-        low, high = ADAPTIVE_BOUNDS
-        if not low <= self.optimizer.lr <= high:
-            raise UniRLError(
-                f"learner.optimizer.lr is {self.optimizer.lr:g} and lr_schedule is adaptive",
-                f"an adaptive step size stays within {low:g} .. {high:g}, where it must begin",
-                f"set learner.optimizer.lr to {low:g} or more, or lr_schedule to constant",
-            )
+_CRITIC = "critic_model"
+"""Where a checkpoint has it."""
 
 
 class LlmLearner:
@@ -99,6 +56,7 @@ class LlmLearner:
     the policy to; None: the policy's own base below its adapters, or not needed. teacher: see
     unirl.llm.training.distill. reward_weights: by name, in the order of a group's rewards.
     tokenizer: to show samples; None: they are not shown. publish: what of the model engines get.
+    give_up_after: see RolloutConfig.
     """
 
     def __init__(
@@ -118,11 +76,13 @@ class LlmLearner:
         tokenizer: Any = None,
         ranks: Ranks | None = None,
         publish: Callable[[Any], Weights] = published_weights,
+        give_up_after: int = 0,
+        critic: CriticConfig = CriticConfig(),  # noqa: B008  frozen
     ) -> None:
         check_num_steps(algorithm, config.epochs * config.minibatches)
         self.version, self.num_steps = 0, 0
         self.policy, self._algorithm, self._config = policy, algorithm, config
-        self._publish = publish
+        self._publish, self._in_vain = publish, InVain(give_up_after)
         self._reference, self._teacher, self._tokenizer = reference, teacher, tokenizer
         self._reward_names = tuple(reward_weights)
         self._reward_weights = tuple(reward_weights.values())
@@ -137,6 +97,15 @@ class LlmLearner:
         self._update = Optimizer(
             policy, config.optimizer, schedule=self._schedule, reduce=self._ranks.reduce
         )
+        self._critic: Optimizer | None = None
+        """Of the critic's own model."""
+        if policy.own_critic is not None:
+            self._critic = Optimizer(
+                policy.own_critic,
+                critic.optimizer(config.optimizer),
+                schedule=self._schedule,
+                reduce=self._ranks.reduce,
+            )
         self._device = next(policy.parameters()).device
         self._generator = torch.Generator()
         self._generator.manual_seed(derive_seed(seed, "minibatches"))
@@ -166,11 +135,14 @@ class LlmLearner:
         """One update from one batch: up to epochs * minibatches steps of the optimiser."""
         started, metrics = time.monotonic(), Metrics()
         groups = [read_group(slot.data, slot.ticket) for slot in batch.slots]
-        tokens = TokenBatch.of(groups, self._reward_weights)
+        tokens = TokenBatch.of(
+            groups, self._reward_weights, mask_truncated=self._algorithm.mask_truncated
+        )
         known = self._prepare(tokens, metrics)
         for _ in range(self._config.epochs):
             moved = [self._step(tokens, each, known, metrics) for each in self._minibatches(tokens)]
             steps = [one for one in moved if one is not None]
+            self._count_in_vain(tokens, steps)
             if steps and self._config.optimizer.lr_schedule == "adaptive":
                 self._update.adapt(reduce(add, steps).approx_kl.to(self._device))
         report_groups(tokens, batch, self.version, self._reward_names, metrics)
@@ -207,7 +179,7 @@ class LlmLearner:
                 reward,
                 tokens.group,
                 tokens.valid,
-                tokens.mask,
+                tokens.loss_mask,
                 tokens.sequence,
                 logp=tokens.logp,
                 reduce=self._ranks.reduce,
@@ -215,7 +187,7 @@ class LlmLearner:
             )
 
         old_logp = value = reference = after = ends = None
-        train = tokens.valid & (tokens.length > 0)
+        train = tokens.learned & (tokens.length > 0)
         if not before:
             result = found()
             # Known before any forward pass: none is made for what has no gradient.
@@ -235,7 +207,7 @@ class LlmLearner:
             result = found(old_logp=old_logp, value=value, reference=reference, bootstrap=after)
             train = train & result.active if self._skips else train
         if result.kl is not None:
-            metrics.ratio("kl", result.kl.sum(), tokens.mask.sum())
+            metrics.ratio("kl", result.kl.sum(), tokens.loss_mask.sum())
         if not several:
             old_logp = None  # the forward pass with gradient finds it again
         advantage = result.token
@@ -291,9 +263,10 @@ class LlmLearner:
         wants_entropy = algorithm.entropy_coef > 0 or self._config.entropy
         packs = self._packs(tokens, train)
         # What is left out counts all the same: a mean is over the whole step, and over all ranks.
+        counted = tokens.loss_mask if algorithm.aggregation == "token-mean" else tokens.mask
         below, computed, num_packs = self._ranks.sum(
             [
-                denominator(algorithm, tokens.mask & chosen[tokens.sequence], tokens.sequence, size)
+                denominator(algorithm, counted & chosen[tokens.sequence], tokens.sequence, size)
                 for chosen in (minibatch, train)
             ]
             + [torch.tensor(float(len(packs)))]
@@ -313,10 +286,14 @@ class LlmLearner:
             found = pack_loss(algorithm, terms, pack, known, size, teacher_coef=teacher_coef)
             torch.autograd.backward(found.loss / divisor)
             self._update.gather()
+            if self._critic is not None:
+                self._critic.gather()
             sums += found.sums
             of_packs.append(found.metrics)
-        if not packs:
-            self._update.gather_nothing()
+        for each in () if packs else filter(None, (self._update, self._critic)):
+            each.gather_nothing()
+        if self._critic is not None:
+            metrics.mean("losses/critic_grad_norm", self._critic.apply(self.num_steps).cpu())
         norm = self._update.apply(self.num_steps).cpu()
         # device -> host, once per step
         own = [TokenMetrics(*(each.cpu() for each in reduce(add, of_packs)))] if of_packs else []
@@ -337,6 +314,19 @@ class LlmLearner:
         for name, number in everywhere.values().items():
             metrics.mean(name, number, everywhere.num_tokens)
         return everywhere
+
+    def _count_in_vain(self, tokens: TokenBatch, steps: list[TokenMetrics]) -> None:
+        """Raise ActorFailed where masks have long left nothing to learn, on all ranks alike."""
+        weighed = sum((each.maxima[:1] for each in steps), torch.zeros(1))
+        left, groups = self._ranks.sum(
+            [tokens.learned.sum().double(), torch.tensor(float(len(tokens.groups)))]
+        )
+        if self._algorithm.mask_truncated and not left:
+            self._in_vain.count("truncated", int(groups))
+        elif steps and self._algorithm.weighs and not weighed:
+            self._in_vain.count("rejected", int(groups))
+        else:
+            self._in_vain.reset()
 
     def _count(self, tokens: TokenBatch, metrics: Metrics) -> Metrics:
         """Count the completions of all ranks; the metrics of all of them."""
@@ -369,19 +359,42 @@ class LlmLearner:
             "rewards": list(self._rewards),
             "lengths": list(self._lengths),
             "adaptive_lr": float(self._update.adaptive_lr),
+            "dtype": _name(self.policy.compute_dtype),
         }
         optimizer = {
             "update": self._update.optimizer_state(),
             "generator": self._generator.get_state(),
         }
-        return LearnerState(self._update.model_state(), optimizer, counters)
+        learned: dict[str, Any] = self._update.model_state()
+        if self._critic is not None:
+            optimizer["critic"] = self._critic.optimizer_state()
+            learned = {**learned, _CRITIC: self._critic.model_state()}
+        return LearnerState(learned, optimizer, counters)
 
     def load_state_dict(self, state: LearnerState) -> None:
-        model: Any = state.model
+        model: Any = dict(state.model)
         optimizer: Any = state.optimizer
+        own = model.pop(_CRITIC, None)
+        if (own is None) != (self._critic is None):
+            kinds = ("no critic model", "a critic model")
+            raise UniRLError(
+                f"the checkpoint has {kinds[own is not None]}",
+                f"algorithm.critic is {self._algorithm.critic}: {kinds[own is None]} is expected",
+                "resume with --algorithm.critic "
+                + ("head, as it was trained" if own is None else "model"),
+            )
+        if self._critic is not None:
+            self._critic.load(own, optimizer["critic"])
         self._whole = -1, {}
+        before, now = state.counters.get("dtype"), _name(self.policy.compute_dtype)
+        if before not in (None, now):
+            log.warning("the run continues in %s; until now it computed in %s", now, before)
         self._update.load(model, optimizer["update"])
         self._update.adaptive_lr.fill_(state.counters["adaptive_lr"])
         self._generator.set_state(optimizer["generator"])
         self._rewards.extend(state.counters["rewards"])
         self._lengths.extend(int(length) for length in state.counters["lengths"])
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

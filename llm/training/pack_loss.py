@@ -86,7 +86,9 @@ def pack_loss(
     sums["policy"] = loss
     if algorithm.kl_coef and algorithm.kl_in == "loss":
         other = of(known.reference)
-        kl = kl_loss(algorithm, terms.logp, logp, other, mask, sequence, size).numerator
+        kl = kl_loss(
+            algorithm, terms.logp, logp, other, mask, sequence, size, old_logp=old
+        ).numerator
         loss = loss + algorithm.kl_coef * kl
         sums["kl"] = kl
     if terms.entropy is not None:

@@ -29,6 +29,8 @@ class TokenBatch:
     """[S]"""
     cut_off: Tensor
     """[S]: whether it ended because it had max_tokens."""
+    learned: Tensor
+    """[S]: whether it has a loss; statistics of groups count others too, where they are valid."""
     sequence: Tensor
     """[N]: which completion."""
     logp: Tensor
@@ -43,8 +45,16 @@ class TokenBatch:
         return self.reward.numel()
 
     @classmethod
-    def of(cls, groups: Sequence[Group], reward_weights: Sequence[float]) -> TokenBatch:
-        """Copies on the host. reward_weights: R; a reward of weight 0 may be missing."""
+    def of(
+        cls,
+        groups: Sequence[Group],
+        reward_weights: Sequence[float],
+        *,
+        mask_truncated: bool = False,
+    ) -> TokenBatch:
+        """Copies on the host. reward_weights: R; a reward of weight 0 may be missing.
+        mask_truncated: completions that were cut off have no loss.
+        """
         reward, valid = combine_tensors(
             torch.cat([one.reward for one in groups]),
             torch.cat([one.outcome for one in groups]),
@@ -53,18 +63,25 @@ class TokenBatch:
         length = torch.cat([one.lengths for one in groups])
         sequence = torch.repeat_interleave(torch.arange(len(length)), length)
         sizes = torch.tensor([one.size for one in groups])
+        cut_off = torch.cat([one.finish for one in groups]) == _LENGTH
         return cls(
             groups=tuple(groups),
             reward=reward,
             valid=valid,
             group=torch.repeat_interleave(torch.arange(len(groups)), sizes),
             length=length,
-            cut_off=torch.cat([one.finish for one in groups]) == _LENGTH,
+            cut_off=cut_off,
+            learned=valid & ~cut_off if mask_truncated else valid,
             sequence=sequence,
             logp=torch.cat([one.logp for one in groups]),
             mask=torch.cat([one.mask for one in groups]) & valid[sequence],
             version=torch.cat([one.version for one in groups]),
         )
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """[N]: of the tokens that have a loss."""
+        return self.mask & self.learned[self.sequence]
 
     def per_group(self, flags: Tensor) -> list[Tensor]:
         """[S] as one [G] for each group."""

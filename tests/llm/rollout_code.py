@@ -9,7 +9,9 @@ from dataclasses import replace
 from unirl.llm.engine import Completion, Request
 from unirl.llm.group import Score
 from unirl.llm.rollout import Rollout
+from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.prompts import Prompt
+from unirl.llm.tasks.task import Example, Task
 
 
 async def two_turns(
@@ -63,6 +65,13 @@ def even_prompts(
     return prompt.ticket % 2 == 0
 
 
+def nothing(
+    prompt: Prompt, completions: Sequence[Completion], scores: Sequence[Sequence[Score]]
+) -> bool:
+    """Keeps no group."""
+    return False
+
+
 async def first_letters(text: str) -> float:
     """Differs between completions; has no value for those that begin with a digit."""
     if text[:1].isdigit():
@@ -79,3 +88,28 @@ async def never(text: str) -> float:
     """Takes longer than anyone waits."""
     await asyncio.sleep(600)
     return 0.0
+
+
+async def own_words(text: str, whole_text: str) -> float:
+    """How many characters others said: the line break between two turns is in `text` alone."""
+    return float(len(whole_text) - len(text.replace("\n", "")))
+
+
+class Counted:
+    """Questions that count how often they are looked at."""
+
+    looked_at = 0
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int, /) -> Example:
+        Counted.looked_at += 1
+        return Example(text=f"{index} =", answer=str(index))
+
+
+def counted_task(config: TaskConfig) -> Task:
+    return Task("counted", Counted(300), Counted(20), "characters")

@@ -23,12 +23,13 @@ from unirl.learners.optimizer import OptimizerConfig
 from unirl.llm import assembly, saved_samples
 from unirl.llm.engine import EngineConfig, Request, SamplingConfig
 from unirl.llm.engines.make import require_engine
+from unirl.llm.learner_config import LlmLearnerConfig
 from unirl.llm.models.lora import published_adapters, published_weights, with_base
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.models.tiny import tiny_model
 from unirl.llm.rollout import Rollout
 from unirl.llm.tasks.config import TaskConfig
-from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig
+from unirl.llm.training.learner import LlmLearner
 from unirl.recipes.grpo import Config
 from unirl.runners.config import RunConfig
 from unirl.transports.local import LocalWeightStore

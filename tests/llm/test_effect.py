@@ -48,6 +48,7 @@ OTHERS: dict[str, Any] = {
     "kl_against": "behaviour",
     "kl_gradient": "ratio",
     "kl_clamp": 0.05,
+    "critic": "detached",
     "value_coef": 0.9,
     "value_clip": 0.1,
     "overlong_factor": 3.0,
@@ -63,6 +64,7 @@ SWITCHES = {
     "sequence_mask",
     "kl_coef",
     "entropy_coef",
+    "mask_truncated",
     "overlong_share",
 }
 """They have an effect whatever the others are."""

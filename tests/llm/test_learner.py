@@ -16,13 +16,15 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 from tests.llm.packed_groups import make_groups, make_model
 from unirl.core.sample import Batch, Slot
 from unirl.core.training_budget import TrainingBudget
+from unirl.core.tree import flatten
 from unirl.errors import UniRLError
 from unirl.learners.optimizer import OptimizerConfig
 from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.algorithms.resolve import resolve
 from unirl.llm.group import FINISHES, Group, GroupShape
-from unirl.llm.training.language_policy import LanguagePolicy
-from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig
+from unirl.llm.learner_config import LlmLearnerConfig
+from unirl.llm.training.language_policy import Critic, LanguagePolicy
+from unirl.llm.training.learner import LlmLearner
 
 # Not a step of Adam, which divides by what is to be compared: weights move by minus the gradient.
 PLAIN = OptimizerConfig(name="rmsprop", lr=1e6, epsilon=1e12, max_grad_norm=1e9)
@@ -68,13 +70,23 @@ def make_learner(
     optimizer = settings.pop("optimizer", PLAIN)
     prepare = settings.pop("prepare", None)
     budget = settings.pop("budget", TrainingBudget(1000))
-    others = {name: settings.pop(name) for name in ("ranks", "teacher") if name in settings}
+    others = {
+        name: settings.pop(name) for name in ("ranks", "teacher", "critic") if name in settings
+    }
     resolved = resolve(algorithm or AlgorithmConfig(), max_tokens=16)
     model = settings.pop("model", None) or make_model(dtype=dtype).requires_grad_(True)
-    policy = LanguagePolicy(model, temperature=0.7, critic=resolved.needs_critic)
-    if policy.critic is not None:
-        # Not zero, as it begins: a value that is asked for in vain would not show.
-        torch.nn.init.normal_(policy.critic.weight, generator=torch.Generator().manual_seed(4))
+    own = resolved.needs_critic and resolved.critic == "model"
+    policy = LanguagePolicy(
+        model,
+        temperature=0.7,
+        critic=resolved.needs_critic and not own,
+        detached=resolved.critic == "detached",
+        own_critic=Critic(make_model(dtype=dtype).requires_grad_(True)) if own else None,
+    )
+    for head in policy.critic, policy.own_critic and policy.own_critic.head:
+        if head is not None:
+            # Not zero, as it begins: a value that is asked for in vain would not show.
+            torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(4))
     reference = None
     if resolved.needs_reference:
         other = make_model(dtype=dtype)
@@ -83,6 +95,8 @@ def make_learner(
                 parameter.mul_(1.1)
         reference = LanguagePolicy(other, temperature=0.7)
     policy.to(dtype)
+    if policy.own_critic is not None:
+        policy.own_critic.to(dtype)
     if prepare is not None:
         for each in (policy, reference):
             if each is not None:
@@ -103,11 +117,11 @@ def make_learner(
 
 def moved(learner: LlmLearner, *batches: Sequence[Group]) -> dict[str, Tensor]:
     """How far the weights went."""
-    before = {name: value.clone() for name, value in learner.state_dict().model.items()}  # type: ignore[union-attr,operator]
+    before = {name: value.clone() for name, value in flatten(learner.state_dict().model).items()}
     for groups in batches:
         learner.step(batch_of(groups, learner.version))
-    after = learner.state_dict().model
-    return {name: after[name] - value for name, value in before.items()}  # type: ignore[index,operator]
+    after = flatten(learner.state_dict().model)
+    return {name: after[name] - value for name, value in before.items()}
 
 
 def close(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
@@ -124,7 +138,8 @@ ALGORITHMS = {
     "GSPO": AlgorithmConfig(preset="verl:gspo"),
     "KL in the loss": AlgorithmConfig(kl_coef=0.1, kl="k3"),
     "KL in the reward": AlgorithmConfig(preset="openrlhf:reinforce++"),
-    "critic": AlgorithmConfig(preset="verl:ppo"),
+    "critic": AlgorithmConfig(preset="verl:ppo", critic="head"),
+    "critic of its own": AlgorithmConfig(preset="verl:ppo"),
     "V-trace": AlgorithmConfig(preset="unirl:vtrace"),
     "V-trace, bootstrapped": AlgorithmConfig(preset="unirl:vtrace-critic"),
 }

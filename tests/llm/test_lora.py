@@ -25,11 +25,12 @@ from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.algorithms.resolve import resolve
 from unirl.llm.engine import Request, SamplingConfig
 from unirl.llm.engines.hf.engine import HfEngine
+from unirl.llm.learner_config import LlmLearnerConfig
 from unirl.llm.models.lora import add_adapters, published_weights
 from unirl.llm.models.model import ModelConfig, load_flat_weights
 from unirl.llm.models.tiny import tiny_model, tiny_tokenizer
 from unirl.llm.training.language_policy import LanguagePolicy
-from unirl.llm.training.learner import LlmLearner, LlmLearnerConfig
+from unirl.llm.training.learner import LlmLearner
 from unirl.llm.training.packing import pack_groups
 from unirl.recipes.grpo import Config
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from unirl.llm.algorithms.advantages import advantages, overlong_penalty
 from unirl.llm.algorithms.batch_file import SavedBatch
+from unirl.llm.algorithms.describe import describe
 from unirl.llm.algorithms.diff import outcome
 from unirl.llm.algorithms.presets import DEFAULT, PRESETS
 from unirl.llm.algorithms.terms import Algorithm
@@ -278,6 +279,25 @@ def test_a_preset_gives_its_systems_loss_and_gradient(name: str) -> None:
     assert found.loss == pytest.approx(want, abs=1e-6)
     assert np.abs(found.gradient.numpy() - slope[M > 0]).max() < 1e-6
     assert np.abs(slope).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["trl:grpo", "trl:dapo", "trl:dr_grpo", "trl:sapo"])
+def test_trls_kl_is_multiplied_by_the_ratio_to_the_policy_before_the_update(name: str) -> None:
+    """use_bias_correction_kl of TRL >= 1.10: per_token_kl * coef_1, with gradient through both; the
+    correction for the engine is not taken to it.
+    """
+    beta = 0.04
+    k3 = np.exp(ref - new) - (ref - new) - 1
+    kl, kl_slope = rho * k3, rho * (1 - np.exp(ref - new)) + rho * k3
+    mean = {"trl:dapo": token_mean, "trl:dr_grpo": constant}.get(name, mean_of_means)
+    plain, plain_slope = golden[name]()
+    more, more_slope = mean(beta * kl, beta * kl_slope)
+    found = outcome(replace(algorithm(name), kl_coef=beta), BATCH)
+    assert found.loss == pytest.approx(plain + more, abs=1e-6)
+    assert np.abs(found.gradient.numpy() - (plain_slope + more_slope)[M > 0]).max() < 1e-6
+    direct = outcome(replace(algorithm(name), kl_coef=beta, kl_gradient="direct"), BATCH)
+    assert np.abs((direct.gradient - found.gradient).numpy()).max() > 1e-3
+    assert "gradient old_ratio" in describe(replace(algorithm(name), kl_coef=beta))
 
 
 def test_every_preset_of_another_system_has_golden_numbers() -> None:

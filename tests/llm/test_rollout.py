@@ -20,9 +20,8 @@ from tests.llm.rollout_code import OBSERVATION
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Slot
 from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
-from unirl.llm.assembly import common_shape
 from unirl.llm.engine import NOBODY
-from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Group, GroupShape, read_group
+from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Group, GroupShape, common_shape, read_group
 from unirl.llm.models.model import flat_weights
 from unirl.llm.models.tiny import make_tiny, tiny_model
 from unirl.llm.rollout import Rollout

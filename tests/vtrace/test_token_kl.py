@@ -98,3 +98,25 @@ def test_of_the_plain_estimates_only_k2_has_the_right_gradient_on_policy() -> No
     assert torch.allclose(found["k1"], torch.zeros(4).double(), atol=1e-15)
     backwards = reference.exp() * (reference - logits.log_softmax(-1))
     assert torch.allclose(found["k3"], gradient(backwards.sum(), logits))
+
+
+def test_times_the_ratio_to_before_the_update_is_score_at_the_first_step_and_its_own_later() -> (
+    None
+):
+    one = batch(8, garbage=False)
+    new = one.new_logp.requires_grad_()
+    tokens = (one.logp, one.mask, one.sequence)
+    first = token_kl(new, *tokens, gradient="old_ratio")
+    score = token_kl(new, *tokens, gradient="score")
+    assert torch.allclose(first, score)
+    assert torch.allclose(gradient(first.sum(), new), gradient(score.sum(), new))
+    old = (one.new_logp + 0.3 * torch.sin(torch.arange(len(new)))).detach()
+    later = token_kl(new, *tokens, gradient="old_ratio", old_logp=old)
+    now = new.detach()
+    for i in range(len(now)):  # the formula, token by token
+        d, ratio = float(now[i] - one.logp[i]), math.exp(float(now[i] - old[i]))
+        want = ratio * (math.exp(-d) - 1 + d) if one.mask[i] else 0.0
+        assert float(later[i]) == pytest.approx(want, rel=1e-9)
+    slope = gradient(later.sum(), new)[one.mask]
+    d, ratio = (new - one.logp).detach()[one.mask], (new - old).detach().exp()[one.mask]
+    assert torch.allclose(slope, ratio * (1 - (-d).exp()) + ratio * ((-d).exp() - 1 + d))

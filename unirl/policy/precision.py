@@ -1,9 +1,12 @@
-"""What number format a policy computes in: bfloat16 only where the hardware multiplies it."""
+"""What number format policies and models compute in: bfloat16 only where the hardware multiplies
+it, decided once for a run, unless it is asked for by name.
+"""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
@@ -43,8 +46,12 @@ def settle_dtype(config: PolicyConfig, *devices: torch.device | str) -> PolicyCo
     """
     if config.compute_dtype != "auto":
         return config
-    native = all(has_bfloat16(device) for device in devices)
-    return replace(config, compute_dtype="bfloat16" if native else "float32")
+    return replace(config, compute_dtype=fast_dtype(*devices))
+
+
+def fast_dtype(*devices: torch.device | str) -> Literal["float32", "bfloat16"]:
+    """What all of these devices multiply natively."""
+    return "bfloat16" if all(has_bfloat16(device) for device in devices) else "float32"
 
 
 def for_cpu(config: PolicyConfig) -> PolicyConfig:
@@ -59,9 +66,12 @@ def for_cpu(config: PolicyConfig) -> PolicyConfig:
 def warn_if_emulated(config: PolicyConfig, device: torch.device | str, who: str) -> None:
     """Log a warning where bfloat16 that was asked for by name is emulated. who: what computes."""
     if config.compute_dtype == "bfloat16" and not has_bfloat16(device):
-        log.warning(
-            "%s computes in bfloat16, which %s can only emulate, many times slower than float32:"
-            " in a new run, policy.compute_dtype auto decides by the device",
-            who,
-            device,
-        )
+        log.warning(emulated(who, device, "policy.compute_dtype"))
+
+
+def emulated(who: str, device: torch.device | str, setting: str) -> str:
+    """What to say of one that computes in bfloat16 where it is emulated."""
+    return (
+        f"{who} computes in bfloat16, which {device} can only emulate, many times slower than"
+        f" float32: in a new run, {setting} auto decides by the device"
+    )

@@ -22,16 +22,18 @@ from unirl.learners.parallel import Ranks
 from unirl.llm import assembly, saved_samples
 from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.engine import EngineConfig, SamplingConfig
+from unirl.llm.evaluation_link import EvaluationLink
+from unirl.llm.group import common_shape
+from unirl.llm.learner_config import CriticConfig, LlmLearnerConfig
 from unirl.llm.models.model import ModelConfig
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rollout import REASONS as GROUP_REASONS
 from unirl.llm.rollout import RolloutConfig
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.training.distill import TeacherConfig
-from unirl.llm.training.learner import LlmLearnerConfig
 from unirl.recipes.mix import check_mix, pool_name
 from unirl.recipes.modes import Mode, ModeQueue, ModeRunner, queue_of, runner_of
-from unirl.runners.config import RunConfig
+from unirl.runners.config import RunConfig, RunnerConfig
 from unirl.runners.plan import LearnerPlan, Plan
 
 
@@ -77,6 +79,7 @@ class Config:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
     learner: LlmLearnerConfig = field(default_factory=LlmLearnerConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     queue: ModeQueue = field(
         default_factory=lambda: ModeQueue(batch_size=8, window=None, timeout_seconds=600.0)
     )
@@ -123,24 +126,50 @@ def plan(config: Config) -> Plan:
     """Load tokenizer and prompts to find what cannot work, and bind the pieces; nothing is
     started.
     """
+    model, teacher, dtype = assembly.settle_dtypes(config)
+    config = replace(config, model=model, teacher=teacher)
     sources = {
         name: replace(config, task=replace(config.task, name=name), mix={})
         for name in check_mix(config.mix, config.task.name, "task.name")
     }
-    make_actor: Callable[..., AnyActor] = assembly.make_rollout
+    run, runner = config.run, runner_of(config.mode, config.runner)
     make_learner: Callable[..., Learner] = partial(assembly.make_learner, config=config)
-    make_evaluator: Callable[[int], Evaluator] = partial(assembly.make_evaluator, config=config)
-    run = config.run
+    make_evaluator: Callable[[int], Evaluator]
+    make_actors: dict[str, Callable[..., AnyActor]]
     if config.only == "train":
         found = saved_samples.probe(config, config.samples)
-        make_actor = partial(saved_samples.make_replay, samples=config.samples)
+        make_actors = {
+            config.task.name: partial(
+                saved_samples.make_replay, config=config, samples=config.samples
+            )
+        }
         make_evaluator = partial(
-            saved_samples.make_evaluator, config=config, task=found.fingerprint["task"]
+            saved_samples.make_evaluator,
+            config=config,
+            task=found.fingerprint["task"],
+            index=found.prompts,
         )
     else:
-        facts = [assembly.probe(each) for each in sources.values()]
-        shape = assembly.common_shape([each.shape for each in facts])
-        found = replace(facts[0], shape=shape)
+        facts = {name: assembly.probe(each) for name, each in sources.items()}
+        shape = common_shape([each.shape for each in facts.values()])
+        found = replace(next(iter(facts.values())), shape=shape)
+        link = _link(config, runner)
+        make_actors = {
+            name: partial(
+                assembly.make_rollout,
+                config=each,
+                index=facts[name].prompts,
+                link=link if name == config.task.name else None,
+            )
+            for name, each in sources.items()
+        }
+        make_learner = partial(assembly.make_learner, config=config, link=link)
+        make_evaluator = partial(
+            assembly.make_evaluator,
+            config=sources[config.task.name],
+            index=facts[config.task.name].prompts,
+            link=link,
+        )
     if config.only == "rollout":
         _require_one_process()
         make_learner = partial(saved_samples.make_saver, config=config)
@@ -150,13 +179,13 @@ def plan(config: Config) -> Plan:
     preload = ("transformers.modeling_utils",) if config.engine.kind == "hf" else ()
     pools = tuple(
         Pool(
-            partial(make_actor, config=each),
+            make_actor,
             pool_name(name, len(sources)),
             config.num_engines,
             config.mix.get(name, 1.0),
             preload=preload,
         )
-        for name, each in sources.items()
+        for name, make_actor in make_actors.items()
     )
     return Plan(
         "grpo",
@@ -174,9 +203,22 @@ def plan(config: Config) -> Plan:
             ),
         ),
         config=config,
-        runner=runner_of(config.mode, config.runner),
+        runner=runner,
         run=run,
-        notes=found.notes,
+        notes=(*found.notes, dtype),
+    )
+
+
+def _link(config: Config, runner: RunnerConfig) -> EvaluationLink | None:
+    """Where loading the model once more would be slow: engine hf, which starts at once and computes
+    as the learner does, is none of these.
+    """
+    if config.engine.kind == "hf":
+        return None
+    return EvaluationLink(
+        config.num_engines,
+        apart=not runner.is_inline,
+        seconds=config.engine.timeout_seconds,
     )
 
 

@@ -34,6 +34,7 @@ from unirl.llm.engines.hf.sequences import Running
 from unirl.llm.engines.usage import Usage
 from unirl.llm.models import model as models
 from unirl.llm.models.checksum import checksum
+from unirl.llm.models.dtype import warn_if_emulated
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +187,7 @@ class HfEngine:
                 settings = replace(self._settings, dtype=dtype)
                 tokenizer = models.load_tokenizer(settings)
                 model = models.load_model(settings, self._device)
+                warn_if_emulated(model, "engine hf", "model.dtype")
             else:
                 (model, tokenizer), self._loaded = self._loaded, None
             self.generation = Generation(
