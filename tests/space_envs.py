@@ -166,7 +166,7 @@ class Words(gymnasium.Env[Any, Any]):
 
     def __init__(self) -> None:
         letters = Dict({"word": Text(3, charset="dcba"), "mission": Mission()})
-        self.observation_space = Dict({"told": letters, "mission": Mission()})
+        self.observation_space = Dict({"given": letters, "mission": Mission()})
         self.action_space = Discrete(4)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -182,7 +182,7 @@ class Words(gymnasium.Env[Any, Any]):
     def _next(self) -> Any:
         size = self.np_random.integers(2, 4)
         self._word = "".join(self.np_random.choice(list("abcd"), size))
-        return {"told": {"word": self._word, "mission": "x"}, "mission": "go there"}
+        return {"given": {"word": self._word, "mission": "x"}, "mission": "go there"}
 
 
 class Turns:

@@ -242,11 +242,11 @@ def test_a_text_is_its_characters_in_order_and_what_is_dropped_is_gone() -> None
     config = EnvConfig(
         "unirl-test/Words-v0",
         import_module="tests.space_envs",
-        drop_observations=("mission", "told/mission"),
+        drop_observations=("mission", "given/mission"),
     )
     env = make_vec(config, 1)
-    assert env.observation_space == Dict({"told": Dict({"word": MultiDiscrete([5, 5, 5])})})
-    word = env.reset(0)["told"]["word"][0]
+    assert env.observation_space == Dict({"given": Dict({"word": MultiDiscrete([5, 5, 5])})})
+    word = env.reset(0)["given"]["word"][0]
     assert all(1 <= letter <= 4 for letter in word[:2]) and 0 <= word[2] <= 4
     env.close()
     with pytest.raises(UniRLError, match=r'env.drop_observations = \["mission"\]') as caught:
