@@ -42,7 +42,7 @@ class ActingPolicy:
         if self._state:
             self._state = zero_state(self._state, rows)
 
-    def act(self, obs: Any) -> Tensor:
+    def act(self, obs: Any) -> Any:
         """Actions [B, ...] for a tree of tensors [B, ...]."""
         action, _, self._state = self._policy.act(
             obs, self._state, generator=self._generator, deterministic=self._deterministic

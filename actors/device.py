@@ -186,6 +186,7 @@ class DeviceActor:
 
     def _step(self, rows: _SlotRows, t: int, cuts: Tensor | None) -> None:
         action, logp, _ = self._policy.act(rows.acting_obs[t], {}, generator=self._generator)
+        assert isinstance(action, Tensor)  # adapters refuse actions of several parts
         rows.action[t].copy_(action)
         rows.logp[t].copy_(logp)
         self.timers.lap("inference")

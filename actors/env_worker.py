@@ -11,17 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from unirl.actors.sampler import SamplerConfig
-from unirl.actors.stepping import ALL, Select, SteppedEnvs, UnrollRows
+from unirl.actors.stepping import ALL, Select, SteppedEnvs, UnrollRows, no_actions, put
 from unirl.core.pool import HelperContext
 from unirl.core.queue import Event, SlotBuffers
 from unirl.core.seeding import derive_seed
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
-from unirl.envs.spaces import action_field
 from unirl.envs.vector import VectorEnv
 from unirl.errors import QueueClosed, UniRLError
 from unirl.handshake.handshake import (
@@ -62,7 +59,7 @@ class _Group:
     number: int
     envs: SteppedEnvs
     splits: list[_Split]
-    action: NDArray[Any] | None = None
+    action: Any = None
     """Where the splits' actions come together; None with a single split."""
 
 
@@ -83,8 +80,7 @@ def serve_environments(
             group = _Group(number, envs, _splits(context, handshake, number, sampler))
             groups.append(group)
             if len(group.splits) > 1:
-                shape, dtype = action_field(vector_env.action_space, sampler.num_envs)
-                group.action = torch.empty(shape, dtype=dtype).numpy()
+                group.action = no_actions(vector_env)
         worker = _Worker(context, handshake, groups, sampler.unroll_length)
         worker.greet(context.seed)
         worker.run_in_threads() if sampler.group_threads else worker.run()
@@ -200,7 +196,7 @@ class _Worker:
             else:
                 action = group.action
                 for split, unroll, t in zip(group.splits, rows, steps, strict=True):
-                    action[split.env_rows] = unroll.action_array[t]
+                    put(action, split.env_rows, unroll.action_array[t])
             env_rows = [split.env_rows for split in group.splits]
             group.envs.step_splits(action, list(zip(rows, steps, env_rows, strict=True)))
         self._handshake.end_work(self._index, group.number)

@@ -18,6 +18,7 @@ import torch
 from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
+from unirl.action_space import find_mask, first_options
 from unirl.actors.acting_policy import ActingPolicy
 from unirl.actors.drawing import Picture, drawn, undrawable
 from unirl.actors.evaluate_device import MAX_STEPS, DeviceEvaluator, check_episodes
@@ -29,10 +30,11 @@ from unirl.core.weights import Weights
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.last_action import LastAction
-from unirl.envs.make import agents_of, make_vec
+from unirl.envs.make import agents_of, make_vec, settle_mask
 from unirl.envs.obs_check import check_finite
+from unirl.envs.obs_view import check_allowed, viewed
 from unirl.envs.sim.make import make_device_env
-from unirl.envs.spaces import action_writer, obs_reader
+from unirl.envs.spaces import action_writer, obs_reader, one_by_one
 from unirl.envs.vector import VectorEnv
 from unirl.errors import EnvCrashed, UniRLError, format_error
 from unirl.policy import PolicyConfig
@@ -51,7 +53,7 @@ def make_evaluator(
     """
     policy = for_cpu(policy)
     if not env.is_sim:
-        return PolicyEvaluator(env, policy, seed, num_envs=num_envs)
+        return PolicyEvaluator(settle_mask(env), policy, seed, num_envs=num_envs)
     # Behind `make_vec` a simulator would hide one step of each later episode.
     make_env = partial(make_device_env, env, device=torch.device("cpu"))
     return DeviceEvaluator(make_env, policy, seed, num_envs=num_envs)
@@ -178,6 +180,7 @@ class PolicyEvaluator:
                 last = LastAction(space, env.action_space, self._config.id)
                 space = last.observation_space
             player = self._player((space, env.action_space), weights, deterministic)
+            masked, firsts = find_mask(space), first_options(env.action_space)
             read = obs_reader(env.observation_space, self._config.id)
             write = action_writer(env.action_space, 1, self._config.id)
             for episode in range(num_episodes):
@@ -192,9 +195,12 @@ class PolicyEvaluator:
                     obs = read(concatenate(env.observation_space, [raw], empty), 1)
                     if last is not None and executed is not None:
                         obs = last.beside(obs, executed)
+                    if masked is not None:
+                        check_allowed(obs[masked], firsts, self._config.id)
                     action = _act(player, obs)
+                    chosen = one_by_one(env.action_space, write(action))[0]
                     with _explained(self._config.id):
-                        raw, reward, terminated, truncated, _ = env.step(write(action)[0])
+                        raw, reward, terminated, truncated, _ = env.step(chosen)
                     executed = None if last is None else last.executed(action)
                     episode_return += float(reward)
                     length += 1
@@ -245,12 +251,13 @@ class PolicyEvaluator:
         config = self._config
         spec = catalog.find_spec(config)
         try:
-            return gymnasium.make(
+            env: gymnasium.Env[Any, Any] = gymnasium.make(
                 spec,
                 max_episode_steps=config.max_episode_steps,
                 render_mode="rgb_array",
                 **config.kwargs,
             )
+            return viewed(env, config)
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
             raise catalog.missing_package(config, ModuleNotFoundError(str(error))) from error
         except (TypeError, gymnasium.error.Error) as error:
@@ -282,9 +289,8 @@ def _explained(env_id: str) -> Iterator[None]:
         ) from error
 
 
-def _act(player: ActingPolicy, obs: Any) -> NDArray[Any]:
-    actions: NDArray[Any] = player.act(tree_map(_tensor, obs)).numpy()
-    return actions
+def _act(player: ActingPolicy, obs: Any) -> Any:
+    return tree_map(lambda leaf: leaf.numpy(), player.act(tree_map(_tensor, obs)))
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:

@@ -23,7 +23,7 @@ from unirl.core.actor import ActorContext
 from unirl.core.queue import REASONS, QueueClient
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
-from unirl.core.tree import tree_map
+from unirl.core.tree import copy_tree, tree_map
 from unirl.device import usable_device
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import spaces
@@ -161,7 +161,7 @@ class PolicyWorker:
         found = self._acquire(split, queue)
         if found:
             assert split.rows is not None
-            _copy(last, split.rows.obs[0])
+            copy_tree(last, split.rows.obs[0])
         else:
             # Once committed, the slot may be learned and written again at any moment.
             split.stash, split.parked_us = tree_map(torch.clone, last), micros()
@@ -172,7 +172,7 @@ class PolicyWorker:
         if not self._acquire(split, queue):
             return False
         assert split.slot is not None and split.rows is not None
-        _copy(split.stash, split.rows.obs[0])
+        copy_tree(split.stash, split.rows.obs[0])
         split.stash = None
         split.slot.wait_seconds = (micros() - split.parked_us) / 1e6
         return True
@@ -261,11 +261,14 @@ class PolicyWorker:
         actions, logps = [one.action for one in results], [one.logp for one in results]
         if self._device.type != "cpu":
             # device -> host, once for all splits: every copy waits for the device
-            actions = list(torch.cat(actions).cpu().chunk(len(splits)))
-            logps = list(torch.cat(logps).cpu().chunk(len(splits)))
+            num, rows, joined = len(splits), self._num_rows, _join(actions)
+            host = tree_map(lambda leaf: leaf.cpu(), joined)
+            starts = range(0, num * rows, rows)
+            actions = [tree_map(lambda leaf, i=i: leaf[i : i + rows], host) for i in starts]
+            logps = list(torch.cat(logps).cpu().chunk(num))
         for split, result, action, logp in zip(splits, results, actions, logps, strict=True):
             assert split.rows is not None
-            split.rows.action[split.t].copy_(action)
+            copy_tree(action, split.rows.action[split.t])
             split.rows.logp[split.t].copy_(logp)
             split.state = result.state
 
@@ -303,11 +306,3 @@ def _join(trees: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return {key: _join([tree[key] for tree in trees]) for key in first}
     return torch.cat(list(trees))
-
-
-def _copy(source: Any, into: Any) -> None:
-    if isinstance(source, Mapping):
-        for key, child in source.items():
-            _copy(child, into[key])
-    else:
-        into.copy_(source)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import torch
 
 from unirl.actors.env_worker import require_next_step
-from unirl.actors.stepping import Select, SteppedEnvs, UnrollRows
+from unirl.actors.stepping import Select, SteppedEnvs, UnrollRows, no_actions, put
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
+from unirl.core.tree import copy_tree
 from unirl.core.weights import WeightStore
 from unirl.envs.config import EnvConfig
-from unirl.envs.spaces import action_field
 from unirl.envs.vector import VectorEnv
 from unirl.metrics.timers import Timers
 from unirl.policy import Policy, zero_state
@@ -51,8 +51,7 @@ class JointVectorActor:
         self._envs = SteppedEnvs(env, gamma=gamma, env_id=env_config.id)
         self._players, self._length = players, unroll_length
         self.timers = Timers()
-        shape, dtype = action_field(env.action_space, env.num_envs)
-        self._action = torch.empty(shape, dtype=dtype).numpy()
+        self._action = no_actions(env)
 
     def restart(self, seed: int) -> None:
         """Begin again: environments, recurrent states, random numbers and running totals."""
@@ -80,9 +79,9 @@ class JointVectorActor:
             action, logp, player.state = player.policy.act(
                 unroll.obs[t], player.state, generator=player.generator
             )
-            unroll.action[t].copy_(action)
+            copy_tree(action, unroll.action[t])
             unroll.logp[t].copy_(logp)
-            self._action[player.env_rows] = unroll.action_array[t]
+            put(self._action, player.env_rows, unroll.action_array[t])
         self.timers.lap("inference")
         splits = [
             (unroll, t, player.env_rows) for player, unroll in zip(self._players, rows, strict=True)

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
 from unirl.envs.obs_check import check_finite
-from unirl.envs.spaces import write_obs
+from unirl.envs.spaces import action_fields, write_obs
 from unirl.envs.vector import EnvStep, VectorEnv
 
 Select = slice | NDArray[np.intp]
@@ -25,8 +26,9 @@ class UnrollRows:
     def __init__(self, data: Mapping[str, Any], length: int) -> None:
         self.data, self.length = data, length
         self.obs = [tree_map(lambda leaf, t=t: leaf[t], data["obs"]) for t in range(length + 1)]
-        self.action, self.logp = data["action"].unbind(0), data["logp"].unbind(0)
-        self.action_array = data["action"].numpy()
+        self.action = [tree_map(lambda leaf, t=t: leaf[t], data["action"]) for t in range(length)]
+        self.action_array = [tree_map(lambda leaf: leaf.numpy(), row) for row in self.action]
+        self.logp = data["logp"].unbind(0)
         self.reward, self.mask = data["reward"].numpy(), data["mask"].numpy()
         self.terminated, self.truncated = data["terminated"].numpy(), data["truncated"].numpy()
         self.episode_return, self.episode_length = (
@@ -69,9 +71,7 @@ class SteppedEnvs:
         """
         self.step_splits(rows.action_array[t], [(rows, t, ALL)])
 
-    def step_splits(
-        self, action: NDArray[Any], splits: Sequence[tuple[UnrollRows, int, Select]]
-    ) -> None:
+    def step_splits(self, action: Any, splits: Sequence[tuple[UnrollRows, int, Select]]) -> None:
         """The same with the environments' rows spread over several slots: each split is a slot,
         its row t, and which environments it holds.
         """
@@ -116,6 +116,21 @@ class SteppedEnvs:
 
     def close(self) -> None:
         self.env.close()
+
+
+def no_actions(env: VectorEnv) -> Any:
+    """A tree of arrays for one row of actions of all environments, to be written to."""
+    fields = action_fields(env.action_space, env.num_envs)
+    return tree_map(lambda leaf: torch.empty(leaf[0], dtype=leaf[1]).numpy(), fields)
+
+
+def put(actions: Any, env_rows: Select, some: Any) -> None:
+    """Write the actions of these environments into those of all."""
+    if isinstance(actions, Mapping):
+        for name, part in actions.items():
+            put(part, env_rows, some[name])
+    else:
+        actions[env_rows] = some
 
 
 def _select(tree: Any, env_rows: Select) -> Any:

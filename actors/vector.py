@@ -16,11 +16,11 @@ from unirl.config.rules import check_at_least
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
-from unirl.core.tree import tree_map
+from unirl.core.tree import copy_tree, tree_map
 from unirl.core.weights import WeightStore
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
-from unirl.envs.spaces import action_field, obs_fields
+from unirl.envs.spaces import action_fields, obs_fields
 from unirl.envs.vector import VectorEnv
 from unirl.errors import UniRLError
 from unirl.metrics.timers import Timers
@@ -57,17 +57,16 @@ def unroll_spec(
     length, num_envs = shape.unroll_length, shape.num_envs
     fields: dict[str, Field] = {}
 
-    def declare(prefix: str, tree: Any) -> None:
+    def declare(prefix: str, tree: Any, num_rows: int) -> None:
         if isinstance(tree, dict):
             for key, child in tree.items():
-                declare(f"{prefix}/{key}", child)
+                declare(f"{prefix}/{key}", child, num_rows)
         else:
             shape, dtype = tree
-            fields[prefix] = Field((length + 1, *shape), dtype)
+            fields[prefix] = Field((num_rows, *shape), dtype)
 
-    declare("obs", obs_fields(observation_space, num_envs))
-    action_shape, dtype = action_field(action_space, num_envs)
-    fields["action"] = Field((length, *action_shape), dtype)
+    declare("obs", obs_fields(observation_space, num_envs), length + 1)
+    declare("action", action_fields(action_space, num_envs), length)
     for name, kind in (
         ("logp", torch.float32),
         ("reward", torch.float32),
@@ -137,7 +136,7 @@ class VectorActor:
         acting_obs = self._envs.acting_obs
         obs = rows.obs[t] if acting_obs is None else tree_map(torch.as_tensor, acting_obs)
         action, logp, self._state = self._policy.act(obs, self._state, generator=self._generator)
-        rows.action[t].copy_(action)
+        copy_tree(action, rows.action[t])
         rows.logp[t].copy_(logp)
         self.timers.lap("inference")
         self._envs.step(rows, t)

@@ -64,6 +64,18 @@ class EnvConfig:
     """Observations get an entry "last_action", and "obs" if they were no Dict. Where actions may be
     repeated or have inertia, one observation does not show what comes next.
     """
+    action_mask: str = "auto"
+    """Which actions are allowed where: "info" reads info["action_mask"] (as Gymnasium's Taxi gives
+    it), the name of an entry of the observations that entry (PettingZoo's classic games:
+    "action_mask"). Actions that are not allowed get probability 0 in acting, learning and
+    evaluations, and networks do not read the mask. auto: an entry "action_mask" where there is one,
+    else the info's, if the first reset gives one (one environment is reset once, to see). none: no
+    mask.
+    """
+    drop_observations: tuple[str, ...] = ()
+    """Entries of Dict observations that are left out, in levels as "a/b": what no network can read,
+    such as a "mission" in words. Texts of at most 256 characters can be read.
+    """
     import_module: str = ""
     """Module imported first, in every process; it registers custom environments ("my_envs")."""
 
@@ -151,6 +163,8 @@ class EnvConfig:
             ("engine", self.engine, "auto", "so only auto fits"),
             ("random_burst_probability", self.random_burst_probability, 0.0, "without bursts"),
             ("last_action", self.last_action, False, "and write their observations"),
+            ("drop_observations", list(self.drop_observations), [], "and write their observations"),
+            ("action_mask", self.action_mask.replace("auto", "none"), "none", "without masks"),
         ):
             if value != only:
                 raise UniRLError(

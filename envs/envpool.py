@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from unirl.envs.ale import preprocessing
 from unirl.envs.config import EnvConfig
+from unirl.envs.obs_view import refuse_mask
 from unirl.envs.vector import EngineStep, env_seeds
 from unirl.errors import UniRLError
 
@@ -36,7 +37,7 @@ class EnvPoolEngine:
     def __init__(self, config: EnvConfig, num_envs: int) -> None:
         import envpool
 
-        self._num_envs = num_envs
+        self._num_envs, self._config = num_envs, config
         self._id = config.id.removeprefix("ALE/")  # EnvPool lists Atari games without a namespace
         has_lives = "episodic_life" in envpool.make_spec(self._id).config._fields
         if has_lives and not config.is_atari:
@@ -85,7 +86,8 @@ class EnvPoolEngine:
         self.close()
         seeds = env_seeds(seed, self._num_envs)
         self._pool = envpool.make(self._id, env_type="gymnasium", seed=seeds, **self._settings)
-        obs, _ = self._pool.reset()
+        obs, info = self._pool.reset()
+        refuse_mask(info, self._config)
         return obs
 
     def step(self, action: NDArray[Any]) -> EngineStep:

@@ -19,11 +19,11 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector import VectorEnv as GymVectorEnv
-from numpy.typing import NDArray
 
 from unirl.envs.config import EnvConfig
 from unirl.envs.lives import EpisodicLife
 from unirl.envs.obs_check import ShapeCheck
+from unirl.envs.obs_view import refuse_mask, viewed
 from unirl.envs.vector import EngineStep, env_seeds
 from unirl.errors import EnvCrashed, UniRLError
 
@@ -44,7 +44,8 @@ class GymEngine:
         num_envs: int,
         mode: Literal["vector", "sync", "async"],
     ) -> None:
-        self._id, self._num_envs, self._mode = config.id, num_envs, mode
+        self._id, self._num_envs, self.mode = config.id, num_envs, mode
+        self._config = config
         self._step_timeout = config.step_timeout
         self._closed = self._stuck = False
         self.env = _make(config, spec, num_envs, mode)
@@ -66,14 +67,16 @@ class GymEngine:
     def reset(self, seed: int) -> Any:
         """First observations; a vector class gets one seed, all others one per environment."""
         seeds = env_seeds(seed, self._num_envs)
-        if self._mode == "vector":
-            return self.env.reset(seed=seeds[0])[0]
+        if self.mode == "vector":
+            obs, info = self.env.reset(seed=seeds[0])
+            refuse_mask(info, self._config)
+            return obs
         if isinstance(self.env, AsyncVectorEnv):
             send = partial(self.env.reset_async, seed=list(seeds))
             return self._ask_workers(self.env, send, self.env.reset_wait)[0]
         return self.env.reset(seed=list(seeds))[0]  # type: ignore[arg-type]
 
-    def step(self, action: NDArray[Any]) -> EngineStep:
+    def step(self, action: Any) -> EngineStep:
         if isinstance(self.env, AsyncVectorEnv):
             send = partial(self.env.step_async, action)
             result: EngineStep = self._ask_workers(self.env, send, self.env.step_wait)
@@ -148,7 +151,7 @@ def _make(
             'use engine="sync", or start the actor with daemon=False',
         )
     wrappers = _atari_wrappers(config) if config.is_atari else []
-    wrappers.append(partial(ShapeCheck, env_id=config.id))
+    wrappers += [partial(viewed, config=config), partial(ShapeCheck, env_id=config.id)]
     if mode == "async":
         wrappers.append(partial(_tie_to_parent, parent=os.getpid()))
     return gymnasium.make_vec(

@@ -7,19 +7,21 @@ on it, and one observation does not show it. IMPALA's agent reads it too (Espeho
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
 from numpy.typing import NDArray
 
-from unirl.envs.spaces import action_field
+from unirl.action_space import parts
+from unirl.core.tree import tree_map
+from unirl.envs.obs_view import OBS
+from unirl.envs.spaces import Leaf, action_fields
 from unirl.envs.vector import EnvStep, VectorEnv
 from unirl.errors import UniRLError
 
 LAST_ACTION = "last_action"
-OBS = "obs"
-"""What an observation that is no Dict is called beside it."""
 
 
 class LastAction:
@@ -34,21 +36,17 @@ class LastAction:
         self._is_dict = isinstance(observation_space, spaces.Dict)
         self.observation_space: Space[Any] = _extended(observation_space, action_space, env_id)
         self._action_space = action_space
-        (_, *self._shape), dtype = action_field(action_space, 1, env_id)
-        self._dtype = np.float32 if dtype.is_floating_point else np.int64
+        self._fields = action_fields(action_space, 1, env_id)
 
-    def none(self, num_envs: int) -> NDArray[Any]:
+    def none(self, num_envs: int) -> Any:
         """What stands for no action, where episodes begin: 0."""
-        return np.zeros((num_envs, *self._shape), self._dtype)
+        return tree_map(lambda leaf: np.zeros((num_envs, *leaf[0][1:]), _dtype(leaf)), self._fields)
 
-    def executed(self, action: NDArray[Any]) -> NDArray[Any]:
+    def executed(self, action: Any) -> Any:
         """A copy; that of a Box within its bounds."""
-        copy = action.astype(self._dtype)
-        if isinstance(self._action_space, spaces.Box):
-            np.clip(copy, self._action_space.low, self._action_space.high, out=copy)
-        return copy
+        return _executed(self._action_space, self._fields, action)
 
-    def beside(self, obs: Any, action: NDArray[Any]) -> dict[str, Any]:
+    def beside(self, obs: Any, action: Any) -> dict[str, Any]:
         """The tree of arrays [B, ...] with the action that led to it."""
         return {**(obs if self._is_dict else {OBS: obs}), LAST_ACTION: action}
 
@@ -65,18 +63,18 @@ class LastActionEnv:
     def reset(self, seed: int) -> Any:
         return self._last.beside(self._env.reset(seed), self._last.none(self.num_envs))
 
-    def step(self, action: NDArray[Any]) -> EnvStep:
+    def step(self, action: Any) -> EnvStep:
         step = self._env.step(action)
         executed = self._last.executed(action)
         if not self.hides_first_obs:
             # A filler only led to an episode's first observation.
-            executed[~step.mask] = 0
+            tree_map(partial(_clear, rows=~step.mask), executed)
             step.obs = step.acting_obs = self._last.beside(step.obs, executed)
             return step
         # Here a filler's action counted, and after an end the policy acts on the next episode's
         # first observation already.
-        acting = executed.copy()
-        acting[step.terminated | step.truncated] = 0
+        acting = tree_map(np.copy, executed)
+        tree_map(partial(_clear, rows=step.terminated | step.truncated), acting)
         same = step.acting_obs is step.obs
         step.obs = self._last.beside(step.obs, executed)
         step.acting_obs = step.obs if same else self._last.beside(step.acting_obs, acting)
@@ -84,6 +82,23 @@ class LastActionEnv:
 
     def close(self) -> None:
         self._env.close()
+
+
+def _executed(space: Space[Any], fields: Any, action: Any) -> Any:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return {name: _executed(part, fields[name], action[name]) for name, part in parts(space)}
+    copy = action.astype(_dtype(fields))
+    if isinstance(space, spaces.Box):
+        np.clip(copy, space.low, space.high, out=copy)
+    return copy
+
+
+def _dtype(leaf: Leaf) -> type[Any]:
+    return np.float32 if leaf[1].is_floating_point else np.int64
+
+
+def _clear(action: NDArray[Any], rows: NDArray[np.bool_]) -> None:
+    action[rows] = 0
 
 
 def _extended(observation_space: Space[Any], action_space: Space[Any], env_id: str) -> Space[Any]:

@@ -3,6 +3,7 @@ readable errors."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ import gymnasium
 import torch
 from gymnasium import Space
 
+from unirl.action_space import find_mask
 from unirl.envs import catalog
 from unirl.envs.ale import AleEngine
 from unirl.envs.config import EnvConfig
@@ -19,10 +21,11 @@ from unirl.envs.envpool import EnvPoolEngine, known_ids
 from unirl.envs.gym import GymEngine
 from unirl.envs.last_action import LastAction, LastActionEnv
 from unirl.envs.multi_agent import parallel, pettingzoo
+from unirl.envs.obs_view import MaskedEnv, batch_view, mask_source_of
 from unirl.envs.random_bursts import RandomBurstEnv
 from unirl.envs.sim.engine import SimEngine
 from unirl.envs.sim.make import make_device_env
-from unirl.envs.spaces import action_field, obs_fields
+from unirl.envs.spaces import action_fields, obs_fields
 from unirl.envs.vector import EngineEnv, VectorEngine, VectorEnv
 from unirl.errors import UniRLError
 
@@ -40,8 +43,12 @@ def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
             return _wrap(parallel.ParallelEnvs(config, factory, num_envs), config)
     engine = _make_engine(config, num_envs)
     try:
+        if not isinstance(engine, GymEngine) or engine.mode == "vector":
+            engine.observation_space = batch_view(
+                engine.observation_space, engine.action_space, config
+            )
         obs_fields(engine.observation_space, num_envs, config.id)
-        action_field(engine.action_space, num_envs, config.id)
+        action_fields(engine.action_space, num_envs, config.id)
         return _wrap(EngineEnv(engine, num_envs, config.id), config)
     except UniRLError:
         engine.close()
@@ -54,7 +61,7 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
     if config.is_multi_agent:
         agents = _agents(config)
         obs_fields(agents.observation_space, 1, config.id)
-        action_field(agents.action_space, 1, config.id)
+        action_fields(agents.action_space, 1, config.id)
         observation = agents.observation_space
         if config.last_action:
             observation = LastAction(observation, agents.action_space, config.id).observation_space
@@ -82,7 +89,51 @@ def known_env_ids() -> list[str]:
     return sorted([*catalog.known_env_ids(), *pettingzoo.known_ids()])
 
 
+def settle_mask(config: EnvConfig) -> EnvConfig:
+    """The config with env.action_mask decided where it is auto, which `make_vec` takes for an entry
+    of the observation alone. An environment of its own is made and reset once, under the deadline
+    of a step, since only its info says whether it gives masks. What fails there is left to those
+    who meet it again with the means to report it.
+    """
+    if config.action_mask != "auto" or config.is_sim or config.is_atari:
+        return config
+    if config.engine in ("vector", "envpool"):
+        return config
+    found: list[str] = []
+    asking = threading.Thread(target=lambda: found.append(_find_mask(config)), daemon=True)
+    asking.start()
+    asking.join(config.step_timeout)
+    if asking.is_alive():
+        raise UniRLError(
+            f'env "{config.id}" is stuck: no answer to its first reset',
+            f"it must take at most {config.step_timeout:g} s, and env.action_mask auto asks whether"
+            " its info has a mask",
+            "raise env.step-timeout, find what it waits for, or set env.action_mask to none",
+        )
+    return replace(config, action_mask=found[0] if found else "auto")
+
+
+def _find_mask(config: EnvConfig) -> str:
+    quiet = replace(config, action_mask="none")
+    try:
+        if config.is_multi_agent:
+            return parallel.find_mask_source(quiet, pettingzoo.find_factory(quiet))
+        spec = catalog.find_spec(config)
+        if config.engine == "auto" and spec.vector_entry_point is not None:
+            return "auto"  # its entries alone can tell, and do so without a reset
+        engine = GymEngine(quiet, spec, 1, "sync")
+        try:
+            reset = engine.env.reset
+            return mask_source_of(engine.observation_space, engine.action_space, lambda: reset()[1])
+        finally:
+            engine.close()
+    except Exception:  # who makes it next meets it again, and explains it
+        return "auto"
+
+
 def _wrap(env: VectorEnv, config: EnvConfig) -> VectorEnv:
+    if find_mask(env.observation_space) is not None:
+        env = MaskedEnv(env, config.id)
     # Inside of bursts: the last action is the executed one.
     if config.last_action:
         env = LastActionEnv(env, config.id)

@@ -9,17 +9,19 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from gymnasium import Space, spaces
+from gymnasium.vector.utils import batch_space, iterate
 from numpy.typing import NDArray
 
+from unirl.action_space import parts
 from unirl.errors import UniRLError
 
 Leaf: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"
 LeafTree: TypeAlias = "Leaf | dict[str, LeafTree]"
 ObsReader: TypeAlias = Callable[[Any, int], Any]
-ActionWriter: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
+ActionWriter: TypeAlias = Callable[[Any], Any]
 
-SUPPORTED_OBS = "Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple"
-SUPPORTED_ACTION = "Discrete, MultiDiscrete (one axis), Box (float)"
+SUPPORTED_OBS = "Box, Discrete, MultiDiscrete, MultiBinary, short Text, Dict, Tuple"
+SUPPORTED_ACTION = "Discrete, MultiDiscrete (one axis), MultiBinary, Box (float), Dict, Tuple"
 
 # What torch computes with: wide floats narrow to float32, unsigned integers widen, and only images
 # stay uint8.
@@ -39,27 +41,37 @@ _BOX_DTYPES = {
 }
 
 
-def obs_fields(space: Space[Any], num_envs: int, env_id: str = "") -> LeafTree:
+def obs_fields(space: Space[Any], num_envs: int, env_id: str = "", path: str = "") -> LeafTree:
     """The tree of (shape, dtype) of one row of observations; shapes begin with `num_envs`.
 
     Box, MultiDiscrete and MultiBinary keep their shape, Discrete is [B]; Dict and Tuple nest (keys
     "0", "1", ...). Raises UniRLError for other spaces.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return {key: obs_fields(child, num_envs, env_id) for key, child in _children(space, env_id)}
-    shape, dtype = _obs_leaf(space, env_id)
+        return {
+            name: obs_fields(child, num_envs, env_id, f"{path}/{name}" if path else name)
+            for name, child in _children(space, env_id)
+        }
+    shape, dtype = _obs_leaf(space, env_id, path)
     return (num_envs, *shape), dtype
 
 
-def action_field(space: Space[Any], num_envs: int, env_id: str = "") -> Leaf:
-    """(shape, dtype) of one row of actions: int64 [B] or [B, n], or float32 [B, ...].
+def action_fields(space: Space[Any], num_envs: int, env_id: str = "") -> LeafTree:
+    """(shape, dtype) of one row of actions: int64 [B] or [B, n], or float32 [B, ...]; of a Dict or
+    Tuple the tree of its parts.
 
     Raises UniRLError for other spaces.
     """
+    if isinstance(space, spaces.Dict | spaces.Tuple) and parts(space):
+        return {
+            name: action_fields(part, num_envs, env_id)
+            for name, part in _children(space, env_id, "a part of its actions")
+        }
     if isinstance(space, spaces.Discrete):
         return (num_envs,), torch.int64
-    if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1:
-        return (num_envs, *space.shape), torch.int64
+    one_axis = isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1
+    if one_axis or isinstance(space, spaces.MultiBinary):
+        return (num_envs, *space.shape), torch.int64  # type: ignore[misc]
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return (num_envs, *space.shape), torch.float32
     raise _unsupported("action", space, SUPPORTED_ACTION, env_id)
@@ -107,14 +119,20 @@ def obs_reader(space: Space[Any], env_id: str = "") -> ObsReader:
 
 def action_writer(space: Space[Any], num_envs: int, env_id: str = "") -> ActionWriter:
     """A function from actions as a policy samples them to actions as an engine takes them, checking
-    their shape.
+    their shape. Parts of a Dict or Tuple come in its own structure and order.
 
-    Discrete and MultiDiscrete are shifted by `start`. Box is clipped to its bounds: the slot keeps
-    the sample as it was drawn, so its log-probability stays exact, and the environment sees the
-    nearest legal action.
+    Discrete and MultiDiscrete are shifted by `start`, MultiBinary is of its dtype. Box is clipped
+    to its bounds: the slot keeps the sample as it was drawn, so its log-probability stays exact,
+    and the environment sees the nearest legal action.
     """
-    expected, _ = action_field(space, num_envs, env_id)
-    start = _start(space)
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        writers = [(name, action_writer(part, num_envs, env_id)) for name, part in parts(space)]
+        if isinstance(space, spaces.Tuple):
+            return lambda action: tuple(write(action[name]) for name, write in writers)
+        keyed = list(zip(space.spaces, writers, strict=True))
+        return lambda action: {key: write(action[name]) for key, (name, write) in keyed}
+    expected: Any = action_fields(space, num_envs, env_id)
+    expected, start = expected[0], _start(space)
 
     def checked(action: NDArray[Any]) -> NDArray[Any]:
         if action.shape != expected:
@@ -131,7 +149,19 @@ def action_writer(space: Space[Any], num_envs: int, env_id: str = "") -> ActionW
         return lambda action: np.minimum(np.maximum(checked(action), low), high, dtype=low.dtype)
     if start is not None:
         return lambda action: checked(action) + start
+    if isinstance(space, spaces.MultiBinary):
+        return lambda action: checked(action).astype(space.dtype)
     return checked
+
+
+def one_by_one(space: Space[Any], actions: Any) -> Any:
+    """What an `action_writer` returned as a sequence of one environment's actions each."""
+    if not isinstance(space, spaces.Dict | spaces.Tuple):
+        return actions
+    first = actions
+    while not isinstance(first, np.ndarray):
+        first = next(iter(first.values() if isinstance(first, Mapping) else first))
+    return list(iterate(batch_space(space, len(first)), actions))
 
 
 def write_obs(target: Any, obs: Any) -> None:
@@ -156,27 +186,28 @@ def wrong_shape(
     )
 
 
-def _children(space: spaces.Dict | spaces.Tuple[Any], env_id: str) -> list[tuple[str, Space[Any]]]:
-    if isinstance(space, spaces.Tuple):
-        return [(str(index), child) for index, child in enumerate(space.spaces)]
-    for key in space.spaces:
-        if "/" in key:
+def _children(
+    space: spaces.Dict | spaces.Tuple[Any], env_id: str, kind: str = "an observation"
+) -> list[tuple[str, Space[Any]]]:
+    for name, _ in parts(space):
+        if "/" in name:
             raise UniRLError(
-                f'env "{env_id}" has an observation named {key!r}',
+                f'env "{env_id}" has {kind} named {name!r}',
                 'a name in a Dict space must not contain "/", which separates levels in a slot',
                 "rename the key in a wrapper",
             )
-    return list(space.spaces.items())
+    return parts(space)
 
 
-def _obs_leaf(space: Space[Any], env_id: str) -> Leaf:
+def _obs_leaf(space: Space[Any], env_id: str, path: str = "") -> Leaf:
     if isinstance(space, spaces.Box) and space.dtype.name in _BOX_DTYPES:
         return space.shape, _BOX_DTYPES[space.dtype.name]
     if isinstance(space, spaces.Discrete):
         return (), torch.int64
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
         return tuple(space.shape), torch.int64
-    raise _unsupported("observation", space, SUPPORTED_OBS, env_id)
+    drop = f'leave it out: env.drop_observations = ["{path}"]; or ' if path else ""
+    raise _unsupported("observation", space, SUPPORTED_OBS, env_id, drop)
 
 
 def _start(space: Space[Any]) -> NDArray[np.int64] | None:
@@ -186,9 +217,11 @@ def _start(space: Space[Any]) -> NDArray[np.int64] | None:
     return start if start.any() else None
 
 
-def _unsupported(kind: str, space: Space[Any], supported: str, env_id: str) -> UniRLError:
+def _unsupported(
+    kind: str, space: Space[Any], supported: str, env_id: str, remedy: str = ""
+) -> UniRLError:
     return UniRLError(
         f'env "{env_id}" has an unsupported {kind} space: {space}',
         f"supported are {supported}; found {type(space).__name__}",
-        "convert it in a wrapper (gymnasium.wrappers)",
+        f"{remedy}convert it in a wrapper (gymnasium.wrappers)",
     )

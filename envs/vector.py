@@ -67,9 +67,9 @@ class VectorEnv(Protocol):
         """Start new episodes everywhere; a tree of arrays [B, ...]. The same seed gives the same
         trajectories."""
 
-    def step(self, action: NDArray[Any]) -> EnvStep:
-        """Take one action per environment: int64 [B] or [B, n], float32 [B, ...]. What an env
-        raises propagates."""
+    def step(self, action: Any) -> EnvStep:
+        """Take one action per environment: int64 [B] or [B, n], float32 [B, ...], or a dictionary
+        of such parts. What an env raises propagates."""
 
     def close(self) -> None:
         """Release processes, threads and memory; a second call does nothing."""
@@ -89,7 +89,7 @@ class VectorEngine(Protocol):
     def reset(self, seed: int) -> Any:
         """First observations."""
 
-    def step(self, action: NDArray[Any]) -> EngineStep:
+    def step(self, action: Any) -> EngineStep:
         """Observation, reward, terminated, truncated, info."""
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class EngineEnv:
         self._num_fillers[:] = 0
         return self._read(self.engine.reset(seed), self.num_envs)
 
-    def step(self, action: NDArray[Any]) -> EnvStep:
+    def step(self, action: Any) -> EnvStep:
         raw_obs, raw_reward, raw_terminated, raw_truncated, info = self.engine.step(
             self._write(action)
         )

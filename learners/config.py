@@ -22,6 +22,10 @@ class UnrollLearnerConfig:
     """Shrinks V-trace's traces. Less: less variance, more bias. 1 is the paper's."""
     rho_clip: float = 1.0
     """Bound on the importance ratio of one step: decides which policy's value is learned."""
+    pg_rho_clip: float | None = None
+    """Bound on the ratio that weights the policy gradient (TorchBeast's and rlax's clip_pg_rho).
+    none: rho_clip. More: samples of older policies teach with less bias and more noise.
+    """
     c_clip: float = 1.0
     """Bound on the ratios that carry corrections back in time."""
     value_coef: float = 0.5
@@ -73,6 +77,8 @@ class UnrollLearnerConfig:
                 "0.99 and 1 are usual",
             )
         check_at_least(0, "learner", self, "rho_clip", "c_clip", "value_coef", "entropy_coef")
+        if self.pg_rho_clip is not None:
+            check_at_least(0, "learner", self, "pg_rho_clip")
         check_at_least(1, "learner", self, "epochs", "minibatches")
         check_positive("learner.reward_clip", self.reward_clip, "1 is usual for Atari")
         check_positive("learner.reward_scale", self.reward_scale, "1 leaves rewards as they are")

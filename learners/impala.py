@@ -89,6 +89,7 @@ class ImpalaObjective:
             mask=mask,
             rho_clip=config.rho_clip,
             c_clip=config.c_clip,
+            pg_rho_clip=config.pg_rho_clip,
             lambda_=config.lambda_,
         )
         if config.normalize_advantage:

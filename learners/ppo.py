@@ -118,12 +118,12 @@ class PpoObjective:
             mask=mask,
             rho_clip=config.rho_clip,
             c_clip=config.c_clip,
+            pg_rho_clip=config.pg_rho_clip,
             lambda_=config.lambda_,
         )
         if config.normalize_advantage:
-            advantage = whiten(
-                advantage, log_rho, mask, rho_clip=config.rho_clip, reduce=self._reduce
-            )
+            weight = config.rho_clip if config.pg_rho_clip is None else config.pg_rho_clip
+            advantage = whiten(advantage, log_rho, mask, rho_clip=weight, reduce=self._reduce)
         metrics.ratio("losses/behaviour_kl", *kl_estimate(prox_logp, rows["logp"], mask))
         unexplained, variance = (_scatter(x, mask) for x in (target - value[:-1], target))
         metrics.ratio("losses/explained_variance", variance - unexplained, variance)

@@ -27,6 +27,7 @@ def vtrace_gae(
     mask: Tensor | None = None,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
+    pg_rho_clip: float | None = None,
     lambda_: float = 0.95,
 ) -> VTrace:
     """V-trace targets, and advantages that are GAE(lambda) where the sample is on-policy.
@@ -36,8 +37,9 @@ def vtrace_gae(
 
         A_t = rho_t (r_t + g_t ((1 - lambda) V_{t+1} + lambda v_{t+1}) - V_t)
 
-    With ratios of 1, v_{t+1} - V_{t+1} is GAE of the next row, so A_t is delta_t + g_t lambda
-    A_{t+1}. At lambda 1 it is V-trace's own advantage. No gradient flows out.
+    where pg_rho_clip, if given, clips this rho_t alone. With ratios of 1, v_{t+1} - V_{t+1} is GAE
+    of the next row, so A_t is delta_t + g_t lambda A_{t+1}. At lambda 1 it is V-trace's own
+    advantage. No gradient flows out.
     """
     target = vtrace_targets(
         log_rho,
@@ -53,7 +55,8 @@ def vtrace_gae(
         ahead = value[1:].clone()
         ahead[:-1].lerp_(target[1:], lambda_)
         advantage = torch.addcmul(reward, discount, ahead).sub_(value[:-1])
-        advantage.mul_(bounded_ratio(log_rho).clamp_(max=rho_clip))
+        pg_rho_clip = rho_clip if pg_rho_clip is None else pg_rho_clip
+        advantage.mul_(bounded_ratio(log_rho).clamp_(max=pg_rho_clip))
         if mask is not None:
             advantage.masked_fill_(mask == 0, 0.0)
         return VTrace(target, advantage)

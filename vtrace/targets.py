@@ -43,20 +43,24 @@ def vtrace_targets(
     mask: Tensor | None = None,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
+    pg_rho_clip: float | None = None,
     lambda_: float = 1.0,
 ) -> VTrace:
     """Off-policy corrected value targets and advantages (IMPALA, eq. 1; arXiv 1802.01561).
 
     log_rho (new_logp - logp), discount, reward, mask: [T, B]; value: [T+1, B]; all float32 or all
     float64, mask of any dtype. discount is gamma, and 0 where the episode terminated.
-    The policy gradient's advantage is rho_t (r_t + g_t v_{t+1} - V_t), where v_T is value[T].
+    The policy gradient's advantage is rho_t (r_t + g_t v_{t+1} - V_t), where v_T is value[T]. With
+    pg_rho_clip this rho_t alone is clipped by that instead, and targets stay what they are:
+    min(pg_rho_clip, rho_t) (r_t + g_t v_{t+1} - V_t). It is clip_pg_rho_threshold of TorchBeast
+    (arXiv 1910.03552, vtrace.py) and of rlax (vtrace_td_error_and_advantage).
 
     A row with mask 0 gets its own value as target and advantage 0, and no trace passes it: the row
     before bootstraps with that value. What a masked row holds in log_rho, discount and reward is
     ignored.
 
     rho_clip bounds the correction of one row and decides which policy's value is learned; c_clip
-    bounds how far corrections travel back. Either may be math.inf. A ratio above the square root of
+    bounds how far corrections travel back. Any may be math.inf. A ratio above the square root of
     the largest float counts as that root, so that no single ratio overflows.
 
     No gradient flows out. Raises ValueError when shapes, dtypes or devices disagree, or a setting
@@ -65,22 +69,26 @@ def vtrace_targets(
     _check(value, mask, log_rho=log_rho, discount=discount, reward=reward)
     _check_range("rho_clip", rho_clip, math.inf)
     _check_range("c_clip", c_clip, math.inf)
+    if pg_rho_clip is not None:
+        _check_range("pg_rho_clip", pg_rho_clip, math.inf)
     _check_range("lambda_", lambda_, 1.0)
     with torch.no_grad():
         ratio = bounded_ratio(log_rho)
         rho = ratio.clamp(max=rho_clip)
+        pg_rho = rho if pg_rho_clip is None else ratio.clamp(max=pg_rho_clip)
         trace = ratio.clamp_(max=c_clip).mul_(discount)
         if lambda_ != 1.0:
             trace.mul_(lambda_)
-        delta = _td_error(discount, reward, value).mul_(rho)
-        carry = rho.mul_(discount)  # how much of x_{t+1} enters the advantage of row t
+        error = _td_error(discount, reward, value)
+        advantage = error * pg_rho if pg_rho is not rho else error
+        delta = error.mul_(rho)
+        carry = pg_rho.mul_(discount)  # how much of x_{t+1} enters the advantage of row t
         if mask is not None:
             filler = mask == 0
             # Filled, not multiplied: a NaN in a masked row must not come through.
-            for term in (trace, delta, carry):
+            for term in (trace, delta, carry, advantage):
                 term.masked_fill_(filler, 0.0)
         correction = _accumulate(delta, trace)
-        advantage = delta
         advantage[:-1].addcmul_(carry[:-1], correction[1:])
         return VTrace(correction.add_(value[:-1]), advantage)
 

@@ -9,6 +9,7 @@ from gymnasium import Space
 from gymnasium.vector.utils import create_empty_array
 from numpy.typing import NDArray
 
+from unirl.action_space import ActionMask
 from unirl.envs.obs_check import ObsLeaves
 from unirl.envs.spaces import obs_reader
 
@@ -38,6 +39,8 @@ class ObsRows:
             array[row] = leaf
 
     def clear(self, row: int) -> None:
-        """What an agent sees that is not there: 0, or where a Discrete space starts."""
+        """What an agent sees that is not there: 0, or where a Discrete space starts; it may do
+        anything.
+        """
         for array, (_, space) in zip(self._arrays, self._leaves.spaces, strict=True):
-            array[row] = getattr(space, "start", 0)
+            array[row] = 1 if isinstance(space, ActionMask) else getattr(space, "start", 0)

@@ -6,17 +6,18 @@ any object with the methods of ParallelEnv will do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from gymnasium import Space
-from numpy.typing import NDArray
 
+from unirl.action_space import find_mask
 from unirl.envs.config import EnvConfig
 from unirl.envs.multi_agent.obs_rows import ObsRows
-from unirl.envs.spaces import action_writer
+from unirl.envs.obs_view import ObsView, mask_source_of
+from unirl.envs.spaces import action_writer, one_by_one
 from unirl.envs.vector import Bools, EnvStep, env_seeds
 from unirl.errors import UniRLError
 
@@ -62,19 +63,38 @@ Factory = Callable[..., ParallelEnv]
 
 
 class Agents(NamedTuple):
-    """Who acts in one environment, and what each of them sees and does."""
+    """Who acts in one environment, and what each of them is shown and does."""
 
     names: tuple[Any, ...]
     """As the environment names them, in the order of their rows."""
-    observation_space: Space[Any]
+    view: ObsView
     action_space: Space[Any]
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """What is shown."""
+        return self.view.space
 
 
 def agents_of(config: EnvConfig, factory: Factory) -> Agents:
     """Makes one environment, asks who acts in it, and closes it."""
     env = _build(config, factory)
     try:
-        return _agents(env, config.id)
+        return _agents(env, config)
+    finally:
+        env.close()
+
+
+def find_mask_source(config: EnvConfig, factory: Factory) -> str:
+    """What env.action_mask auto means: "info" where the infos of a reset have masks."""
+    env = _build(config, factory)
+    try:
+        agents = _agents(env, config)
+        return mask_source_of(
+            agents.observation_space,
+            agents.action_space,
+            lambda: {key for info in env.reset()[1].values() for key in info},
+        )
     finally:
         env.close()
 
@@ -92,7 +112,9 @@ class ParallelEnvs:
     An agent that disappears from `agents`, neither terminated nor truncated, counts as truncated
     there. One that ends without a final observation keeps its last one. Past
     max_episode_steps all agents are truncated. What an agent would earn after its end is lost.
-    Observations are rows of one array that the next step overwrites.
+    An agent whose mask allows nothing waits for its turn, as in PettingZoo's games: anything counts
+    as allowed, and none of it has an effect. Observations are rows of one array that the next step
+    overwrites.
     """
 
     hides_first_obs = False
@@ -104,7 +126,8 @@ class ParallelEnvs:
         self._closed = False
         self._envs = [_build(config, factory)]
         try:
-            agents = _agents(self._envs[0], config.id)
+            agents = _agents(self._envs[0], config)
+            self._view = agents.view
             self._names, num_agents = agents.names, len(agents.names)
             self.agents: tuple[str, ...] = tuple(str(name) for name in agents.names)
             """Who the rows of one environment belong to, in order."""
@@ -114,6 +137,7 @@ class ParallelEnvs:
             )
             _check_rows(num_rows, agents, config.id)
             self._index_of = {name: i for i, name in enumerate(self._names)}
+            self._mask = find_mask(self.observation_space)
             self._obs = ObsRows(self.observation_space, num_rows, config.id)
             self._write = action_writer(self.action_space, num_rows, config.id)
             while len(self._envs) < num_rows // num_agents:
@@ -132,9 +156,9 @@ class ParallelEnvs:
             self._begin(index, env_seed)
         return self._obs.read()
 
-    def step(self, action: NDArray[Any]) -> EnvStep:
+    def step(self, action: Any) -> EnvStep:
         num_rows = self.num_envs
-        actions = self._write(action)
+        actions = one_by_one(self.action_space, self._write(action))
         mask, self._acting = self._acting, np.zeros(num_rows, dtype=np.bool_)
         reward = np.zeros(num_rows, dtype=np.float32)
         terminated, truncated = (np.zeros(num_rows, dtype=np.bool_) for _ in range(2))
@@ -160,7 +184,7 @@ class ParallelEnvs:
 
     def _begin(self, index: int, seed: int | None) -> None:
         env = self._envs[index]
-        obs, _ = env.reset() if seed is None else env.reset(seed=seed)
+        obs, infos = env.reset() if seed is None else env.reset(seed=seed)
         self._steps[index] = 0
         present = self._present(env)
         if not present:
@@ -173,16 +197,16 @@ class ParallelEnvs:
             row = index * len(self._names) + i
             self._acting[row] = name in present
             if name in present:
-                self._obs.write(row, self._seen(obs, name))
+                self._obs.write(row, self._seen(obs, infos, name))
             else:
                 self._obs.clear(row)
 
-    def _step(self, index: int, actions: NDArray[Any], done: EnvStep) -> None:
+    def _step(self, index: int, actions: Sequence[Any], done: EnvStep) -> None:
         """Step one environment and fill its rows of `done`."""
         env = self._envs[index]
         # Keyed by who the environment says is there, which is what it will look up.
         chosen = {name: actions[self._index_of[name]] for name in env.agents}
-        obs, reward, terminated, truncated, _ = env.step(chosen)
+        obs, reward, terminated, truncated, infos = env.step(chosen)
         self._steps[index] += 1
         present, at_limit = self._present(env), self._steps[index] == self._limit
         for i, name in enumerate(self._names):
@@ -194,9 +218,9 @@ class ParallelEnvs:
                 done.terminated[row], done.truncated[row] = ended, cut or not (ended or continues)
                 done.reward[row] = self._earned(reward, name, ended or cut or stays)
                 if stays or obs.get(name) is not None:
-                    self._obs.write(row, self._seen(obs, name))
+                    self._obs.write(row, self._seen(obs, infos, name, not stays))
             elif continues:
-                self._obs.write(row, self._seen(obs, name))
+                self._obs.write(row, self._seen(obs, infos, name))
             else:
                 self._obs.clear(row)
             self._acting[row] = continues
@@ -212,10 +236,18 @@ class ParallelEnvs:
             )
         return present
 
-    def _seen(self, obs: Mapping[Any, Any], name: Any) -> Any:
+    def _seen(
+        self, obs: Mapping[Any, Any], infos: Mapping[Any, Any], name: Any, over: bool = False
+    ) -> Any:
         found = obs.get(name)
         if found is None:
             raise self._missing("observation", name, obs)
+        if not self._view.changes:
+            return found
+        found = self._view(found, infos.get(name, {}), over)
+        if self._mask is not None and not np.any(found[self._mask]):
+            # Not on turn: PettingZoo's games then ignore what an agent does, and allow nothing.
+            found[self._mask] = np.ones_like(found[self._mask])
         return found
 
     def _earned(self, reward: Mapping[Any, float], name: Any, is_due: bool) -> float:
@@ -252,7 +284,8 @@ def _build(config: EnvConfig, factory: Factory) -> ParallelEnv:
     return env
 
 
-def _agents(env: ParallelEnv, env_id: str) -> Agents:
+def _agents(env: ParallelEnv, config: EnvConfig) -> Agents:
+    env_id = config.id
     names = tuple(env.possible_agents)
     found: list[Space[Any]] = []
     for kind, space_of in (("observation", env.observation_space), ("action", env.action_space)):
@@ -267,7 +300,7 @@ def _agents(env: ParallelEnv, env_id: str) -> Agents:
                     "pad them in a wrapper, and name it as pettingzoo/<module>:<factory>",
                 )
         found.append(first)
-    return Agents(names, *found)
+    return Agents(names, ObsView(found[0], found[1], config), found[1])
 
 
 def _check_rows(num_rows: int, agents: Agents, env_id: str) -> None:

@@ -47,6 +47,17 @@ SMALL = SamplerConfig(num_workers=2, num_groups=2, num_envs=3, unroll_length=5)
 CASES: dict[str, tuple[EnvConfig, PolicyConfig, SamplerConfig]] = {
     "box": (EnvConfig("CartPole-v1", "sync"), MLP, SMALL),
     "dict": (EnvConfig("unirl-test/Nested-v0", "sync", import_module="dict_env"), MLP, SMALL),
+    "hybrid, masked": (
+        EnvConfig(
+            "unirl-test/Match-v0",
+            "sync",
+            kwargs={"mask": "info"},
+            import_module="tests.space_envs",
+            action_mask="info",
+        ),
+        MLP,
+        SMALL,
+    ),
     "image": (
         EnvConfig("ALE/Pong-v5", num_threads=1),
         PolicyConfig(compute_dtype="bfloat16"),

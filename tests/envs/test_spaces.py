@@ -15,7 +15,7 @@ from unirl.core.sample import Field, SampleSpec
 from unirl.core.tree import flatten
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec
-from unirl.envs.spaces import action_field, action_writer, obs_fields, obs_reader, write_obs
+from unirl.envs.spaces import action_fields, action_writer, obs_fields, obs_reader, write_obs
 from unirl.errors import UniRLError
 
 NESTED = spaces.Dict(
@@ -164,10 +164,10 @@ def test_an_unsupported_observation_space_is_named_with_the_supported_ones(space
 
 def test_making_an_environment_refuses_its_unsupported_space(echo: Any) -> None:
     with pytest.raises(UniRLError, match="supported are Discrete, MultiDiscrete"):
-        make_vec(EnvConfig(echo(spaces.Discrete(2), spaces.MultiBinary(3))), 1)
+        make_vec(EnvConfig(echo(spaces.Discrete(2), spaces.Text(3))), 1)
     for space in (spaces.Box(0, 5, (2,), np.int32), spaces.MultiDiscrete([[2, 2], [2, 2]])):
         with pytest.raises(UniRLError, match="supported are Discrete, MultiDiscrete"):
-            action_field(space, 1)
+            action_fields(space, 1)
 
 
 def test_a_name_that_would_split_a_slots_path_is_refused() -> None:
@@ -199,7 +199,7 @@ def test_environments_receive_legal_actions_and_the_sample_stays_as_drawn(
     for i in range(2):
         assert np.asarray(echo.made[i].received[-1]).tolist() == received[i]
         assert space.contains(echo.made[i].received[-1])
-    shape, dtype = action_field(space, 2)
+    shape, dtype = action_fields(space, 2)
     assert action.shape == shape
     assert torch.from_numpy(action).dtype == dtype
 

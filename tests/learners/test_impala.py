@@ -20,9 +20,14 @@ from unirl.learners.impala import RunningScale
 from unirl.transports.local import LocalWeightStore
 
 
-@pytest.mark.parametrize("normalize_advantage", [False, True])
+@pytest.mark.parametrize(
+    ("normalize_advantage", "pg_rho_clip"), [(False, None), (True, None), (False, 0.5)]
+)
 def test_the_loss_is_the_papers(
-    make: Callable[..., Any], random_slot: Callable[..., Slot], normalize_advantage: bool
+    make: Callable[..., Any],
+    random_slot: Callable[..., Slot],
+    normalize_advantage: bool,
+    pg_rho_clip: float | None,
 ) -> None:
     learner, policy, spec = make(
         "impala",
@@ -30,6 +35,7 @@ def test_the_loss_is_the_papers(
         entropy_coef=0.03,
         value_coef=0.7,
         normalize_advantage=normalize_advantage,
+        pg_rho_clip=pg_rho_clip,
     )
     slot = random_slot(spec, 1)
     data, mask = slot.data, slot.data["mask"]
@@ -41,6 +47,7 @@ def test_the_loss_is_the_papers(
         data["reward"].double(),
         unroll.value.detach().double(),
         mask=mask,
+        pg_rho_clip=pg_rho_clip,
     )[:2]
     if normalize_advantage:
         advantage = advantage / advantage[mask].square().mean().sqrt()

@@ -70,6 +70,7 @@ def test_a_lagging_batch_is_ppo_around_the_policy_of_the_moment_with_vtrace_adva
     make: Callable[..., Any], random_slot: Callable[..., Slot]
 ) -> None:
     settings = {"gamma": 0.9, "lambda_": 0.8, "policy_clip": 0.1, "value_clip": 0.05}
+    settings["pg_rho_clip"] = 0.7
     learner, policy, spec = make("ppo", **PLAIN, **settings, normalize_advantage=False)
     slot = random_slot(spec, 1)
     data, mask = slot.data, slot.data["mask"]
@@ -83,6 +84,7 @@ def test_a_lagging_batch_is_ppo_around_the_policy_of_the_moment_with_vtrace_adva
         data["reward"].double(),
         prox_value.double(),
         mask=mask,
+        pg_rho_clip=0.7,
         lambda_=0.8,
     )
     # Without memory all steps are side by side.

@@ -328,6 +328,7 @@ def test_a_batch_that_does_not_split_is_refused_with_the_nearest_that_does(
         {"minibatches": 0},
         {"rho_clip": -1.0},
         {"c_clip": float("nan")},
+        {"pg_rho_clip": -1.0},
         {"reward_clip": -1.0},
         {"stop_kl": 0.0},
         {"device": "foo"},

@@ -56,6 +56,7 @@ ACTIONS: dict[str, gymnasium.Space[Any]] = {
     "discrete": BUTTONS,
     "multi_equal": spaces.MultiDiscrete([3, 3]),
     "multi_unequal": spaces.MultiDiscrete([2, 5, 3]),
+    "multi_binary": spaces.MultiBinary([2, 3]),
     "box": spaces.Box(-1, 1, (4,), np.float32),
     "box_2d": spaces.Box(-1, 1, (2, 3), np.float32),
     "box_0d": spaces.Box(-1, 1, (), np.float32),
@@ -398,7 +399,8 @@ def test_normalised_observations_do_not_depend_on_units() -> None:
     [
         (spaces.Text(5), BUTTONS, {}, "observation space"),
         (spaces.Dict({"a": spaces.Text(5)}), BUTTONS, {}, "'a'"),
-        (VECTOR, spaces.MultiBinary(3), {}, "action space"),
+        (VECTOR, spaces.Text(3), {}, "action space"),
+        (VECTOR, spaces.Dict({"a": BUTTONS, "b": spaces.Text(3)}), {}, "action space"),
         (VECTOR, spaces.Box(0, 5, (2,), np.int64), {}, "action space"),
         (VECTOR, BUTTONS, {"torso": "nature"}, "no image"),
         (SMALL, BUTTONS, {"torso": "nature"}, "too small"),

@@ -15,6 +15,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 import unirl
+from unirl.storage.checkpoint import load_checkpoint
 
 OBS: dict[str, Space[Any]] = {
     "box": Box(-1, 1, (3,), np.float64),
@@ -33,6 +34,8 @@ ACTION: dict[str, Space[Any]] = {
     "multi-discrete": MultiDiscrete([3, 4, 2]),
     "box": Box(-2, 2, (3,), np.float32),
     "matrix box": Box(-2, 2, (2, 2), np.float32),
+    "multi-binary": MultiBinary([2, 2]),
+    "tuple": Tuple((Discrete(2, start=4), Dict({"a": Box(-1, 1, (1,), np.float64)}))),
 }
 
 
@@ -89,3 +92,95 @@ def test_a_training_takes_legal_actions_and_its_losses_are_finite(
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     losses = [v for row in rows for k, v in row.items() if k.startswith("losses/")]
     assert losses and all(math.isfinite(loss) for loss in losses)
+
+
+MATCH: dict[str, Any] = {
+    "env.id": "unirl-test/Match-v0",
+    "env.import_module": "tests.space_envs",
+    "actor.num_envs": 32,
+    "actor.unroll_length": 12,
+    "policy.hidden": (64,),
+    "policy.feature_size": 64,
+    "policy.initial_std": 0.3,
+    "learner.gamma": 0.0,
+    "learner.entropy_coef": 0.003,
+    "learner.optimizer.lr": 6e-3,
+    "run.total_steps": 300_000,
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "target"),
+    [
+        ({"env.kwargs": {"action": "hybrid", "mask": "info"}, "env.last_action": True}, 4.4),
+        ({"env.kwargs": {"action": "tuple"}, "policy.core": "gru", "policy.core_size": 32}, 4.8),
+        ({"env.kwargs": {"action": "bits"}}, 5.5),
+        ({"env.kwargs": {"action": "choices", "mask": "obs"}}, 5.5),
+        (
+            {"env.id": "unirl-test/Words-v0", "env.drop_observations": ["mission", "given/mission"]},
+            5,
+        ),
+    ],
+    ids=["hybrid", "tuple", "bits", "mask", "text"],
+)
+def test_what_needs_each_part_of_an_action_is_learned_in_one_process(
+    settings: dict[str, Any], target: float, tmp_path: Path
+) -> None:
+    plan = unirl.make_plan("impala", **{**MATCH, **settings, "run.target_return": target})
+    run = tmp_path / "run"
+    assert unirl.run(plan, run, console=False).reason == "target_return"
+    evaluator = plan.learners[0].make_evaluator(seed=3)
+    checkpoint = load_checkpoint(run / "checkpoints" / "latest")
+    for deterministic in (True, False):  # the environment fails at an action that is not allowed
+        played = evaluator.evaluate(checkpoint.model, 8, deterministic=deterministic)
+        assert sum(played.returns) / 8 > target - 1.5
+    if "Words" not in plan.config.env.id:
+        assert len(list(evaluator.frames(checkpoint.model))) == 7
+
+
+def test_policies_of_several_parts_play_against_each_other_by_turns(tmp_path: Path) -> None:
+    plan = unirl.make_plan(
+        "appo",
+        **{
+            "env.id": "pettingzoo/tests.space_envs:Turns",
+            "sampler.agent_policies": (0, 1),
+            "sampler.num_workers": 1,
+            "sampler.num_groups": 1,
+            "sampler.num_envs": 4,
+            "sampler.unroll_length": 6,
+            "queue.batch_size": 1,
+            "learner.minibatches": 1,
+            "runner.kind": "inline",
+            "run.total_steps": 60,
+        },
+    )
+    assert plan.config.env.action_mask == "action_mask"
+    assert unirl.run(plan, tmp_path / "run", console=False).reason == "total_steps"
+
+
+def test_masked_actions_of_several_parts_train_in_processes(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"env.kwargs": {"mask": "info"}, "env.last_action": True}
+    for recipe, shape in (
+        ("impala", {"actor.num_envs": 4, "actor.unroll_length": 6}),
+        (
+            "appo",
+            {
+                "sampler.num_workers": 1,
+                "sampler.num_envs": 4,
+                "sampler.unroll_length": 6,
+                "learner.minibatches": 2,
+            },
+        ),
+    ):
+        plan = unirl.make_plan(
+            recipe,
+            **shape,
+            **settings,
+            **{
+                "env.id": MATCH["env.id"],
+                "env.import_module": MATCH["env.import_module"],
+                "runner.kind": "processes",
+                "run.total_steps": 300,
+            },
+        )
+        assert unirl.run(plan, tmp_path / recipe, console=False).reason == "total_steps"

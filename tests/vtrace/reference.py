@@ -23,6 +23,7 @@ def slow_vtrace_targets(
     mask: Tensor | None = None,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
+    pg_rho_clip: float | None = None,
     lambda_: float = 1.0,
 ) -> VTrace:
     """v_s = V(x_s) + sum_t gamma^(t-s) (prod_{s<=i<t} c_i) delta_t V; as `vtrace_targets`."""
@@ -45,7 +46,7 @@ def slow_vtrace_targets(
                 targets[s][b] += weight * delta
         for s in range(num_rows):
             if masks[s][b]:
-                rho = min(rho_clip, ratios[s][b])
+                rho = min(rho_clip if pg_rho_clip is None else pg_rho_clip, ratios[s][b])
                 advantages[s][b] = rho * (
                     rewards[s][b] + discounts[s][b] * targets[s + 1][b] - values[s][b]
                 )
@@ -92,6 +93,7 @@ def slow_vtrace_gae(
     mask: Tensor | None = None,
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
+    pg_rho_clip: float | None = None,
     lambda_: float = 0.95,
 ) -> VTrace:
     """A_s = rho_s (delta_s + sum_{t>s} (gamma lambda)^(t-s) (prod_{s<i<t} c_i) rho_t delta_t).
@@ -119,7 +121,8 @@ def slow_vtrace_gae(
                     rewards[t][b] + discounts[t][b] * values[t + 1][b] - values[t][b]
                 )
             if masks[s][b]:
-                advantages[s][b] = min(rho_clip, ratios[s][b]) * total
+                pg_clip = rho_clip if pg_rho_clip is None else pg_rho_clip
+                advantages[s][b] = min(pg_clip, ratios[s][b]) * total
     target = slow_vtrace_targets(
         log_rho,
         discount,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -36,12 +37,17 @@ def assert_equal(got: VTrace, want: VTrace) -> None:
         torch.testing.assert_close(fast, slow, rtol=0.0, atol=limit)
 
 
-@given(seed=st.integers(0, 2**31), rho_clip=clips, c_clip=clips, lambda_=lambdas, **sizes)
+@given(
+    seed=st.integers(0, 2**31),
+    settings=st.fixed_dictionaries(
+        {"rho_clip": clips, "c_clip": clips, "pg_rho_clip": st.none() | clips, "lambda_": lambdas}
+    ),
+    **sizes,
+)
 def test_it_equals_its_slow_twin(
-    seed: int, num_rows: int, num_envs: int, rho_clip: float, c_clip: float, lambda_: float
+    seed: int, num_rows: int, num_envs: int, settings: dict[str, Any]
 ) -> None:
     inputs, mask = unroll(seed, num_rows, num_envs)
-    settings = {"rho_clip": rho_clip, "c_clip": c_clip, "lambda_": lambda_}
     for rows in (mask, None):
         want = slow_vtrace_gae(**inputs, mask=rows, **settings)
         assert_equal(vtrace_gae(**inputs, mask=rows, **settings), want)

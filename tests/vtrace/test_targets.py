@@ -29,6 +29,7 @@ class Case(NamedTuple):
     rho_clip: float
     c_clip: float
     lambda_: float
+    pg_rho_clip: float | None = None
 
     def vtrace(self, function: Callable[..., VTrace] = vtrace_targets) -> VTrace:
         """Targets of this case by the fast or the slow form."""
@@ -40,6 +41,7 @@ class Case(NamedTuple):
             mask=self.mask,
             rho_clip=self.rho_clip,
             c_clip=self.c_clip,
+            pg_rho_clip=self.pg_rho_clip,
             lambda_=self.lambda_,
         )
 
@@ -65,6 +67,7 @@ def make_case(
     rho_clip: float = 1.0,
     c_clip: float = 1.0,
     lambda_: float = 1.0,
+    pg_rho_clip: float | None = None,
 ) -> Case:
     """A random unroll with ends of episodes (discount 0) and fillers (mask False)."""
     generator = torch.Generator().manual_seed(seed)
@@ -78,7 +81,15 @@ def make_case(
     discount = uniform() * (uniform() > 0.2)
     mask = uniform() > 0.25 if masked else None
     return Case(
-        scale * normal(), discount, normal(), normal(num_rows + 1), mask, rho_clip, c_clip, lambda_
+        scale * normal(),
+        discount,
+        normal(),
+        normal(num_rows + 1),
+        mask,
+        rho_clip,
+        c_clip,
+        lambda_,
+        pg_rho_clip,
     )
 
 
@@ -93,6 +104,7 @@ cases = st.builds(
     rho_clip=clips,
     c_clip=clips,
     lambda_=st.sampled_from([0.0, 0.5, 0.95, 1.0]),
+    pg_rho_clip=st.none() | clips,
 )
 
 
@@ -107,6 +119,28 @@ def assert_close(fast: VTrace | GAE, slow: VTrace | GAE, tolerance: float) -> No
 @given(case=cases)
 def test_vtrace_equals_its_slow_twin(case: Case) -> None:
     assert_close(case.vtrace(), case.vtrace(slow_vtrace_targets), 1e-12)
+
+
+@given(case=cases)
+def test_a_clip_of_its_own_for_the_policy_gradient_leaves_the_targets_as_they_are(
+    case: Case,
+) -> None:
+
+    ours, before = case.vtrace(), case.but(pg_rho_clip=None).vtrace()
+    assert torch.equal(ours.target, before.target)
+    same = case.but(pg_rho_clip=case.rho_clip).vtrace()
+    torch.testing.assert_close(same.advantage, before.advantage, rtol=1e-12, atol=1e-12)
+
+
+def test_the_policy_gradients_advantage_is_that_of_torchbeast_and_rlax() -> None:
+    # clipped_pg_rhos * (rewards + discounts * vs_t_plus_1 - values), TorchBeast's vtrace.py.
+    case = make_case(3, 6, 2, masked=False, pg_rho_clip=2.5)
+    target, advantage = case.vtrace()
+    ahead = torch.cat((target[1:], case.value[-1:]))
+    weight = case.log_rho.exp().clamp(max=2.5)
+    want = weight * (case.reward + case.discount * ahead - case.value[:-1])
+    torch.testing.assert_close(advantage, want)
+    assert not torch.allclose(advantage, case.but(pg_rho_clip=None).vtrace().advantage)
 
 
 @given(case=cases)
@@ -126,7 +160,11 @@ def test_gae_equals_its_slow_twin(case: Case) -> None:
 @given(case=cases)
 def test_on_policy_vtrace_is_gae_with_lambda_one(case: Case) -> None:
     case = case._replace(
-        log_rho=torch.zeros_like(case.log_rho), rho_clip=1.0, c_clip=1.0, lambda_=1.0
+        log_rho=torch.zeros_like(case.log_rho),
+        rho_clip=1.0,
+        c_clip=1.0,
+        lambda_=1.0,
+        pg_rho_clip=None,
     )
     on_policy = gae(case.discount, case.reward, case.value, mask=case.mask, lambda_=1.0)
     assert_close(GAE(*case.vtrace()), on_policy, 1e-12)
@@ -239,7 +277,13 @@ def test_a_dtype_too_coarse_for_returns_is_refused(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(
     ("name", "setting"),
-    [("rho_clip", -0.1), ("c_clip", math.nan), ("lambda_", 1.1), ("lambda_", math.nan)],
+    [
+        ("rho_clip", -0.1),
+        ("pg_rho_clip", -0.1),
+        ("c_clip", math.nan),
+        ("lambda_", 1.1),
+        ("lambda_", math.nan),
+    ],
 )
 def test_a_setting_out_of_range_is_refused(name: str, setting: float) -> None:
     with pytest.raises(ValueError, match=f"{name} is {setting}"):

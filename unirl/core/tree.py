@@ -33,6 +33,15 @@ def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     return function(tree, *others)
 
 
+def copy_tree(source: Any, into: Any) -> None:
+    """Copy a tree of tensors into one of the same structure and shapes."""
+    if isinstance(source, Mapping):
+        for key, child in source.items():
+            copy_tree(child, into[key])
+    else:
+        into.copy_(source)
+
+
 def flatten(tree: Tree, separator: str = "/") -> dict[str, torch.Tensor]:
     """The tree as a flat dictionary; keys are the paths joined with `separator`."""
     return {separator.join(path): leaf for path, leaf in leaves(tree)}

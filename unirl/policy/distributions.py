@@ -8,6 +8,7 @@ number of operations.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -19,12 +20,14 @@ PADDED_LOGIT = -1e30
 
 
 class Distribution(Protocol):
-    """What actors and losses need of a distribution over rows [...]; results are float32 [...]."""
+    """What actors and losses need of a distribution over rows [...]; results are float32 [...].
+    Actions are tensors, of a hybrid action dictionaries of them.
+    """
 
-    def log_prob(self, action: Tensor) -> Tensor: ...
+    def log_prob(self, action: Any) -> Tensor: ...
     def entropy(self) -> Tensor: ...
-    def mode(self) -> Tensor: ...
-    def sample(self, generator: torch.Generator | None = None) -> Tensor: ...
+    def mode(self) -> Any: ...
+    def sample(self, generator: torch.Generator | None = None) -> Any: ...
     def kl(self, other: Any) -> Tensor: ...
     def __getitem__(self, rows: Index) -> Distribution: ...
 
@@ -73,14 +76,17 @@ class Categorical:
 class MultiCategorical:
     """n independent choices: logits [..., n, A], actions int64 [..., n] counted from 0.
 
-    Choices with fewer than A options have the missing logits at PADDED_LOGIT.
+    Choices with fewer than A options have the missing logits at PADDED_LOGIT. shape: of one action,
+    where its n choices have more axes than one.
     """
 
-    def __init__(self, logits: Tensor) -> None:
-        self.choices = Categorical(logits)
+    def __init__(self, logits: Tensor, shape: tuple[int, ...] = ()) -> None:
+        self.choices, self.shape = Categorical(logits), shape or logits.shape[-2:-1]
 
     def log_prob(self, action: Tensor) -> Tensor:
         """Log-probability of actions [..., n], summed over the choices: [...]."""
+        if len(self.shape) != 1:
+            action = action.flatten(-len(self.shape))
         return self.choices.log_prob(action).sum(-1)
 
     def entropy(self) -> Tensor:
@@ -89,11 +95,11 @@ class MultiCategorical:
 
     def mode(self) -> Tensor:
         """The likeliest action, [..., n]."""
-        return self.choices.mode()
+        return self._shaped(self.choices.mode())
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         """One action per row, [..., n]."""
-        return self.choices.sample(generator)
+        return self._shaped(self.choices.sample(generator))
 
     def kl(self, other: MultiCategorical) -> Tensor:
         """KL(self || other) in nats, summed over the choices: [...]."""
@@ -101,8 +107,11 @@ class MultiCategorical:
 
     def __getitem__(self, rows: Index) -> MultiCategorical:
         selected = MultiCategorical.__new__(MultiCategorical)
-        selected.choices = self.choices[rows]
+        selected.choices, selected.shape = self.choices[rows], self.shape
         return selected
+
+    def _shaped(self, action: Tensor) -> Tensor:
+        return action if len(self.shape) == 1 else action.reshape(action.shape[:-1] + self.shape)
 
 
 class DiagGaussian:
@@ -148,3 +157,39 @@ class DiagGaussian:
 
     def _shaped(self, action: Tensor) -> Tensor:
         return action.reshape(action.shape[:-1] + self.shape)
+
+
+class Hybrid:
+    """Independent distributions over the parts of an action: actions are dictionaries of theirs,
+    and what is said of an action is the sum over its parts.
+    """
+
+    def __init__(self, parts: Mapping[str, Distribution]) -> None:
+        self.parts = parts
+
+    def log_prob(self, action: Mapping[str, Any]) -> Tensor:
+        """Log-probability (of a Box: density) of actions {name: [..., *shape]}, [...]."""
+        return _sum([part.log_prob(action[name]) for name, part in self.parts.items()])
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats, [...]."""
+        return _sum([part.entropy() for part in self.parts.values()])
+
+    def mode(self) -> dict[str, Any]:
+        """The likeliest action: the likeliest of each part."""
+        return {name: part.mode() for name, part in self.parts.items()}
+
+    def sample(self, generator: torch.Generator | None = None) -> dict[str, Any]:
+        """One action per row, part after part."""
+        return {name: part.sample(generator) for name, part in self.parts.items()}
+
+    def kl(self, other: Hybrid) -> Tensor:
+        """KL(self || other) in nats, [...]."""
+        return _sum([part.kl(other.parts[name]) for name, part in self.parts.items()])
+
+    def __getitem__(self, rows: Index) -> Hybrid:
+        return Hybrid({name: part[rows] for name, part in self.parts.items()})
+
+
+def _sum(terms: list[Tensor]) -> Tensor:
+    return terms[0] if len(terms) == 1 else torch.stack(terms).sum(0)

@@ -9,7 +9,8 @@ import gymnasium
 import torch
 from torch import Tensor, nn
 
-from unirl.core.tree import leaves, tree_map
+from unirl.action_space import find_mask
+from unirl.core.tree import Tree, leaves, tree_map
 from unirl.errors import UniRLError
 from unirl.policy.action_head import make_action_head
 from unirl.policy.config import PolicyConfig
@@ -26,8 +27,8 @@ COMPUTE_DTYPE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class ActResult(NamedTuple):
     """What acting returns; the action is unclipped, discrete actions are counted from 0."""
 
-    action: Tensor
-    """int64 [B] or [B, n], or float32 [B, *shape of the Box]."""
+    action: Tree
+    """int64 [B] or [B, n], or float32 [B, *shape of the Box]; a dictionary of a hybrid's parts."""
     logp: Tensor
     """float32 [B]."""
     state: State
@@ -65,6 +66,11 @@ class Policy(nn.Module):
         if config.compute_dtype == "auto":  # outside a recipe, which decides for all its devices
             config = settle_dtype(config, "cpu")
         self.config = config
+        self._mask = find_mask(observation_space)
+        if self._mask is not None:  # for the action head; nobody else reads it
+            shown = dict(observation_space.spaces)  # type: ignore[attr-defined]
+            del shown[self._mask]
+            observation_space = gymnasium.spaces.Dict(shown)
         actor_space, critic_space = _split(observation_space, config.critic_group)
         self.inputs = ObservationInputs(actor_space, config, generator)
         self.torso = Torso(self.inputs, config, generator)
@@ -137,7 +143,12 @@ class Policy(nn.Module):
         features = self.torso(self.inputs(obs))
         if self.core is not None:
             features, state = self.core.step(features, state)
-        return self.action_head(features.float()), state
+        return self._distribution(features, obs), state
+
+    def _distribution(self, features: Tensor, obs: Any) -> Distribution:
+        mask = None if self._mask is None else obs[self._mask]
+        distribution: Distribution = self.action_head(features.float(), mask)
+        return distribution
 
     def unroll(self, obs: Any, state: State, reset: Tensor | None = None) -> Unroll:
         """Distribution and value of rows 0..T, with gradients.
@@ -159,7 +170,7 @@ class Policy(nn.Module):
                 inputs = self.value_inputs(flat)
             value_features = self.value_torso(inputs).unflatten(0, shape)
         value = self.value_head(value_features.float()).squeeze(-1)
-        return Unroll(self.action_head(features.float()), value)
+        return Unroll(self._distribution(features, obs), value)
 
     def value(self, obs: Any) -> Tensor:
         """Values of observations (tree of [K, B, ...]) on their own: float32 [K, B]."""

@@ -21,6 +21,7 @@ from unirl.actors.sampler import SamplerConfig, check_slots
 from unirl.core.pool import Helpers, Pool
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
+from unirl.envs.make import settle_mask
 from unirl.errors import UniRLError
 from unirl.handshake.handshake import Handshake
 from unirl.learners.config import check_minibatches
@@ -59,7 +60,8 @@ def plan(config: Config) -> Plan:
             "leave sampler.device out, or set runner.kind to processes",
         )
     devices = sampler.device, config.learner.device
-    config = replace(config, policy=settle_dtype(config.policy, *devices))
+    policy = settle_dtype(config.policy, *devices)
+    config = replace(config, env=settle_mask(config.env), policy=policy)
     check_slots(sampler, config.queue)
     check_agents(config.env, sampler.num_envs, sampler.agent_policies)
     learners = tuple(_plan_learner(config, i) for i in range(sampler.num_policies))

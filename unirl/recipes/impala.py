@@ -16,6 +16,7 @@ from unirl.actors.vector import ActorConfig
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
+from unirl.envs.make import settle_mask
 from unirl.learners.config import check_minibatches
 from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
@@ -46,7 +47,8 @@ class Config:
 
 def plan(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
-    config = replace(config, policy=settle_dtype(config.policy, "cpu", config.learner.device))
+    policy = settle_dtype(config.policy, "cpu", config.learner.device)
+    config = replace(config, env=settle_mask(config.env), policy=policy)
     clipped = config.learner.policy_clip is not None
     check_minibatches(
         config.learner.minibatches,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from unirl.actors.vector import ActorConfig
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
+from unirl.envs.make import settle_mask
 from unirl.learners.config import check_minibatches
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.policy import PolicyConfig
@@ -45,7 +46,8 @@ class Config:
 
 def plan(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
-    config = replace(config, policy=settle_dtype(config.policy, "cpu", config.learner.device))
+    policy = settle_dtype(config.policy, "cpu", config.learner.device)
+    config = replace(config, env=settle_mask(config.env), policy=policy)
     check_minibatches(
         config.learner.minibatches,
         config.actor.num_envs * config.queue.batch_size,
