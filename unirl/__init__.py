@@ -56,7 +56,8 @@ def make_plan(recipe: str, *, by_kind: bool = False, **overrides: Any) -> Plan:
     "queue.max_staleness": 2}.
 
     by_kind: what is left out depends on the environment and the machine, as with `unirl train`;
-    else it is what the config's classes say. Raises UniRLError for an unknown recipe, key, environment or a value that breaks a rule.
+    else it is what the config's classes say. Raises UniRLError for an unknown recipe, key,
+    environment or a value that breaks a rule.
     """
     from unirl import config, registry
 

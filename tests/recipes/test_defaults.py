@@ -12,8 +12,10 @@ import unirl
 from tests.toy_envs import FAULT, toy_env
 from unirl import config as configs
 from unirl import registry
+from unirl.config.writing import to_mapping
+from unirl.envs.config import EnvConfig
 from unirl.recipes.defaults import Settled, settle
-from unirl.recipes.env_kind import EnvKind, classify, kind_of
+from unirl.recipes.env_kind import classify, kind_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,7 +59,7 @@ def test_flags_win_over_the_kind_and_the_kind_over_the_class() -> None:
     said = "\n".join(found.lines)
     assert "actor.num_envs 512" in said and "actor.unroll_length" not in said
     # What is resolved is complete: read again, it changes nothing.
-    table = configs.writing.to_mapping(found.config)
+    table = to_mapping(found.config)
     again = settle(registry.recipe("impala"), found.config, table, 2)
     assert again.config == found.config and not again.lines
 
@@ -79,6 +81,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "runner.kind": "processes",
         "policy.core": "lstm",
         "queue.max_staleness": 2,
+        "queue.batch_size": 1,
         "learner.epochs": 3,
         "env.engine": "sync",
     },
@@ -90,13 +93,17 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "policy.core": "gru",
         "learner.minibatches": 1,
         "queue.max_staleness": 1,
+        "queue.batch_size": 1,
     },
     "appo": {
         "sampler.num_envs": 3,
         "sampler.num_workers": 5,
         "sampler.num_groups": 3,
         "sampler.unroll_length": 3,
+        "sampler.num_policy_workers": 3,
+        "sampler.batch_rows": 5,
         "queue.max_staleness": 0,
+        "queue.batch_size": 1,
         "policy.core": "lstm",
         "learner.epochs": 1,
     },
@@ -133,8 +140,6 @@ def test_no_setting_by_hand_fails_for_a_default_that_does_not_fit_it(
 def test_what_is_known_needs_no_step(
     env_id: str, stepping: str, images: bool, continuous: bool, unscaled: bool
 ) -> None:
-    from unirl.envs.config import EnvConfig
-
     kind = kind_of(EnvConfig(env_id), may_time=False)
     assert (kind.stepping, kind.images) == (stepping, images)
     assert (kind.continuous, kind.unscaled) == (continuous, unscaled)
@@ -182,7 +187,9 @@ def test_a_fault_while_steps_are_timed_ends_nothing(
 
 
 def test_a_simulator_of_tensors_is_told_its_recipe() -> None:
-    assert "unirl train ondevice" in "\n".join(settled("impala", **{"env.id": "torch/Cartpole"}).lines)
+    assert "unirl train ondevice" in "\n".join(
+        settled("impala", **{"env.id": "torch/Cartpole"}).lines
+    )
     found = settled("ondevice", **{"env.id": "torch/Cartpole", "sim.device": "cpu"}).config
     assert found.sim.num_envs == 512 and found.runner.learner_threads == 1
     found = settled("ondevice", **{"env.id": "torch/Cartpole", "sim.device": "cuda"}).config
@@ -195,5 +202,10 @@ def test_more_cores_start_processes_for_quick_environments() -> None:
     assert many.actor.num_actors == 8 and many.queue.num_slots >= 8
 
 
+def test_each_environment_of_a_mix_has_actors_with_slots() -> None:
+    mix = {"ALE/Pong-v5": 1.0, "ALE/Breakout-v5": 1.0, "ALE/Freeway-v5": 1.0}
+    found = settled("ppo", **{"env.id": "ALE/Pong-v5", "mix": mix}).config
+    assert found.queue.num_slots >= 3 * found.actor.num_actors
+
+
 PACED = {"env.id": "toy/Paced-v0", "env.import_module": FAULT["env.import_module"]}
-_ = EnvKind

@@ -144,7 +144,8 @@ def _production(config: Any) -> tuple[str, type[Any]]:
                 return found[0], kind
     raise UniRLError(
         "this recipe has no shape that could be tuned",
-        "its config must have the sections queue and runner, and a SamplerConfig, an ActorConfig or a SimConfig",
+        "its config must have the sections queue and runner, and a SamplerConfig, an ActorConfig or"
+        " a SimConfig",
         "see unirl/recipes/appo.py and impala.py",
     )
 

@@ -75,8 +75,9 @@ class Choices:
 def settle(
     module: ModuleType, config: Any, table: Mapping[str, Any], num_cores: int | None = None
 ) -> Settled:
-    """A recipe's config with what nobody set chosen for it. table: what files and flags set, nested;
-    config holds it already. num_cores: None: of this machine.
+    """A recipe's config with what nobody set chosen for it.
+
+    table: what files and flags set; config has it already. num_cores: None: of this machine.
 
     A recipe with a function `defaults(choices)` is asked for the rest. Raises UniRLError for
     an environment that cannot be made, and for values that break a rule.

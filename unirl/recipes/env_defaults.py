@@ -23,6 +23,9 @@ def for_actors(choices: Choices, *, on_policy: bool) -> None:
     """
     _shape_actors(choices, on_policy=on_policy)
     _fit_actors(choices)
+    if on_policy and choices.kind.images and choices["runner.kind"] == "processes":
+        threads = {"runner.learner_threads": min(choices.num_cores, _MAX_ACTORS // 2)}
+        choices.choose("the actors rest while it learns", threads)
     num_envs = choices["actor.num_envs"] * choices["queue.batch_size"]
     _learning(choices, num_envs, choices["actor.unroll_length"])
 
@@ -40,10 +43,10 @@ def _shape_actors(choices: Choices, *, on_policy: bool) -> None:
 
     if kind.stepping == "vectorised":
         choices.choose("one process that hands nothing over is the fastest", together)
-        many = envs(64 if kind.robot else 512, 16)
+        many = envs(64 if kind.family == "mujoco" else 512, 16)
         choices.choose("a step of many costs hardly more than one of few", many)
     elif kind.stepping == "simulator":
-        hint = "it is stepped on the CPU here; unirl train ondevice keeps its tensors where they are"
+        hint = "stepped on the CPU here; unirl train ondevice is faster, on any device"
         choices.choose(hint, {**together, **envs(256, 16)})
     elif not choices.may_start_processes or (kind.stepping == "quick" and cores < _MANY_CORES):
         choices.choose("steps are cheap: one process, repeatable bit for bit", together)
@@ -53,7 +56,7 @@ def _shape_actors(choices: Choices, *, on_policy: bool) -> None:
         if choices["env.engine"] == "async":
             many, actors = envs(32, 16), {"actor.num_actors": min(cores, 4)}
         else:
-            many, actors = envs(2, 32), {"actor.num_actors": 8 * cores}
+            many, actors = envs(2, 32), {"actor.num_actors": min(8 * cores, 4 * _MAX_ACTORS)}
         choices.choose("many wait at a time", {**apart, **actors, **many})
     else:
         choices.choose("an actor for each core, beside the learner", {**apart, **actors})
@@ -73,21 +76,26 @@ def _fit_actors(choices: Choices) -> None:
     if choices["runner.kind"] == "inline":
         choices.choose("one process needs one actor", {"actor.num_actors": 1})
         return
-    actors, ratio = choices["actor.num_actors"], choices["queue.max_staleness"] + 1
+    # Each environment of a mix has actors of its own.
+    sources, ratio = max(1, len(choices["mix"])), choices["queue.max_staleness"] + 1
+    actors = sources * choices["actor.num_actors"]
     slots = max(-(-actors // ratio), min(2, actors))
     choices.choose("a slot for every actor", {"queue.batch_size": slots})
+    fitting = max(1, choices["queue.batch_size"] * ratio // sources)
+    if fitting < choices["actor.num_actors"]:
+        choices.choose("an actor for every slot", {"actor.num_actors": fitting})
 
 
 def for_sampler(choices: Choices) -> None:
     """Of recipes with the shared-memory sampler (appo)."""
     kind, cores = choices.kind, choices.num_cores
     workers, envs, length = {
-        "vectorised": (1, 64 if kind.robot else 256, 16),
+        "vectorised": (1, 64 if kind.family == "mujoco" else 256, 16),
         "simulator": (1, 128, 16),
-        "waiting": (8 * cores, 2, 32),
-        "slow": (cores, 8, 32),
-        "atari": (max(1, cores - 1), 16, 64),
-        "quick": (max(1, cores - 1), 8, 64),
+        "waiting": (min(8 * cores, 4 * _MAX_ACTORS), 2, 32),
+        "slow": (min(cores, _MAX_ACTORS), 8, 32),
+        "atari": (max(1, min(cores, _MAX_ACTORS) - 1), 16, 64),
+        "quick": (max(1, min(cores, _MAX_ACTORS // 2) - 1), 8, 64),
     }[kind.stepping]
     why = {
         "vectorised": "one worker steps many together, while the other group is decided for",
@@ -95,19 +103,22 @@ def for_sampler(choices: Choices) -> None:
         "waiting": "steps wait: many workers at a time",
         "slow": "steps compute: a worker for each core, beside policy worker and learner",
     }.get(kind.stepping, "a worker for each core that the learner leaves")
-    agents = kind.num_agents
+    agents, rows = kind.num_agents, choices["sampler.batch_rows"] or envs
     shape = {
-        "sampler.num_workers": min(workers, 8 * _MAX_ACTORS),
-        "sampler.num_envs": -(-envs // agents) * agents,
+        "sampler.num_workers": max(workers, choices["sampler.num_policy_workers"]),
+        "sampler.num_envs": max(1, min(envs, rows) // agents) * agents,
         "sampler.unroll_length": length,
     }
     choices.choose(why, shape)
     if kind.stepping == "atari" or choices["env.engine"] == "envpool":
         choices.choose("the processes use all cores already", {"env.num_threads": 1})
-    groups = choices["sampler.num_workers"] * choices["sampler.num_groups"]
     choices.choose("samples one update old at most", {"queue.max_staleness": 1})
-    slots = -(-groups // (choices["queue.max_staleness"] + 1))
+    groups, ratio = choices["sampler.num_groups"], choices["queue.max_staleness"] + 1
+    slots = -(-choices["sampler.num_workers"] * groups // ratio)
     choices.choose("a slot for every group", {"queue.batch_size": max(2, slots)})
+    fitting = max(1, choices["queue.batch_size"] * ratio // groups)
+    if fitting < choices["sampler.num_workers"]:
+        choices.choose("a group for every slot", {"sampler.num_workers": fitting})
     num_envs = choices["sampler.num_envs"] * choices["queue.batch_size"]
     _learning(choices, num_envs, choices["sampler.unroll_length"])
 
@@ -175,7 +186,7 @@ def _continuous(choices: Choices) -> None:
         "the deviation explores by itself",
         {"learner.entropy_coef": 0.0, "learner.optimizer.lr": 3e-4},
     )
-    if choices.kind.robot and choices["learner.policy_clip"] is not None:
+    if choices.kind.family == "mujoco" and choices["learner.policy_clip"] is not None:
         choices.choose(
             "small first actions, advantages as large as they are: robots stay on their feet",
             {"policy.initial_std": 0.4, "learner.normalize_advantage": False},

@@ -7,6 +7,7 @@ into one of three coarse classes, so that a machine comes to the same answer aga
 from __future__ import annotations
 
 import logging
+import re
 import resource
 import statistics
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space, spaces
@@ -65,8 +67,8 @@ class EnvKind:
     """Some of them have no bounds, or wide ones."""
     continuous: bool = False
     """Some actions are real numbers."""
-    robot: bool = False
-    """One of Gymnasium's MuJoCo robots."""
+    family: str = ""
+    """Of Gymnasium's own ones: box2d, classic_control, mujoco, toy_text."""
     num_agents: int = 1
 
     @property
@@ -75,13 +77,12 @@ class EnvKind:
         return not self.images and self.num_numbers <= _SMALL_OBS
 
 
-def kind_of(
-    env: EnvConfig, *, may_time: bool = True, deadline_seconds: float = 20.0
-) -> EnvKind:
+def kind_of(env: EnvConfig, *, may_time: bool = True, deadline_seconds: float = 20.0) -> EnvKind:
     """Make an environment, ask it, step it where nothing is known of it, and let it go.
 
-    may_time: else what is unknown counts as quick. deadline_seconds: for all steps. Raises UniRLError for one that cannot be made. One that fails while it is timed counts as quick:
-    when it is trained, its actors will say what is wrong. One that hangs counts as slow.
+    One that fails while it is timed counts as quick: its actors will say what is wrong. One that
+    hangs counts as slow. may_time: else what is unknown counts as quick. deadline_seconds: of all
+    its steps. Raises UniRLError for one that cannot be made.
     """
     if env.is_sim:
         return EnvKind("simulator", "its environments are tensors on one device")
@@ -104,7 +105,7 @@ def kind_of(
         num_numbers=inputs.vector_size,
         unscaled=bool(inputs.num_normalized) and any(map(_is_unscaled, _leaves(observation))),
         continuous=any(isinstance(leaf, spaces.Box) for leaf in _leaves(action)),
-        robot="envs.mujoco" in why,
+        family=next(iter(re.findall(r"^gymnasium\.envs\.(\w+)", _entry_point(env))), ""),
         num_agents=num_agents,
     )
 
@@ -117,13 +118,18 @@ def _known(env: EnvConfig) -> tuple[Stepping, str] | None:
         return None
     if env.engine == "envpool":
         return "vectorised", "EnvPool steps many together in C++ threads"
-    spec = catalog.find_spec(env)
-    if env.engine in ("auto", "vector") and spec.vector_entry_point is not None:
+    if env.engine in ("auto", "vector") and catalog.find_spec(env).vector_entry_point is not None:
         return "vectorised", "its vector class steps many as arrays"
-    entry = spec.entry_point if isinstance(spec.entry_point, str) else ""
+    entry = _entry_point(env)
     if entry.startswith(_QUICK_FAMILIES):
         return "quick", f"those of {entry.partition(':')[0]} are known to be quick"
     return None
+
+
+def _entry_point(env: EnvConfig) -> str:
+    """Where the class of an id is; "" where Gymnasium does not know."""
+    spec = gymnasium.registry.get(env.id)
+    return spec.entry_point if spec is not None and isinstance(spec.entry_point, str) else ""
 
 
 def _timed(env: EnvConfig, num_envs: int, deadline_seconds: float) -> tuple[Stepping, str]:
