@@ -148,6 +148,11 @@ def _learning(choices: Choices, num_envs: int, length: int) -> None:
         _continuous(choices)
     else:
         _discrete(choices)
+    if choices.kind.family == "box2d":
+        far: dict[str, Any] = {"learner.gamma": 0.999, "learner.lambda_": 0.98}
+        if choices["policy.core"] == "none":
+            far["policy.shared_torso"] = False
+        choices.choose("episodes of a thousand steps are decided at their end", far)
     clip = choices["learner.policy_clip"]
     steps = clip is not None and choices["policy.core"] == "none"
     _split(choices, choices["learner.minibatches"], num_envs * (length if steps else 1))
