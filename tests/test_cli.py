@@ -17,6 +17,7 @@ import pytest
 
 import unirl
 from unirl import cli
+from unirl.commands import run_folder
 from unirl.config import load_toml
 from unirl.envs.config import EngineName
 from unirl.errors import UniRLError
@@ -209,6 +210,10 @@ def test_a_run_leaves_what_is_needed_to_repeat_it(trained: Path) -> None:
     command = (trained / "command.txt").read_text()
     assert command.startswith("unirl train impala --env.id CartPole-v1 ")
     table = load_toml(trained / "config.toml")
+    assert "defaults  environment vectorised" in (trained / "log.txt").read_text()
+    assert table["learner"]["epochs"] == 2, "what the kind chose is on record"
+    resumed, _ = run_folder.load(trained)
+    assert resumed.config.learner.epochs == 2 and not resumed.notes, "and is not chosen again"
     assert table["recipe"] == "impala" and table["run"]["total_steps"] == 2000
     assert (trained / "metrics.jsonl").stat().st_size > 0
     assert (trained / "checkpoints" / "latest" / "state.json").is_file()

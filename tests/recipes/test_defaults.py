@@ -182,7 +182,7 @@ def test_a_fault_while_steps_are_timed_ends_nothing(
     assert kind.stepping == stepping and words in kind.why
 
 
-def test_a_simulator_of_tensors_is_told_its_recipe() -> None:
+def test_a_simulator_of_tensors_names_its_recipe() -> None:
     assert "unirl train ondevice" in "\n".join(
         settled("impala", **{"env.id": "torch/Cartpole"}).lines
     )
