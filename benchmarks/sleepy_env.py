@@ -1,4 +1,4 @@
-"""An environment whose step waits and computes nothing, for measurements of who waits for whom."""
+"""Environments whose steps take milliseconds, for measurements of who waits for whom."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete
 
 
@@ -34,6 +35,22 @@ class Sleepy(gymnasium.Env[Any, Any]):
         return np.full(4, self._step % 100 / 100, np.float32), 1.0, self._step % 100 == 0, False, {}
 
 
+class SlowCartPole(CartPoleEnv):
+    """Something to learn, of which a step waits, or computes, for so long."""
+
+    def __init__(self, step_seconds: float = 0.005, computes: bool = False) -> None:
+        super().__init__()
+        self._seconds, self._computes = step_seconds, computes
+
+    def step(self, action: Any) -> Any:
+        until = time.thread_time() + self._seconds
+        while self._computes and time.thread_time() < until:
+            pass
+        if not self._computes:
+            time.sleep(self._seconds)
+        return super().step(action)
+
+
 def fail(number: int, frame: Any) -> None:
     raise RuntimeError("an error at a random moment, as asked for")
 
@@ -42,3 +59,4 @@ def fail(number: int, frame: Any) -> None:
 signal.signal(signal.SIGUSR1, fail)
 if "unirl-bench/Sleepy-v0" not in gymnasium.registry:
     gymnasium.register("unirl-bench/Sleepy-v0", Sleepy)
+    gymnasium.register("unirl-bench/SlowCartPole-v0", SlowCartPole, max_episode_steps=500)

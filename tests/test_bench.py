@@ -354,6 +354,33 @@ def test_no_shape_changes_the_samples_per_update_or_exceeds_the_cores(
     assert len(free) > 1
 
 
+@pytest.mark.parametrize(
+    ("recipe", "num_envs"), [("impala", "actor.num_envs"), ("ondevice", "sim.num_envs")]
+)
+def test_environments_that_step_together_are_tried_by_the_thousand(
+    recipe: str, num_envs: str
+) -> None:
+    config = unirl.make_plan(recipe).config
+    start = start_of(config, 2)
+
+    def tried(**how: bool) -> set[int]:
+        knobs = knobs_of(config, 2, **how)
+        return {shape[num_envs] for knob in knobs for shape in knob(start)}
+
+    assert {1024, 2048, 4096} <= tried(free_batch=True, vectorised=True)
+    assert tried(vectorised=True) == {start[num_envs]} | tried()
+
+
+def test_actors_that_wait_may_be_more_than_the_cores() -> None:
+    config = unirl.make_plan("impala", **{**PROCESSES, "actor.num_actors": 2}).config
+    waiting = replace(config, actor=replace(config.actor, num_actors=16))
+    for each, most in ((config, 2), (waiting, 32)):
+        start = start_of(each, 2)
+        shapes = [shape for knob in knobs_of(each, 2) for shape in knob(start)]
+        assert max(shape["actor.num_actors"] for shape in shapes) == most
+        assert max(shape["runner.learner_threads"] for shape in shapes) == 2
+
+
 def test_the_search_follows_what_is_faster_and_keeps_what_is_as_fast() -> None:
     config = unirl.make_plan("appo", **{"queue.batch_size": 8}).config
     start = start_of(config, 4)

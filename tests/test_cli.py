@@ -17,6 +17,7 @@ import pytest
 
 import unirl
 from unirl import cli
+from unirl.commands import run_folder
 from unirl.config import load_toml
 from unirl.envs.config import EngineName
 from unirl.errors import UniRLError
@@ -188,7 +189,9 @@ def test_a_dry_run_prints_config_and_plan_and_starts_nothing(
     assert 'compute_dtype = "auto"' not in shown
     # What was printed is a config file of the same run.
     assert cli.main(["train", "@again.toml", "--dry-run"]) == 0
-    assert capsys.readouterr().out == shown
+    again = capsys.readouterr().out
+    assert shown.startswith(again.rstrip()), "but for the defaults that it took"
+    assert "# defaults  environment vectorised" in shown and "# defaults" not in again
     table = load_toml(Path("again.toml"))
     assert table["run"]["target_return"] == 42.0 and table["queue"]["window"] == "none"
 
@@ -207,6 +210,10 @@ def test_a_run_leaves_what_is_needed_to_repeat_it(trained: Path) -> None:
     command = (trained / "command.txt").read_text()
     assert command.startswith("unirl train impala --env.id CartPole-v1 ")
     table = load_toml(trained / "config.toml")
+    assert "defaults  environment vectorised" in (trained / "log.txt").read_text()
+    assert table["learner"]["epochs"] == 2, "what the kind chose is on record"
+    resumed, _ = run_folder.load(trained)
+    assert resumed.config.learner.epochs == 2 and not resumed.notes, "and is not chosen again"
     assert table["recipe"] == "impala" and table["run"]["total_steps"] == 2000
     assert (trained / "metrics.jsonl").stat().st_size > 0
     assert (trained / "checkpoints" / "latest" / "state.json").is_file()

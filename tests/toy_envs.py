@@ -248,9 +248,26 @@ class Fault(gymnasium.Env[Obs, np.int64]):
         )
 
 
+class Paced(Counting):
+    """A step waits, or computes, for so long."""
+
+    def __init__(self, step_seconds: float = 0.0, computes: bool = False) -> None:
+        super().__init__(10, 10)
+        self._seconds, self._computes = step_seconds, computes
+
+    def step(self, action: np.int64) -> tuple[Obs, float, bool, bool, Info]:
+        until = time.thread_time() + self._seconds
+        while self._computes and time.thread_time() < until:
+            pass
+        if not self._computes and self._seconds:
+            time.sleep(self._seconds)
+        return super().step(action)
+
+
 gymnasium.register(
     "toy/Counting-v0",
     entry_point=f"{MODULE}:Counting",
     vector_entry_point=f"{MODULE}:CountingVector",
 )
 gymnasium.register("toy/Fault-v0", entry_point=f"{MODULE}:Fault")
+gymnasium.register("toy/Paced-v0", entry_point=f"{MODULE}:Paced")

@@ -7,6 +7,7 @@ result = unirl.run(plan, "runs/cartpole")
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -51,17 +52,26 @@ _HOMES = {
 }
 
 
-def make_plan(recipe: str, **overrides: Any) -> Plan:
+def make_plan(recipe: str, *, by_kind: bool = False, **overrides: Any) -> Plan:
     """The plan of a recipe. Overrides are config keys with dots: **{"env.id": "ALE/Pong-v5",
     "queue.max_staleness": 2}.
 
-    Raises UniRLError for an unknown recipe, key, environment or a value that breaks a rule.
+    by_kind: what is left out depends on the environment and the machine, as with `unirl train`;
+    else it is what the config's classes say. Raises UniRLError for an unknown recipe, key,
+    environment or a value that breaks a rule.
     """
     from unirl import config, registry
 
     module = registry.recipe(recipe)
-    plan: Plan = module.plan(config.override(module.Config(), overrides))
-    return plan
+    plain = config.override(module.Config(), overrides)
+    if not by_kind:
+        plan: Plan = module.plan(plain)
+        return plan
+    from unirl.recipes.defaults import settle
+
+    settled = settle(module, plain, config.nest(module.Config, overrides))
+    plan = module.plan(settled.config)
+    return replace(plan, notes=(*settled.lines, *plan.notes))
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from unirl.actors.device import SimConfig
 from unirl.actors.sampler import SamplerConfig
 from unirl.actors.vector import ActorConfig
 from unirl.bench.section import section
@@ -22,6 +23,8 @@ Shape: TypeAlias = Mapping[str, Any]
 Knob: TypeAlias = Callable[[Shape], Iterator[Shape]]
 """From a shape to those that differ from it in one respect."""
 
+MANY_ENVS = (1024, 2048, 4096)
+"""Tried where stepping many environments together costs little more than stepping few."""
 _GAIN = 1.03
 """Less is within what two measurements of the same differ by."""
 
@@ -48,6 +51,7 @@ def start_of(config: Any, num_cores: int) -> Shape:
     keys = {
         SamplerConfig: ("num_workers", "num_groups", "num_envs", "num_policy_workers"),
         ActorConfig: ("num_actors", "num_envs"),
+        SimConfig: ("num_envs",),
     }[kind]
     production, runner = getattr(config, name), config.runner
     shape = {f"{name}.{key}": getattr(production, key) for key in keys}
@@ -60,30 +64,39 @@ def start_of(config: Any, num_cores: int) -> Shape:
     return shape
 
 
-def knobs_of(config: Any, num_cores: int, *, free_batch: bool = False) -> list[Knob]:
-    """What can be turned: no more processes or threads of a kind than cores.
+def knobs_of(
+    config: Any, num_cores: int, *, free_batch: bool = False, vectorised: bool = False
+) -> list[Knob]:
+    """What can be turned: no more processes or threads of a kind than cores; twice as many as there
+    are where these are more, as environments then wait.
 
-    free_batch: samples per update may change.
+    free_batch: samples per update may change. vectorised: environments are stepped together.
     """
     name, kind = _production(config)
-    counts = [2**i for i in range(num_cores.bit_length()) if 2**i < num_cores] + [num_cores]
+    production = getattr(config, name)
+    current = getattr(production, "num_actors", getattr(production, "num_workers", 1))
+    threads, counts = _powers(num_cores), _powers(2 * current if current > num_cores else num_cores)
 
     def knob(key: str, values: Sequence[int]) -> Knob:
         return lambda shape: ({**shape, key: value} for value in values)
 
-    envs = _envs_knob(f"{name}.num_envs", free_batch)
-    threads = knob("runner.learner_threads", counts)
+    envs = [_envs_knob(f"{name}.num_envs", free_batch)]
+    if free_batch and vectorised:
+        envs.insert(0, knob(f"{name}.num_envs", MANY_ENVS))
+    learner = knob("runner.learner_threads", threads)
+    if kind is SimConfig:
+        return [learner, *(envs if free_batch else [])]
     if kind is SamplerConfig:
         knobs = [
             knob(f"{name}.num_workers", counts),
             knob(f"{name}.num_groups", (1, 2, 4)),
-            envs,
-            knob(f"{name}.num_policy_workers", counts),
-            threads,
+            *envs,
+            knob(f"{name}.num_policy_workers", threads),
+            learner,
         ]
     else:
         ratio = config.queue.max_staleness + 1
-        knobs = [_processes_knob(name, counts, ratio), envs, threads]
+        knobs = [_processes_knob(name, counts, ratio), *envs, learner]
     return [*knobs, _batch_knob] if free_batch else knobs
 
 
@@ -118,16 +131,21 @@ def search(
     return tried, best
 
 
-def _production(config: Any) -> tuple[str, type[SamplerConfig] | type[ActorConfig]]:
-    """The section of the config that says which processes step the environments, and its class."""
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... and the most."""
+    return [2**i for i in range(most.bit_length()) if 2**i < most] + [most]
+
+
+def _production(config: Any) -> tuple[str, type[Any]]:
+    """The section of the config that says what steps the environments, and its class."""
     if hasattr(config, "queue") and hasattr(config, "runner"):
-        if (sampler := section(config, SamplerConfig)) is not None:
-            return sampler[0], SamplerConfig
-        if (actor := section(config, ActorConfig)) is not None:
-            return actor[0], ActorConfig
+        for kind in (SamplerConfig, ActorConfig, SimConfig):
+            if (found := section(config, kind)) is not None:
+                return found[0], kind
     raise UniRLError(
         "this recipe has no shape that could be tuned",
-        "its config must have the sections queue and runner, and a SamplerConfig or an ActorConfig",
+        "its config must have the sections queue and runner, and a SamplerConfig, an ActorConfig or"
+        " a SimConfig",
         "see unirl/recipes/appo.py and impala.py",
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +14,7 @@ from unirl.commands.shipped import config_file
 from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
+    from unirl.recipes.env_kind import EnvKind
     from unirl.runners.plan import Plan
 
 T = TypeVar("T")
@@ -50,6 +51,10 @@ class Chosen:
     recipe: str
     module: ModuleType
     config: Any
+    notes: tuple[str, ...] = ()
+    """Defaults that the environment's kind gave, and why."""
+    kind: EnvKind | None = None
+    """What they depend on."""
 
     @property
     def title(self) -> str:
@@ -58,7 +63,7 @@ class Chosen:
     def plan(self) -> Plan:
         """The plan; nothing is started."""
         plan: Plan = self.module.plan(self.config)
-        return plan
+        return replace(plan, notes=(*self.notes, *plan.notes))
 
 
 def choose(arguments: Sequence[str], options: type[T], command: str) -> tuple[Chosen, T]:
@@ -98,10 +103,12 @@ def choose(arguments: Sequence[str], options: type[T], command: str) -> tuple[Ch
             if surplus[0].endswith(".toml")
             else f"see unirl {command} --help",
         )
-    config = configs.from_mapping(
-        module.Config, configs.merge(*tables.values(), configs.nest(module.Config, changes))
-    )
-    return Chosen(names[-1] if names else None, recipe, module, config), own
+    from unirl.recipes.defaults import settle
+
+    table = configs.merge(*tables.values(), configs.nest(module.Config, changes))
+    settled = settle(module, configs.from_mapping(module.Config, table), table)
+    name = names[-1] if names else None
+    return Chosen(name, recipe, module, settled.config, settled.lines, settled.kind), own
 
 
 def recipe_and_files(arguments: Sequence[str], options: type) -> tuple[str | None, list[Path]]:

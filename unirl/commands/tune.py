@@ -64,7 +64,8 @@ def tune(arguments: Sequence[str], measure: Measure | None = None) -> int:
         except UniRLError as error:
             return Tried(shape, None, "; ".join(error.parts[:2]))
 
-    knobs = knobs_of(chosen.config, num_cores, free_batch=options.free_batch)
+    vectorised = chosen.kind is not None and chosen.kind.stepping in ("vectorised", "simulator")
+    knobs = knobs_of(chosen.config, num_cores, free_batch=options.free_batch, vectorised=vectorised)
     tried, best = search(start, knobs, attempt)
     columns, rows = _table(tried, best)
     comment = [

@@ -28,6 +28,8 @@ from unirl.learners.config import check_minibatches
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
+from unirl.recipes.defaults import Choices
+from unirl.recipes.env_defaults import for_sampler
 from unirl.recipes.probe import bind_learner, check_agents, probe
 from unirl.runners.config import RunConfig, RunnerConfig
 from unirl.runners.plan import LearnerPlan, Plan
@@ -48,6 +50,11 @@ class Config:
     )
     runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(kind="processes"))
     run: RunConfig = field(default_factory=RunConfig)
+
+
+def defaults(choices: Choices) -> None:
+    """What is set where nobody says anything, by the environment's kind."""
+    for_sampler(choices)
 
 
 def plan(config: Config) -> Plan:

@@ -22,6 +22,8 @@ from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
+from unirl.recipes.defaults import Choices
+from unirl.recipes.env_defaults import for_actors
 from unirl.recipes.probe import EnvFacts, bind_learner, check_agents, probe, vector_plan
 from unirl.runners.config import RunConfig, RunnerConfig
 from unirl.runners.plan import Plan
@@ -43,6 +45,11 @@ class Config:
     queue: QueueConfig = field(default_factory=QueueConfig)
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+
+def defaults(choices: Choices) -> None:
+    """What is set where nobody says anything, by the environment's kind."""
+    for_actors(choices, on_policy=False)
 
 
 def plan(config: Config) -> Plan:

@@ -28,6 +28,8 @@ from unirl.learners.parallel import Ranks
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
+from unirl.recipes.defaults import Choices
+from unirl.recipes.env_defaults import for_simulator
 from unirl.recipes.probe import EnvFacts, bind_learner, fingerprint_of
 from unirl.runners.config import RunConfig, RunnerConfig
 from unirl.runners.plan import LearnerPlan, Plan
@@ -61,6 +63,11 @@ class Config:
     run: RunConfig = field(
         default_factory=lambda: RunConfig(total_steps=50_000_000, checkpoint_steps=50_000_000)
     )
+
+
+def defaults(choices: Choices) -> None:
+    """What is set where nobody says anything, by the device and the simulator."""
+    for_simulator(choices, on_cpu=choices["sim"].torch_device().type == "cpu")
 
 
 def plan(config: Config) -> Plan:

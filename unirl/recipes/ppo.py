@@ -19,6 +19,8 @@ from unirl.learners.config import check_minibatches
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
+from unirl.recipes.defaults import Choices
+from unirl.recipes.env_defaults import for_actors
 from unirl.recipes.probe import bind_learner, check_agents, probe, vector_plan
 from unirl.runners.config import RunConfig, RunnerConfig
 from unirl.runners.plan import Plan
@@ -42,6 +44,11 @@ class Config:
     queue: QueueConfig = field(default_factory=lambda: QueueConfig(max_staleness=0))
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+
+def defaults(choices: Choices) -> None:
+    """What is set where nobody says anything, by the environment's kind."""
+    for_actors(choices, on_policy=True)
 
 
 def plan(config: Config) -> Plan:
