@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from unirl.runners.make import learner_threads, make_runner
 from unirl.runners.plan import Plan
 from unirl.storage import disk
 from unirl.storage.checkpoint import Checkpoint
+from unirl.storage.run_lock import locked
 from unirl.supervision.process_settings import keep_freed_memory
 
 log = logging.getLogger(__name__)
@@ -61,11 +62,21 @@ def run(
     standard output.
     Ctrl-C or SIGTERM once: the current update is finished and a checkpoint written. Twice:
     KeyboardInterrupt.
-    Raises UniRLError, with the folder as it was, when it holds another run or the plan does not
-    fit the checkpoint; and when the disk is full. RankLost, a UniRLError, by the deadline
-    queue.timeout_seconds when another process is lost: the first one then writes a checkpoint.
+    Raises UniRLError, with the folder as it was, when it holds another run, when a run writes to it
+    now, or when the plan does not fit the checkpoint; and when the disk is full. RankLost, a
+    UniRLError, by the deadline queue.timeout_seconds when another process is lost: the first one
+    then writes a checkpoint.
     """
-    run_dir, ranks = Path(run_dir), Ranks.from_environment()
+    run_dir, is_main = Path(run_dir), Ranks.from_environment().is_main
+    with disk.explained(run_dir, "free some space, then start it again"):
+        lock = locked(run_dir) if is_main else nullcontext()
+        with lock:
+            return run_in_folder(plan, run_dir, resume, console=console)
+
+
+def run_in_folder(plan: Plan, run_dir: Path, resume: Path | None, *, console: bool) -> RunResult:
+    """As `run`, in a folder whose lock this process holds, or the first of its ranks."""
+    ranks = Ranks.from_environment()
     plan = plan_for_ranks(plan, ranks)
     with disk.explained(run_dir, f"free some space, then: unirl resume {run_dir}"):
         checkpoint = open_checkpoint(plan, resume, ranks)
