@@ -11,6 +11,7 @@ import tempfile
 import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 
@@ -37,6 +38,7 @@ from unirl.commands.session import Crash
 from unirl.commands.train import TrainOptions, train
 from unirl.commands.tune import TuneOptions, tune
 from unirl.errors import UniRLError
+from unirl.report.output import lasting_output
 from unirl.storage import disk
 
 EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
@@ -44,10 +46,18 @@ EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "train": Command(
-            "RECIPE [@CONFIG ...] [--key value ...]", "Train a recipe.", train, TrainOptions
+            "RECIPE [@CONFIG ...] [--key value ...]",
+            "Train a recipe.",
+            train,
+            TrainOptions,
+            outlives_console=True,
         ),
         "resume": Command(
-            "RUN [--key value ...]", "Continue from the newest checkpoint.", resume, ResumeOptions
+            "RUN [--key value ...]",
+            "Continue from the newest checkpoint.",
+            resume,
+            ResumeOptions,
+            outlives_console=True,
         ),
         "eval": Command(
             "RUN [--key value ...]",
@@ -91,6 +101,12 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a bug, 2 for what the user can fix."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    command = COMMANDS.get(words[0]) if words else None
+    with lasting_output() if command and command.outlives_console else nullcontext():
+        return _run(words)
+
+
+def _run(words: list[str]) -> int:
     # Before torch is loaded: OpenMP threads that spin while they wait take a core from the
     # simulator, and beside one busy process elsewhere they make everything ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
