@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ GroupFilter = Callable[[Prompt, Sequence[Completion], Sequence[Sequence[Score]]]
 class RolloutConfig:
     """How groups are made."""
 
-    group_size: int = 8
+    group_size: int = field(default=8, metadata={"common": True})
     """Completions of each prompt. More: a better baseline, fewer prompts for the same work."""
     zero_variance: str = "skip"
     """Groups whose rewards are all equal. skip: they count, and no time is spent on learning
