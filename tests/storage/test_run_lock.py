@@ -105,7 +105,7 @@ def test_of_many_that_start_at_once_one_has_the_folder(tmp_path: Path) -> None:
     assert most[0] == 1 and entered[0] > 8
 
 
-def test_a_file_system_without_locks_is_told_and_does_not_stop_the_run(
+def test_a_file_system_without_locks_is_a_warning_and_does_not_stop_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def flock(descriptor: int, operation: int) -> None:

@@ -76,7 +76,7 @@ def _list_presets(*, whole: bool) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+        print(" ".join(cells).rstrip())
     print("\none of them:             unirl algorithms NAME")
     print("all that each computes:  unirl algorithms --all")
 

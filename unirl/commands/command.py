@@ -24,4 +24,4 @@ class Command:
     options: type = NoOptions
     """The config class of its flags."""
     outlives_console: bool = False
-    """Whether it goes on when nothing reads what it prints."""
+    """Whether it continues when nothing reads what it prints."""

@@ -1,5 +1,5 @@
-"""Standard output and error of a run that goes on when nothing reads them any more: the terminal
-was closed, or the other end of the pipe (head, less, ssh).
+"""Standard output and error of a run that continues when nothing reads them any more: the
+terminal was closed, or the other end of the pipe (head, less, ssh).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LastingStream:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.lost: OSError | None = None
-        """Why nothing is shown any more. Read by whoever may log it: writers hold locks."""
+        """Why nothing is shown any more. To be logged elsewhere: who writes may hold a lock."""
 
     def write(self, text: str) -> int:
         try:

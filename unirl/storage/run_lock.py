@@ -2,7 +2,7 @@
 
 The kernel holds it (flock) for the process that opened the file, and lets go of it however that
 process ends. Its forks close the file at once: one that outlives a killed run keeps no folder
-locked. The file is deleted at the end, by the process that holds the lock, so whoever got a lock
+locked. The file is deleted at the end, by the process that holds the lock, so one that got the lock
 looks whether the file is still the one of that name.
 """
 
