@@ -5,7 +5,7 @@ host (Makoviychuk et al., "Isaac Gym", arXiv 2108.10470).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,12 +30,12 @@ from unirl.policy import Policy, PolicyConfig
 class SimConfig:
     """How many environments a simulator steps at once, and where."""
 
-    num_envs: int = 4096
+    num_envs: int = field(default=4096, metadata={"common": True})
     """Environments side by side. More: a busier device and less noise per update, at more memory.
     """
-    unroll_length: int = 16
+    unroll_length: int = field(default=16, metadata={"common": True})
     """Steps per environment in one slot. More: longer credit assignment, fewer updates."""
-    device: str = "auto"
+    device: str = field(default="auto", metadata={"common": True})
     """Where simulator, policy and learner are: cpu, cuda or cuda:N; auto: cuda where there is one.
     """
     random_phases: bool = True

@@ -4,7 +4,7 @@ decides for them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from unirl.actors.vector import ActorConfig
 from unirl.config.rules import check_at_least
@@ -18,7 +18,7 @@ from unirl.handshake.layout import HandshakeLayout
 class SamplerConfig:
     """How many environments there are, who steps them and who decides for them."""
 
-    num_workers: int = 2
+    num_workers: int = field(default=2, metadata={"common": True})
     """Environment workers: processes that step environments and hold no policy. More than cores
     only helps where environments wait.
     """
@@ -26,9 +26,9 @@ class SamplerConfig:
     """Groups of each worker: one steps while another waits for its actions. 1: worker and policy
     take turns; more than 2 helps where one group is much slower than the others.
     """
-    num_envs: int = 16
+    num_envs: int = field(default=16, metadata={"common": True})
     """Environments of each group, in one slot together. More: cheaper steps, larger slots."""
-    unroll_length: int = 32
+    unroll_length: int = field(default=32, metadata={"common": True})
     """Steps per environment in one slot. More: longer credit assignment, fewer updates."""
     num_policy_workers: int = 1
     """Processes that hold a policy copy and decide. More helps only where one cannot keep up."""

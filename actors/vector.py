@@ -5,7 +5,7 @@ arXiv 1802.01561, section 3).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,13 +32,13 @@ from unirl.policy.precision import warn_if_emulated
 class ActorConfig:
     """How many environments there are and how long one unroll is."""
 
-    num_actors: int = 1
+    num_actors: int = field(default=1, metadata={"common": True})
     """Actors, each with environments and a policy copy of its own. More than cores only helps where
     environments wait.
     """
-    num_envs: int = 32
+    num_envs: int = field(default=32, metadata={"common": True})
     """Environments per actor: the batch of one forward pass. More: cheaper steps, larger slots."""
-    unroll_length: int = 20
+    unroll_length: int = field(default=20, metadata={"common": True})
     """Steps per environment in one slot. More: longer credit assignment, fewer updates."""
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ SIM_FAMILIES = ("torch/", "warp/", "isaacgym/", "isaaclab/", "gymnasium/")
 class EnvConfig:
     """One environment id and its settings; picklable, and every value has a form in TOML."""
 
-    id: str = "CartPole-v1"
+    id: str = field(default="CartPole-v1", metadata={"common": True})
     """Gymnasium id ("CartPole-v1", "ALE/Pong-v5"). With engine "envpool" it is looked up in
     EnvPool's list; Atari games are written "ALE/Pong-v5" there too, though EnvPool itself lists
     them as "Pong-v5".
@@ -34,7 +34,7 @@ class EnvConfig:
     "isaacgym/", "isaaclab/" or "gymnasium/". Their engine is auto; samplers of the host step them
     on the CPU.
     """
-    engine: EngineName = "auto"
+    engine: EngineName = field(default="auto", metadata={"common": True})
     """What steps the environments. auto: ale for ALE/*, else the env's own vector class where it
     registers one, else sync. Environments with several agents know auto and sync, which are one.
 

@@ -187,11 +187,14 @@ def _kill_workers(env: AsyncVectorEnv) -> None:
 
 
 def _tie_to_parent(env: gymnasium.Env[Any, Any], parent: int) -> gymnasium.Env[Any, Any]:
-    """In a worker process: die when the parent does (kill -9 included), leave Ctrl-C to it."""
+    """In a worker process: die when the parent does (kill -9 included), leave Ctrl-C and a closed
+    terminal to it.
+    """
     # Gymnasium also builds one environment in the parent, to ask for its spaces.
     if os.getpid() == parent:
         return env
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if _IS_LINUX:
         # Bound to the thread that started this process: an actor must make its environments where
         # it steps them.

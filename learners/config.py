@@ -16,21 +16,21 @@ class UnrollLearnerConfig:
     """The loss, and how often each batch is used."""
 
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    gamma: float = 0.99
+    gamma: float = field(default=0.99, metadata={"common": True})
     """Discount per step. More: farther sight, noisier targets."""
     lambda_: float = 1.0
     """Shrinks V-trace's traces. Less: less variance, more bias. 1 is the paper's."""
-    rho_clip: float = 1.0
+    rho_clip: float = field(default=1.0, metadata={"infinite": True})
     """Bound on the importance ratio of one step: decides which policy's value is learned."""
-    pg_rho_clip: float | None = None
+    pg_rho_clip: float | None = field(default=None, metadata={"infinite": True})
     """Bound on the ratio that weights the policy gradient (TorchBeast's and rlax's clip_pg_rho).
     none: rho_clip. More: samples of older policies teach with less bias and more noise.
     """
-    c_clip: float = 1.0
+    c_clip: float = field(default=1.0, metadata={"infinite": True})
     """Bound on the ratios that carry corrections back in time."""
     value_coef: float = 0.5
     """Weight of the value loss."""
-    entropy_coef: float = 0.01
+    entropy_coef: float = field(default=0.01, metadata={"common": True})
     """Weight of the entropy bonus. More: explores longer."""
     entropy_schedule: Literal["constant", "linear"] = "constant"
     """linear: falls to zero at the end of the run (run.anneal_over, run.anneal_from)."""
@@ -44,9 +44,9 @@ class UnrollLearnerConfig:
     """
     normalize_reward: bool = False
     """Divide rewards by the running standard deviation of the discounted return."""
-    epochs: int = 1
+    epochs: int = field(default=1, metadata={"common": True})
     """Passes over each batch. More: fewer samples, more compute."""
-    minibatches: int = 1
+    minibatches: int = field(default=1, metadata={"common": True})
     """How many minibatches a batch is split into: along its environments, with PPO's objective and
     no memory into steps drawn from everywhere. More: more and noisier updates per batch.
     """

@@ -5,7 +5,7 @@ and schedules.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -33,7 +33,7 @@ class OptimizerConfig:
 
     name: Literal["adam", "rmsprop"] = "adam"
     """adam, or rmsprop as in IMPALA and A3C."""
-    lr: float = 6e-4
+    lr: float = field(default=6e-4, metadata={"common": True})
     """Step size. More: faster, until it diverges."""
     lr_schedule: Literal["constant", "linear", "adaptive"] = "constant"
     """linear: falls to zero at the end of the run (run.anneal_over, run.anneal_from). adaptive:
@@ -42,7 +42,7 @@ class OptimizerConfig:
     """
     target_kl: float = 0.01
     """adaptive: how far one batch should move the policy, in nats. More: larger steps."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: float = field(default=0.5, metadata={"infinite": True})
     """Gradients are scaled down to this norm. Less: steadier, slower."""
     epsilon: float = 1e-5
     """Added to the denominator (adam), or under the root (rmsprop, as TensorFlow does)."""

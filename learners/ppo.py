@@ -49,10 +49,10 @@ class PpoLearnerConfig(UnrollLearnerConfig):
     """Divide rewards by the running standard deviation of the discounted return: losses and the
     clipped gradient then have one scale in every environment.
     """
-    epochs: int = 4
+    epochs: int = field(default=4, metadata={"common": True})
     """Passes over each batch. More: fewer samples, more compute; the clip bounds how far they lead.
     """
-    minibatches: int = 4
+    minibatches: int = field(default=4, metadata={"common": True})
     """How many minibatches a batch is split into: of steps from everywhere, or of whole unrolls of
     some environments where the policy has memory. More: more and noisier updates per batch.
     """

@@ -38,7 +38,7 @@ class SamplingConfig:
     """Draw only from so many likeliest tokens. 0: from all. More than 0 biases ratios as top_p
     does.
     """
-    max_tokens: int = 64
+    max_tokens: int = field(default=64, metadata={"common": True})
     """Tokens a completion may have, its end token included. More: longer thoughts, more memory."""
     stop: tuple[str, ...] = ()
     """Texts that end a completion besides the model's own end tokens; they stay part of it."""
@@ -193,7 +193,7 @@ class EngineFailed(Restartable):
 class EngineConfig:
     """Which engine generates, and what it may use."""
 
-    kind: Literal["hf", "vllm", "openai"] = "hf"
+    kind: Literal["hf", "vllm", "openai"] = field(default="hf", metadata={"common": True})
     """hf: transformers in this process. vllm: vLLM in processes of its own. openai: a server that
     speaks OpenAI's API and returns token ids and log-probabilities.
     """

@@ -12,7 +12,7 @@ import copy
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from unirl.config.rules import check_at_least, check_setting
@@ -45,7 +45,7 @@ GroupFilter = Callable[[Prompt, Sequence[Completion], Sequence[Sequence[Score]]]
 class RolloutConfig:
     """How groups are made."""
 
-    group_size: int = 8
+    group_size: int = field(default=8, metadata={"common": True})
     """Completions of each prompt. More: a better baseline, fewer prompts for the same work."""
     zero_variance: str = "skip"
     """Groups whose rewards are all equal. skip: they count, and no time is spent on learning

@@ -98,15 +98,43 @@ def test_version_is_the_one_of_the_package(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == f"unirl {project['version']}\n"
 
 
-def test_help_of_a_recipe_explains_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("recipe", ["impala", "appo", "ondevice", "grpo"])
+def test_help_of_a_recipe_is_short_and_explains_every_key_when_asked(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     from unirl.config import fields_help, flag_of
-    from unirl.recipes.impala import Config
+    from unirl.registry import recipe as module_of
 
-    assert cli.main(["train", "impala", "--help"]) == 0
-    shown = capsys.readouterr().out
-    for item in fields_help(Config):
+    def shown(*words: str) -> str:
+        assert cli.main(["train", recipe, *words]) == 0
+        text = capsys.readouterr().out
+        assert max(len(line) for line in text.splitlines()) <= 80
+        return text
+
+    short, whole = shown("--help"), shown("--help", "--all")
+    assert shown("--all") == whole
+    items = fields_help(module_of(recipe).Config)
+    num_missing = 0
+    for item in items:
         assert item.doc, f"{item.key} has no docstring"
-        assert f"  {flag_of(item.key)}  " in shown
+        assert f"  {flag_of(item.key)}  " in whole
+        num_missing += f"  {flag_of(item.key)}  " not in short
+    assert "  --run.total-steps  " in short and "  --learner.optimizer.lr  " in short
+    assert short.count("\n") <= 110 < whole.count("\n")
+    assert short.endswith(f"{num_missing} more keys: unirl train {recipe} --help --all\n")
+
+
+@pytest.mark.parametrize("words", [["algorithms"], ["algorithms", "--all"]])
+def test_every_algorithm_is_listed_in_80_columns(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from unirl.llm.algorithms.presets import PRESETS
+
+    assert cli.main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    assert set(PRESETS) <= {line.split()[0] for line in lines if line.strip()}
+    assert len(lines) <= len(PRESETS) + 6 or "--all" in words
 
 
 @pytest.mark.parametrize("command", list(cli.COMMANDS))
@@ -401,6 +429,7 @@ def test_flags_of_the_recipe_change_what_is_evaluated(
     ("words", "part"),
     [
         (["--episodes", "0"], "--episodes is 0"),
+        (["--seed", "-4"], "--seed is -4"),
         (["b"], '"b" is one argument too many'),
         (["--epsiodes", "3"], "--episodes"),
         (["--env.random-burst-probability", "0.1"], "--env.random-burst-probability has no effect"),
@@ -568,6 +597,14 @@ def test_plot_and_card_write_their_files(trained: Path) -> None:
         (["train", "impala", "--queue.max-stalness", "1"], ["--queue.max-staleness"]),
         (["train", "impala", "--total-steps", "1"], ["--run.total-steps"]),
         (["train", "impala", "--nmae", "x"], ["--nmae", "--name"]),
+        (["train", "impala", "--name", "../../x"], ['"../../x"', 'without ".."', "--runs-dir"]),
+        (["train", "impala", "--name", "/tmp/x"], ['"/tmp/x"', "not absolute"]),
+        (["train", "impala", "--name", ""], ['the run is ""', "not empty"]),
+        (["train", "impala", "--run.log-seconds", "nan"], ["--run.log-seconds", "found nan"]),
+        (["train", "impala", "--run.log-seconds", "inf"], ["run.log_seconds is inf", "2.0"]),
+        (["train", "impala", "--target", "inf"], ["target is inf", "finite"]),
+        (["train", "impala", "--mix.A", "inf"], ["mix.A is inf", "finite"]),
+        (["bench", "@cartpole", "--seconds", "inf"], ["seconds is inf", "finite"]),
         (["train", "impala", "-n", "x"], ["flag -n is unknown"]),
         (["train", "impala", "--frobnicate"], ["--frobnicate", "--help"]),
         (["train", "impala", "--run.total-steps"], ["has no value"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -225,6 +226,39 @@ def test_a_value_of_another_type_is_refused(key: str, value: Any, expected: str)
         configs.from_mapping(Config, tables)
     message = three_parts(error)
     assert key in message and expected in message
+
+
+@dataclass(frozen=True)
+class Limits:
+    soft: float = 1.0
+    hard: float = field(default=1.0, metadata={"infinite": True})
+    shares: Mapping[str, float] = field(default_factory=dict)
+    span: tuple[float, float] = (0.0, 1.0)
+    anything: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Limited:
+    limits: Limits = Limits()
+
+
+def test_a_number_is_finite_unless_its_field_says_otherwise() -> None:
+    allowed = {"limits.hard": "inf", "limits.anything": {"x": float("inf")}}
+    config = configs.override(Limited(), allowed)
+    assert config.limits.hard == float("inf")
+    assert configs.from_mapping(Limited, tomllib.loads(configs.to_toml(config))) == config
+    for key, value in (
+        ("limits.soft", "inf"),
+        ("limits.soft", "-inf"),
+        ("limits.shares", {"a": "inf"}),
+        ("limits.span", "[0, 1e999]"),
+    ):
+        with pytest.raises(UniRLError) as error:
+            configs.override(Limited(), {key: value})
+        assert "it must be a finite number" in three_parts(error)
+    for key in ("limits.soft", "limits.hard"):
+        with pytest.raises(UniRLError, match="nan"):
+            configs.override(Limited(), {key: "nan"})
 
 
 @pytest.mark.parametrize(

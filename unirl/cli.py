@@ -6,11 +6,13 @@ Nothing heavy is imported until a command needs it: `unirl --help` and `unirl li
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 import textwrap
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 
@@ -37,6 +39,7 @@ from unirl.commands.session import Crash
 from unirl.commands.train import TrainOptions, train
 from unirl.commands.tune import TuneOptions, tune
 from unirl.errors import UniRLError
+from unirl.report.output import lasting_output
 from unirl.storage import disk
 
 EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
@@ -44,10 +47,18 @@ EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 COMMANDS: Mapping[str, Command] = MappingProxyType(
     {
         "train": Command(
-            "RECIPE [@CONFIG ...] [--key value ...]", "Train a recipe.", train, TrainOptions
+            "RECIPE [@CONFIG ...] [--key value ...]",
+            "Train a recipe.",
+            train,
+            TrainOptions,
+            outlives_console=True,
         ),
         "resume": Command(
-            "RUN [--key value ...]", "Continue from the newest checkpoint.", resume, ResumeOptions
+            "RUN [--key value ...]",
+            "Continue from the newest checkpoint.",
+            resume,
+            ResumeOptions,
+            outlives_console=True,
         ),
         "eval": Command(
             "RUN [--key value ...]",
@@ -91,6 +102,12 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a bug, 2 for what the user can fix."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    command = COMMANDS.get(words[0]) if words else None
+    with lasting_output() if command and command.outlives_console else nullcontext():
+        return _run(words)
+
+
+def _run(words: list[str]) -> int:
     # Before torch is loaded: OpenMP threads that spin while they wait take a core from the
     # simulator, and beside one busy process elsewhere they make everything ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -143,8 +160,10 @@ def _dispatch(words: list[str]) -> int:
             f"there are {', '.join(COMMANDS)}",
             configs.suggestion(name, COMMANDS) or "see unirl --help",
         )
-    if "-h" in rest or "--help" in rest:
-        print(_help(name, [word for word in rest if word not in ("-h", "--help")]))
+    asks = {"-h", "--help"} & set(rest) or (name == "train" and "--all" in rest)
+    if asks:
+        words = [word for word in rest if word not in ("-h", "--help", "--all")]
+        print(_help(name, words, short="--all" not in rest))
         return 0
     return COMMANDS[name].run(rest)
 
@@ -155,7 +174,8 @@ def _overview() -> str:
     lines += [f"  {name:<{width}}  {command.summary}" for name, command in COMMANDS.items()]
     lines += [
         "",
-        "unirl COMMAND --help explains a command, unirl train RECIPE --help every key of a recipe.",
+        "unirl COMMAND --help explains a command, unirl train RECIPE --help the common",
+        "keys of a recipe, unirl train RECIPE --help --all every one of them.",
         "  --version  print the version    --debug  show full traces",
         "",
         "  unirl train @cartpole",
@@ -164,32 +184,42 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
-def _help(name: str, rest: Sequence[str]) -> str:
+def _help(name: str, rest: Sequence[str], *, short: bool) -> str:
     command = COMMANDS[name]
     lines = [f"usage: unirl {name} {command.usage}", "", command.summary]
-    lines += _help_table(command.options)
+    lines += _help_table(configs.fields_help(command.options))
     if name == "train":
         recipe, files = recipe_and_files(rest, TrainOptions)
         for path in files:
             recipe = recipe or configs.load_toml(path).get("recipe")
         if recipe is None:
-            lines += ["", "every key of a recipe: unirl train impala --help"]
+            lines += ["", "the keys of a recipe: unirl train impala --help"]
         else:
-            lines += _help_table(registry.recipe(recipe).Config)
+            items = configs.fields_help(registry.recipe(recipe).Config)
+            common = [item for item in items if item.is_common] if short else []
+            lines += _help_table(common or items)
+            if common:
+                whole = shlex.join(["unirl", "train", *rest, "--help", "--all"])
+                lines += ["", f"{len(items) - len(common)} more keys: {whole}"]
     return "\n".join(lines)
 
 
-def _help_table(cls: type) -> list[str]:
+def _help_table(items: Iterable[configs.FieldHelp]) -> list[str]:
     lines, table = [], None
-    for item in configs.fields_help(cls):
+    for item in items:
         if item.key.rpartition(".")[0] != table:
             table = item.key.rpartition(".")[0]
             lines += ["", f"[{table}]"] if table else [""]
         default = f" (default {item.default})" if item.default else " (required)"
-        lines.append(f"  {configs.flag_of(item.key)}  {item.kind}{default}")
-        doc = " ".join(item.doc.split())
-        lines += textwrap.wrap(doc, 92, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        head = f"  {configs.flag_of(item.key)}  {item.kind}{default}"
+        lines += _wrapped(head, "", " " * 6) + _wrapped(" ".join(item.doc.split()), *[" " * 8] * 2)
     return lines
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    return textwrap.wrap(
+        text, 80, initial_indent=first, subsequent_indent=others, break_on_hyphens=False
+    )
 
 
 def _print_error(parts: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ def _may_be_unset(cls: T) -> T:
     """Let each term that a class inherits be None, which is its default."""
     hints = get_type_hints(Terms)
     for item in fields(Terms):
-        if item.metadata:
+        if "rules" in item.metadata:
             cls.__annotations__[item.name] = hints[item.name] | None
             setattr(cls, item.name, field(default=None, metadata=item.metadata))
     return cls
@@ -30,7 +30,7 @@ class AlgorithmConfig(Terms):
     would have no effect is refused.
     """
 
-    preset: str = "unirl:grpo"
+    preset: str = field(default="unirl:grpo", metadata={"common": True})
 
     def __post_init__(self) -> None:
         for name, value in self.chosen().items():

@@ -46,13 +46,16 @@ def term(
     bound: Bound | None = None,
     off: Any = None,
     brings: Mapping[Any, Mapping[str, Any]] = MappingProxyType({}),
+    infinite: bool = False,
 ) -> Any:
-    return field(default=default, metadata={"rules": TermRules(conditions, bound, off, brings)})
+    """infinite: whether the term may be."""
+    rules = TermRules(conditions, bound, off, brings)
+    return field(default=default, metadata={"rules": rules, "infinite": infinite})
 
 
 def rules_of(terms: Any) -> dict[str, TermRules]:
     """The terms of a dataclass or of an instance, by name."""
-    return {item.name: item.metadata["rules"] for item in fields(terms) if item.metadata}
+    return {item.name: item.metadata["rules"] for item in fields(terms) if "rules" in item.metadata}
 
 
 def check_effect(algorithm: Any, chosen: Mapping[str, Any]) -> None:

@@ -138,9 +138,9 @@ class Terms:
     """
     vtrace_value: Literal["group", "critic"] = term("group", WITH_VTRACE)
     """vtrace: what stands for the value: the mean reward of the others, or a critic."""
-    rho_clip: float = term(1.0, WITH_VTRACE, bound=NOT_NEGATIVE)
+    rho_clip: float = term(1.0, WITH_VTRACE, bound=NOT_NEGATIVE, infinite=True)
     """vtrace: bound of a token's ratio. Larger: less bias from old samples, more variance."""
-    c_clip: float = term(1.0, WITH_VTRACE, bound=NOT_NEGATIVE)
+    c_clip: float = term(1.0, WITH_VTRACE, bound=NOT_NEGATIVE, infinite=True)
     """vtrace: bound of the ratios along the trace. Larger: corrections reach further back."""
     whiten: Whiten = term("none")
     """Centre and scale advantages over all tokens of the batch; where whiten_epsilon goes: added to
@@ -158,9 +158,9 @@ class Terms:
         "old", WITH_RATIO, off="old", brings={"behaviour": _UNWEIGHED}
     )
     """To whom the ratio is taken: the learner before the update, or the engine that drew."""
-    clip_low: float = term(0.2, WITH_CLIP, bound=NOT_NEGATIVE)
+    clip_low: float = term(0.2, WITH_CLIP, bound=NOT_NEGATIVE, infinite=True)
     """How far a ratio may fall below 1 (dppo: a probability fall). Larger: bigger steps away."""
-    clip_high: float = term(0.2, WITH_CLIP, bound=NOT_NEGATIVE)
+    clip_high: float = term(0.2, WITH_CLIP, bound=NOT_NEGATIVE, infinite=True)
     """How far it may rise. Larger than clip_low: rare tokens can grow."""
     dual_clip: float = term(0.0, WITH_DUAL_CLIP, bound=OFF_OR_ABOVE_ONE, off=0.0)
     """ppo, gspo: with negative advantage a ratio counts as at most this; 0 is off, else above 1."""
@@ -168,7 +168,7 @@ class Terms:
     """sapo: how soon a ratio stops counting for positive advantages. Larger: sooner."""
     tau_negative: float = term(1.05, WITH_SAPO, bound=POSITIVE)
     """sapo: the same for negative ones."""
-    log_ratio_clamp: float = term(20.0, WITH_RATIO, bound=NOT_NEGATIVE)
+    log_ratio_clamp: float = term(20.0, WITH_RATIO, bound=NOT_NEGATIVE, infinite=True)
     """A log-ratio counts as at most this, for no number may overflow."""
     aggregation: Aggregation = term("token-mean")
     """What all tokens' losses become. seq-mean-token-mean: a token of a long completion counts
@@ -184,13 +184,13 @@ class Terms:
     """Whose ratio. sequence, the product over all tokens, is of no use for long completions."""
     correction_low: float = term(0.0, WITH_CORRECTION, bound=NOT_NEGATIVE)
     """Lower bound. tis: smaller weights are raised to it, which lets unlikely tokens in."""
-    correction_high: float = term(math.inf, WITH_CORRECTION, bound=NOT_NEGATIVE)
+    correction_high: float = term(math.inf, WITH_CORRECTION, bound=NOT_NEGATIVE, infinite=True)
     """Upper bound. Larger: less bias, more variance."""
     sequence_mask: SequenceMask = term("none", brings=_OF_MASK)
     """Which ratio of a completion must be within mask_low .. mask_high for it to count."""
     mask_low: float = term(0.0, WITH_MASK, bound=NOT_NEGATIVE)
     """Larger: more completions are rejected."""
-    mask_high: float = term(math.inf, WITH_MASK, bound=NOT_NEGATIVE)
+    mask_high: float = term(math.inf, WITH_MASK, bound=NOT_NEGATIVE, infinite=True)
     """Larger: fewer completions are rejected."""
     kl_coef: float = term(0.0, bound=NOT_NEGATIVE)
     """How strongly the policy is held to the reference. 0: not, and no reference is needed."""
@@ -206,7 +206,7 @@ class Terms:
     tokens that the engine drew with another one, up to 5; old_ratio the estimate times the ratio
     to the learner before the update, as TRL has it since 1.10.
     """
-    kl_clamp: float = term(10.0, WITH_KL, bound=NOT_NEGATIVE)
+    kl_clamp: float = term(10.0, WITH_KL, bound=NOT_NEGATIVE, infinite=True)
     """An estimate counts as at most this, and has no gradient beyond."""
     critic: CriticKind = term("head", WITH_CRITIC, off="head")
     """What the critic is. head: a layer on the policy's hidden states, whose loss changes these

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,7 +28,7 @@ _DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torc
 class ModelConfig:
     """The model, what it computes in, and which of its weights learn."""
 
-    path: str = TINY
+    path: str = field(default=TINY, metadata={"common": True})
     """A folder in Hugging Face's layout, an id of its hub, or "tiny": a Llama of about a million
     weights, made on the spot.
     """
@@ -43,7 +43,7 @@ class ModelConfig:
     """Under torchrun: divide weights, gradients and optimiser among the processes (FSDP2). Less
     memory in each, more communication between them.
     """
-    lora_rank: int = 0
+    lora_rank: int = field(default=0, metadata={"common": True})
     """0: all weights learn. More: only adapters of this rank do; larger ones can say more."""
     lora_alpha: float = 32.0
     """Adapters are scaled by alpha / rank. More: larger steps at the same learning rate."""

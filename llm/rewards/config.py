@@ -71,7 +71,7 @@ class JudgeConfig:
 class RewardConfig:
     """What completions are rewarded for; the reward is the weighted sum."""
 
-    weights: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict, metadata={"common": True})
     """Rewards by name: auto (the task's own), exact, last_number, characters, regex, math
     (math-verify), gym (reasoning-gym), model, judge, or module:function of your own. A larger
     weight: counts more. 0: only reported. None at all: auto alone.

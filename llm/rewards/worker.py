@@ -18,7 +18,7 @@ from typing import Any
 
 from unirl.errors import format_error
 from unirl.llm.own_code import load_own
-from unirl.supervision.process_settings import die_with_parent
+from unirl.supervision.process_settings import die_with_parent, leave_signals_to_learner
 
 _ERROR_CHARACTERS = 2000
 
@@ -39,8 +39,7 @@ def worker_main(
     os.setpgid(0, 0)
     os.environ.clear()
     os.environ.update(environ)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    leave_signals_to_learner()
     jobs: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(line, jobs), name="jobs", daemon=True).start()
     loaded: dict[str, Callable[..., Any]] = {}

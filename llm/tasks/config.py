@@ -15,7 +15,7 @@ from unirl.errors import UniRLError
 class TaskConfig:
     """Where prompts come from, in which order, and how long they may be."""
 
-    name: str = "arithmetic"
+    name: str = field(default="arithmetic", metadata={"common": True})
     """arithmetic, digits, reverse, copy, count; jsonl:PATH, parquet:PATH, hf:NAME (a dataset);
     gym:NAME (reasoning-gym); or module:function of your own, which takes this config.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from unirl.llm.algorithms.diff import Difference
     from unirl.llm.algorithms.terms import Algorithm
 
-_COLUMNS = ("advantage", "objective", "aggregation", "correction", "KL")
+_COLUMNS = ("name", "advantage", "objective", "aggregation", "correction", "KL")
 _USAGE = "unirl algorithms, unirl algorithms NAME, unirl algorithms diff A B"
 
 
@@ -28,13 +29,15 @@ class AlgorithmsOptions:
     batch: Path | None = None
     """diff: a batch of tokens as safetensors, as save_batch writes it. None: a small built-in one.
     """
+    all: bool = False
+    """Without a name: what every algorithm computes, and not only which terms it has."""
 
 
 def algorithms(arguments: Sequence[str]) -> int:
     """List the presets with their terms, describe one, or compare two on a batch."""
     positional, options = parse(arguments, AlgorithmsOptions)
     if not positional:
-        _show(_all_presets())
+        _list_presets(whole=options.all)
         return 0
     if positional[0] != "diff" and len(positional) == 1:
         _describe(_preset(positional[0]), positional[0])
@@ -56,20 +59,34 @@ def _preset(name: str) -> Algorithm:
     return resolve(AlgorithmConfig(preset=name))
 
 
-def _all_presets() -> Table:
-    from rich.table import Table
-
+def _list_presets(*, whole: bool) -> None:
+    """A line each, or all that each computes."""
     from unirl.llm.algorithms.describe import described_terms
     from unirl.llm.algorithms.presets import DEFAULT, PRESETS
 
-    table = Table(title="Algorithms of LLM post-training (algorithm.preset)", expand=True)
-    for column in ("name", *_COLUMNS):
-        table.add_column(column, overflow="fold", min_width=9)
-    for name, preset in PRESETS.items():
-        terms = described_terms(preset.algorithm)
-        shown = f"{name} (default)" if name == DEFAULT else name
-        table.add_row(shown, *(terms[column] for column in _COLUMNS))
-    return table
+    print(f"Algorithms of LLM post-training (algorithm.preset; the default is {DEFAULT})\n")
+    if whole:
+        for name, preset in PRESETS.items():
+            print(name)
+            for term, text in described_terms(preset.algorithm).items():
+                indents = {"initial_indent": f"  {term:<12}", "subsequent_indent": " " * 14}
+                print("\n".join(textwrap.wrap(text, 80, break_on_hyphens=False, **indents)))
+        return
+    rows = [_COLUMNS, *(_terms_in_short(name, one.algorithm) for name, one in PRESETS.items())]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))
+        print(" ".join(cells).rstrip())
+    print("\none of them:             unirl algorithms NAME")
+    print("all that each computes:  unirl algorithms --all")
+
+
+def _terms_in_short(name: str, a: Algorithm) -> tuple[str, ...]:
+    """Its terms by the names that settings have; seq-mean is seq-mean-token-mean."""
+    aggregation = a.aggregation.replace("seq-mean-token", "seq")
+    correction = "vtrace" if a.advantage == "vtrace" else a.correction
+    kl = f"{a.kl_coef:g}" if a.kl_coef else "none"
+    return name, a.advantage, a.objective, aggregation, correction, kl
 
 
 def _describe(algorithm: Algorithm, name: str) -> None:

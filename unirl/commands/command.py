@@ -23,3 +23,5 @@ class Command:
     """From the words behind the name to the exit code."""
     options: type = NoOptions
     """The config class of its flags."""
+    outlives_console: bool = False
+    """Whether it continues when nothing reads what it prints."""

@@ -47,6 +47,8 @@ class EpisodeOptions:
             raise UniRLError(
                 f"--episodes is {self.episodes}", "--episodes >= 1 must hold", "20 or 100 are usual"
             )
+        if self.seed < 0:
+            raise UniRLError(f"--seed is {self.seed}", "--seed >= 0 must hold", "1 is the default")
         if self.deterministic and self.stochastic:
             raise UniRLError(
                 "--deterministic and --stochastic were both given",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.commands import run_folder
 from unirl.commands.arguments import first, one_run, parse_with_recipe
-from unirl.commands.session import start
+from unirl.commands.session import is_main_process, start
 from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ def resume(arguments: Sequence[str]) -> int:
     module, _ = run_folder.read_config(run_dir)
     positional, options, changes = parse_with_recipe(arguments, ResumeOptions, module.Config)
     one_run(positional, "resume")
-    plan, checkpoint = run_folder.load(where, changes)
-    _check_checkpoint(plan, checkpoint, where)
-    return start(plan, run_dir, ["resume", *arguments], options.console, resume_from=where)
+    # Before the checkpoint is read: a run that still trains would delete it.
+    with run_folder.held(run_dir) if is_main_process() else nullcontext():
+        plan, checkpoint = run_folder.load(where, changes)
+        _check_checkpoint(plan, checkpoint, where)
+        return start(plan, run_dir, ["resume", *arguments], options.console, resume_from=where)
 
 
 def _check_checkpoint(plan: Plan, checkpoint: Checkpoint, where: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unirl import config as configs
 from unirl import registry
 from unirl.errors import UniRLError
-from unirl.storage import disk
+from unirl.storage import disk, run_lock
 
 if TYPE_CHECKING:
     from unirl.runners.plan import Plan
@@ -21,9 +21,56 @@ if TYPE_CHECKING:
 _FAILED = "failed.txt"
 
 
-def claim(run_dir: Path, overwrite: bool) -> None:
-    """Make room for a new run. Raises UniRLError rather than delete what was not asked for."""
-    if not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir())):
+@contextlib.contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """In this block the folder is locked for one run. Raises UniRLError when another has it."""
+    with contextlib.ExitStack() as stack:
+        with disk.explained(run_dir, "free some space, then start it again"):
+            try:
+                stack.enter_context(run_lock.locked(run_dir))
+            except OSError as error:
+                if disk.is_full(error):
+                    raise
+                raise UniRLError(
+                    f'run folder "{run_dir}" cannot be written',
+                    f"{error.filename}: {error.strerror}",
+                    "choose another --runs-dir, or change its permissions",
+                ) from error
+        yield
+
+
+def in_runs_dir(runs_dir: Path, name: str) -> Path:
+    """The folder of a run of this name. Raises UniRLError when it would be elsewhere, or in another
+    run's.
+    """
+    parts = Path(name).parts
+    if not parts or not name.isprintable() or ".." in parts or Path(name).is_absolute():
+        raise UniRLError(
+            f"the name of the run is {configs.shown(name)}",
+            f'a name is that of a folder under "{runs_dir}": not empty, not absolute, without ".."',
+            "choose another --name, or say with --runs-dir where run folders are",
+        )
+    run_dir = runs_dir / name
+    for parent in (runs_dir.joinpath(*parts[:end]) for end in range(1, len(parts))):
+        if _is_run(parent):
+            raise UniRLError(
+                f'"{run_dir}" is in the run folder "{parent}"',
+                "a run has a folder of its own, and none in another run's",
+                f"choose another --name, such as {name.replace('/', '-')}",
+            )
+    return run_dir
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.toml").is_file() or (folder / "command.txt").is_file()
+
+
+def make_room(run_dir: Path, overwrite: bool) -> None:
+    """Empty a locked folder for a new run, but for the lock. Raises UniRLError rather than delete
+    what was not asked for.
+    """
+    found = [path for path in run_dir.iterdir() if path.name != run_lock.NAME]
+    if not found:
         return
     # After a failed start one fixes the command and calls it again: that must not need a flag.
     if not overwrite and not (run_dir / _FAILED).is_file():
@@ -32,13 +79,18 @@ def claim(run_dir: Path, overwrite: bool) -> None:
             "a new run needs a folder of its own",
             f"unirl resume {run_dir}, or another --name, or --overwrite to delete it",
         )
-    if not ((run_dir / "config.toml").is_file() or (run_dir / "command.txt").is_file()):
+    if not _is_run(run_dir):
         raise UniRLError(
             f'"{run_dir}" is not a run folder, so --overwrite does not delete it',
             "a run folder has a config.toml or a command.txt",
             "choose another --name, or delete it yourself",
         )
-    shutil.rmtree(run_dir)
+    # Last what says that it is a run folder: a kill in between must not make it another's.
+    for path in sorted(found, key=lambda path: path.name in ("config.toml", "command.txt")):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def mark_failed(run_dir: Path, error: Exception) -> None:

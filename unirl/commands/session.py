@@ -33,33 +33,22 @@ def start(
     console: bool,
     resume_from: Path | None = None,
 ) -> int:
-    """Run a plan whose folder has been checked: from here on, command.txt records the command.
+    """Run a plan whose folder is locked and checked: from here on, command.txt records the command.
 
     Under torchrun only the first process writes and prints; the others train along.
     """
-    from unirl.launch import run
+    from unirl.launch.run import run_in_folder
     from unirl.supervision.process_settings import name_process
 
     name_process("unirl learner")
     if not is_main_process():
-        run(plan, run_dir, resume=resume_from, console=False)
+        run_in_folder(plan, run_dir, resume_from, console=False)
         return 0
     record = run_dir / "command.txt"
-    with disk.explained(record, "free some space, then start it again"):
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            with record.open("a") as file:
-                file.write(shlex.join(["unirl", *command]) + "\n")
-        except OSError as error:
-            if disk.is_full(error):
-                raise
-            raise UniRLError(
-                f'run folder "{run_dir}" cannot be written',
-                f"{error.filename}: {error.strerror}",
-                "choose another --runs-dir, or change its permissions",
-            ) from error
+    with disk.explained(record, "free some space, then start it again"), record.open("a") as file:
+        file.write(shlex.join(["unirl", *command]) + "\n")
     try:
-        result = run(plan, run_dir, resume=resume_from, console=console)
+        result = run_in_folder(plan, run_dir, resume_from, console=console)
     except UniRLError as error:
         mark_failed(run_dir, error)
         raise

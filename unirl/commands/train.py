@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,18 +41,20 @@ def train(arguments: Sequence[str]) -> int:
         chosen = replace(chosen, config=changed)
     plan = chosen.plan()
     is_main = is_main_process()
+    names = (options.name, chosen.name, _default_name(chosen))
+    run_dir = run_folder.in_runs_dir(options.runs_dir, next(n for n in names if n is not None))
     if options.dry_run:
         if is_main:
             config = chosen.config if plan.config is None else plan.config
             print(configs.to_toml(config, recipe=chosen.recipe))
             print(textwrap.indent(plan.describe(), "# "))
         return 0
-    run_dir = options.runs_dir / (options.name or chosen.name or _default_name(chosen))
-    if is_main:
-        run_folder.claim(run_dir, options.overwrite)
-        if options.console and plan.notes:
-            print("\n".join(plan.notes))
-    return start(plan, run_dir, ["train", *arguments], options.console)
+    with run_folder.held(run_dir) if is_main else nullcontext():
+        if is_main:
+            run_folder.make_room(run_dir, options.overwrite)
+            if options.console and plan.notes:
+                print("\n".join(plan.notes))
+        return start(plan, run_dir, ["train", *arguments], options.console)
 
 
 def _default_name(chosen: Chosen) -> str:

@@ -6,14 +6,16 @@ what was found and what was expected.
 
 from __future__ import annotations
 
-from unirl.config.field_help import fields_help, flag_of
+from unirl.config.field_help import FieldHelp, fields_help, flag_of
 from unirl.config.flags import parse_flags
 from unirl.config.reading import check_keys, from_mapping, load_toml, override
 from unirl.config.spelling import suggestion
 from unirl.config.tables import merge, nest
+from unirl.config.wording import shown
 from unirl.config.writing import to_toml
 
 __all__ = [
+    "FieldHelp",
     "check_keys",
     "fields_help",
     "flag_of",
@@ -23,6 +25,7 @@ __all__ = [
     "nest",
     "override",
     "parse_flags",
+    "shown",
     "suggestion",
     "to_toml",
 ]

@@ -35,6 +35,8 @@ class FieldHelp:
     """True or false: as a flag it needs no value."""
     is_table: bool
     """A dictionary: dotted keys may continue below it."""
+    is_common: bool
+    """Its field's metadata says {"common": True}: the short help shows it."""
 
 
 def fields_help(cls: type) -> list[FieldHelp]:
@@ -62,6 +64,7 @@ def _help(cls: type, default_of: Mapping[str, Any], prefix: str) -> Iterable[Fie
             doc_of.get(item.name, ""),
             is_switch=bool in members(hint),
             is_table=any(is_mapping(member) for member in members(hint)),
+            is_common=bool(item.metadata.get("common")),
         )
     for name, kind, default in inner:
         yield from _help(kind, defaults(kind, default), f"{prefix}{name}.")

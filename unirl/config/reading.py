@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from unirl.config.field_help import flag_of
 from unirl.config.fields import dataclass_in, default, fields, hints, kind_at
+from unirl.config.rules import check_finite
 from unirl.config.spelling import suggestion, unknown_key
 from unirl.config.tables import canonical, merge, nest
 from unirl.config.values import Spelled, as_text, checked
@@ -53,7 +54,9 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any]) -> T:
     classes' own rules (`__post_init__`) apply once, to the finished tables.
     """
     check_keys(cls, mapping)
-    return _build(cls, mapping, "")
+    config = _build(cls, mapping, "")
+    check_finite(config)
+    return config
 
 
 def override(config: T, changes: Mapping[str, Any]) -> T:

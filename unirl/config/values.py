@@ -55,9 +55,14 @@ def checked(value: Any, hint: Any, path: str, default: Any) -> Any:
     flag = isinstance(value, Text) and not isinstance(value, Spelled)
     raise UniRLError(
         f"flag {flag_of(path)} is {shown(value)}" if flag else f"{path} is {shown(value)}",
-        f"expected {describe(hint)}, found {'other text' if flag else kind_of(value)}",
+        f"expected {describe(hint)}, found {_found(value) if flag else kind_of(value)}",
         _remedy(value, hint, path, default),
     )
+
+
+def _found(text: Text) -> str:
+    number = _parse_number(text)
+    return "other text" if number is None else kind_of(number)
 
 
 def _remedy(value: Any, hint: Any, path: str, default: Any) -> str:
@@ -132,7 +137,9 @@ def _fit_number(value: Any, hint: type) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise _Misfit
     if hint is float:
-        return float(value)
+        with contextlib.suppress(OverflowError):
+            return float(value)
+        raise _Misfit
     if isinstance(value, float) and not value.is_integer():
         raise _Misfit
     return int(value)

@@ -47,7 +47,7 @@ def kind_of(value: Any) -> str:
     if isinstance(value, int):
         return "an integer"
     if isinstance(value, float):
-        return "a number that is not whole" if not math.isnan(value) else "not a number"
+        return "a number that is not whole" if math.isfinite(value) else f"{value}"
     if isinstance(value, str):
         return "a string"
     if isinstance(value, Mapping):

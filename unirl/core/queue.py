@@ -50,9 +50,9 @@ REASONS = (
 class QueueConfig:
     """How many samples may be in flight, and in which order they are learned."""
 
-    batch_size: int = 1
+    batch_size: int = field(default=1, metadata={"common": True})
     """Slots per update. More: smoother gradients, fewer updates per sample."""
-    max_staleness: int = 1
+    max_staleness: int = field(default=1, metadata={"common": True})
     """How many updates old a sample may be. 0: strictly on-policy, actors and learner take turns;
     more: they overlap.
     """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 from unirl.core.seeding import derive_seed
-from unirl.report.console import Console, Progress, make_console
+from unirl.report.console import Console, PlainConsole, Progress, make_console
 from unirl.report.log import notes_on
 from unirl.report.sinks import JsonlSink, TensorBoardSink
 from unirl.runners.evaluation import EvalHook
@@ -21,11 +23,14 @@ from unirl.runners.hooks import (
 )
 from unirl.runners.loop import Hook, TrainLoop
 
+log = logging.getLogger(__name__)
+
 
 class RunOutputs:
     """The hooks of one learner; everything they leave is in `folder`. stack: closes what it opens.
 
-    resumed: rows of updates that are made again are cut off.
+    resumed: rows of updates that are made again are cut off. console: whether progress is shown as
+    well as logged; None: neither.
     """
 
     def __init__(
@@ -35,7 +40,7 @@ class RunOutputs:
         restart_actors: Callable[[], None],
         *,
         resumed: bool,
-        console: bool,
+        console: bool | None,
         stack: ExitStack,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +58,7 @@ class RunOutputs:
 
 
 def _open_sinks(
-    loop: TrainLoop, folder: Path, resume_step: int | None, console: bool, stack: ExitStack
+    loop: TrainLoop, folder: Path, resume_step: int | None, console: bool | None, stack: ExitStack
 ) -> list[RowWriter]:
     """Where rows of metrics go. With a console, notes go there as well."""
     metrics = JsonlSink(folder / "metrics.jsonl", resume_step)
@@ -61,12 +66,18 @@ def _open_sinks(
     events = TensorBoardSink(folder / "tb", resume_step)
     stack.callback(events.close)
     rows: list[RowWriter] = [metrics, events]
-    if console:
+    if console is not None:
         end = loop.plan.run
-        screen = make_console(folder.name, Progress(end.total_steps, end.max_seconds), folder)
-        stack.callback(screen.close)
-        stack.enter_context(notes_on(screen))
-        rows.append(_ConsoleRows(screen))
+        begin = partial(Progress, end.total_steps, end.max_seconds)
+        # What is shown may be lost with the terminal; the log keeps it.
+        lines = PlainConsole(folder.name, begin(), folder, partial(log.info, "%s"))
+        stack.callback(lines.close)
+        rows.append(_ConsoleRows(lines))
+        if console:
+            screen = make_console(folder.name, begin(), folder)
+            stack.callback(screen.close)
+            stack.enter_context(notes_on(screen))
+            rows.append(_ConsoleRows(screen, sys.stdout))
     return rows
 
 
@@ -87,9 +98,17 @@ def _make_eval_hook(loop: TrainLoop, folder: Path) -> EvalHook | None:
 class _ConsoleRows:
     """The console as something that rows are written to."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, stream: object = None) -> None:
+        self._console, self._stream = console, stream
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """One row."""
         self._console.update(step, scalars)
+        error = getattr(self._stream, "lost", None)
+        if error is not None:
+            self._stream = None
+            self._console.close()
+            log.warning(
+                "the console is gone (%s); training continues, and progress is in log.txt",
+                error.strerror,
+            )

@@ -6,9 +6,10 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from unirl.config import to_toml
 from unirl.core.evaluator import EvalResult
@@ -17,12 +18,14 @@ from unirl.launch.resume import check_folder, learner_folder, open_checkpoint, r
 from unirl.launch.several_ranks import cursor_hooks, plan_for_ranks, require_alike
 from unirl.learners.parallel import Ranks
 from unirl.report.log import log_to_file
+from unirl.report.output import lasting_output
 from unirl.runners.hooks import RestartHook
 from unirl.runners.loop import TrainLoop
 from unirl.runners.make import learner_threads, make_runner
 from unirl.runners.plan import Plan
 from unirl.storage import disk
 from unirl.storage.checkpoint import Checkpoint
+from unirl.storage.run_lock import locked
 from unirl.supervision.process_settings import keep_freed_memory
 
 log = logging.getLogger(__name__)
@@ -59,13 +62,24 @@ def run(
 
     resume: a run folder or checkpoint to continue from. console: whether to show progress on
     standard output.
-    Ctrl-C or SIGTERM once: the current update is finished and a checkpoint written. Twice:
-    KeyboardInterrupt.
-    Raises UniRLError, with the folder as it was, when it holds another run or the plan does not
-    fit the checkpoint; and when the disk is full. RankLost, a UniRLError, by the deadline
-    queue.timeout_seconds when another process is lost: the first one then writes a checkpoint.
+    Ctrl-C, SIGTERM or a closed terminal (SIGHUP, unless it is ignored: nohup) once: the current
+    update is finished and a checkpoint written. Ctrl-C or SIGTERM twice: KeyboardInterrupt.
+    SIGQUIT ends all at once.
+    Raises UniRLError, with the folder as it was, when it holds another run, when a run writes to it
+    now, or when the plan does not fit the checkpoint; and when the disk is full. RankLost, a
+    UniRLError, by the deadline queue.timeout_seconds when another process is lost: the first one
+    then writes a checkpoint.
     """
-    run_dir, ranks = Path(run_dir), Ranks.from_environment()
+    run_dir, is_main = Path(run_dir), Ranks.from_environment().is_main
+    with disk.explained(run_dir, "free some space, then start it again"):
+        lock = locked(run_dir) if is_main else nullcontext()
+        with lock:
+            return run_in_folder(plan, run_dir, resume, console=console)
+
+
+def run_in_folder(plan: Plan, run_dir: Path, resume: Path | None, *, console: bool) -> RunResult:
+    """As `run`, in a folder whose lock this process holds, or the first of its ranks."""
+    ranks = Ranks.from_environment()
     plan = plan_for_ranks(plan, ranks)
     with disk.explained(run_dir, f"free some space, then: unirl resume {run_dir}"):
         checkpoint = open_checkpoint(plan, resume, ranks)
@@ -87,6 +101,7 @@ def _train(
     """run_dir: None on a rank that writes nothing."""
     keep_freed_memory()
     with ExitStack() as stack:
+        stack.enter_context(lasting_output())
         if run_dir is not None:
             stack.enter_context(log_to_file(run_dir / "log.txt"))
             log.info("plan:\n%s", plan.describe())
@@ -115,7 +130,7 @@ def _train(
                     learner_folder(run_dir, index),
                     runner.restart_actors,
                     resumed=checkpoint is not None,
-                    console=console and index == 0,
+                    console=None if index else console,
                     stack=stack,
                 )
                 for index, each in enumerate(runner.loops)
@@ -139,7 +154,9 @@ def _result(loop: TrainLoop, outputs: RunOutputs | None) -> RunResult:
 
 @contextmanager
 def _stop_on_signals(loops: Sequence[TrainLoop]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM ends the run in good order, the second one at once."""
+    """The first SIGINT, SIGTERM or SIGHUP ends the run in good order; a second SIGINT or SIGTERM at
+    once; SIGQUIT even where the interpreter is stuck.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -148,16 +165,23 @@ def _stop_on_signals(loops: Sequence[TrainLoop]) -> Iterator[None]:
 
     def stop(number: int, frame: object) -> None:
         # Counted: a loop that has ended for another reason may still be writing its checkpoint.
+        # A terminal that closes is not impatient: it hangs up twice (shell and kernel), and an end
+        # of the session sends SIGTERM too.
         nonlocal num_signals
-        num_signals += 1
+        num_signals += number != signal.SIGHUP
         if num_signals > 1:
             raise KeyboardInterrupt
         for loop in loops:
             loop.stop("interrupted")
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers: dict[signal.Signals, Any] = {signal.SIGINT: stop, signal.SIGTERM: stop}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = stop
+    # A shell without job control starts what is in its background with SIGQUIT ignored.
+    handlers[signal.SIGQUIT] = signal.SIG_DFL
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

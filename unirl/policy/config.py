@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from unirl.errors import UniRLError
@@ -26,7 +26,7 @@ class PolicyConfig:
     things and images can be read, and what follows costs more, with its inverse square. 2 on half
     the env.frame_size: the layers of 4 on the whole one, for less.
     """
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[int, ...] = field(default=(64, 64), metadata={"common": True})
     """Widths of the MLP over vectors. Wider or deeper: more capacity, slower acting and learning.
     """
     activation: ActivationName = "tanh"
@@ -61,7 +61,7 @@ class PolicyConfig:
     Less: pixels that hardly ever change become louder than others. More: the same thing is nearly
     equally loud wherever it is, and weaker.
     """
-    obs_clip: float = 10.0
+    obs_clip: float = field(default=10.0, metadata={"infinite": True})
     """Bound, in standard deviations, on a normalised observation. More lets rare outliers through.
     """
     compute_dtype: ComputeDtypeName = "float32"

@@ -49,7 +49,7 @@ class Config:
         "teacher": "teacher.path",
     }
 
-    mode: Mode = "sync"
+    mode: Mode = field(default="sync", metadata={"common": True})
     """sync: engine and learner take turns. colocated: and the engine gives its memory back
     meanwhile. partial: they take turns too, but more groups are begun than a batch has; a batch is
     what is finished first, and the rest is interrupted and continued later. one-step-off: a

@@ -4,7 +4,7 @@ and the runner, and which settings contradict it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from unirl.core.queue import QueueConfig
@@ -33,7 +33,9 @@ class ModeRunner(RunnerConfig):
     """Where engine and learner run."""
 
     # As above: `runner_of` narrows it.
-    kind: Literal["auto", "inline", "processes"] = "auto"  # type: ignore[assignment]
+    kind: Literal["auto", "inline", "processes"] = field(  # type: ignore[assignment]
+        default="auto", metadata={"common": True}
+    )
     """inline: one process, turn by turn, reproducible bit for bit. processes: the engine has a
     process of its own. auto: inline where engine and learner take turns, else processes.
     """

@@ -7,8 +7,9 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -25,7 +26,11 @@ from rich.text import Text
 WIDTH = 80
 """Columns of the live panel; a narrower terminal gets a narrower panel."""
 
+LINE_SECONDS = 10.0
+"""Between two lines where there is no terminal; every row is in metrics.jsonl."""
+
 _RETURN, _LENGTH = "charts/episodic_return", "charts/episodic_length"
+_EVALUATION = "eval/return_mean"
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -48,13 +53,11 @@ def make_console(
     run_dir: Path,
     stream: TextIO | None = None,
 ) -> Console:
-    """A live panel when `stream` (stdout) is a terminal, else one greppable line per log
-    interval.
-    """
+    """A live panel when `stream` (stdout) is a terminal, else a greppable line now and then."""
     stream = sys.stdout if stream is None else stream
     if stream.isatty() and os.environ.get("TERM") != "dumb":
         return LiveConsole(title, progress, run_dir, RichConsole(file=stream))
-    return PlainConsole(title, progress, run_dir, stream)
+    return PlainConsole(title, progress, run_dir, partial(print, file=stream, flush=True))
 
 
 @dataclass
@@ -138,54 +141,53 @@ def limiting_rate(scalars: Mapping[str, float]) -> str | None:
 
 
 class PlainConsole:
-    """One line of key=value pairs per log interval, for logs, pipes and grep."""
+    """A line of key=value pairs every LINE_SECONDS, for logs, pipes and grep: what matters most.
+    Evaluations are never left out, nor is the last interval. say: where each line goes.
+    """
 
-    def __init__(self, title: str, progress: Progress, run_dir: Path, stream: TextIO) -> None:
-        self._progress, self._stream = progress, stream
+    def __init__(
+        self, title: str, progress: Progress, run_dir: Path, say: Callable[[str], object]
+    ) -> None:
+        self._progress, self.note = progress, say
+        self._next_time = -math.inf
+        self._unsaid: Mapping[str, float] | None = None
         self.note(f"{title} -> {run_dir}")
 
     def update(self, step: int, scalars: Mapping[str, float]) -> None:
         self._progress.update(step, scalars)
-        pairs = _pairs(self._progress, scalars)
-        self.note(" ".join(f"{name}={value}" for name, value in pairs if value is not None))
-
-    def note(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        self._unsaid = scalars
+        now = time.monotonic()
+        if now >= self._next_time or _EVALUATION in scalars:
+            self._next_time = now + LINE_SECONDS
+            self._say()
 
     def close(self) -> None:
-        """Nothing is held."""
+        self._say()
+
+    def _say(self) -> None:
+        scalars, self._unsaid = self._unsaid, None
+        if scalars is not None:
+            pairs = _pairs(self._progress, scalars)
+            self.note(" ".join(f"{name}={value}" for name, value in pairs if value is not None))
 
 
-def _pairs(
-    progress: Progress, scalars: Mapping[str, float]
-) -> Iterable[tuple[str, str | int | None]]:
+def _pairs(progress: Progress, scalars: Mapping[str, float]) -> Iterable[tuple[str, str | None]]:
     def value(name: str) -> str | None:
         return _short(scalars[name]) if name in scalars else None
 
-    yield "step", progress.step
-    if progress.total_steps > 0:
-        yield "of", progress.total_steps
-    yield "seconds", f"{progress.seconds:.1f}"
+    total, remaining = progress.total_steps, progress.remaining_seconds
+    yield "step", f"{progress.step}/{total}" if total > 0 else str(progress.step)
+    yield "reward", value("reward")
     yield "return", value(_RETURN)
     yield "best", _short(progress.best) if progress.returns else None
-    yield "length", value(_LENGTH)
+    yield "eval", value(_EVALUATION)
     yield "sps", _rate(scalars.get("perf/sps"))
-    yield "produced_sps", _rate(scalars.get("perf/produced_sps"))
-    for side in ("actor", "learner"):
-        share = waiting_share(side, scalars)
-        yield f"{side}_wait", None if share is None else f"{share:.0%}"
     yield "limited_by", limiting_rate(scalars)
-    for name in ("staleness/mean", "staleness/max", "queue/ready", "queue/running"):
-        yield name.replace("/", "_"), value(name)
-    for name in sorted(scalars):
-        if name.startswith("queue/discarded/"):
-            yield name.removeprefix("queue/").replace("/", "_"), value(name)
+    discarded = sum(v for name, v in scalars.items() if name.startswith("queue/discarded/"))
+    yield "discarded", _short(discarded) if discarded else None
     yield "restarts", value("faults/actor_restarts")
-    for name in sorted(scalars):
-        if name.startswith("losses/"):
-            yield name.removeprefix("losses/"), value(name)
-    remaining = progress.remaining_seconds
-    yield "eta", None if remaining is None else _clock(remaining)
+    yield "elapsed", _clock(progress.seconds)
+    yield "left", None if remaining is None else _clock(remaining)
 
 
 class LiveConsole:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from unirl.core.training_budget import TrainingBudget
@@ -13,7 +13,7 @@ from unirl.errors import UniRLError
 class RunnerConfig:
     """Where the pieces of a plan run."""
 
-    kind: Literal["inline", "processes"] = "inline"
+    kind: Literal["inline", "processes"] = field(default="inline", metadata={"common": True})
     """inline: one process, turn by turn, reproducible bit for bit. processes: every actor is a
     process of its own.
     """
@@ -71,9 +71,9 @@ class RunnerConfig:
 class RunConfig:
     """How long a run lasts and what it writes on the way."""
 
-    seed: int = 1
+    seed: int = field(default=1, metadata={"common": True})
     """Everything random is derived from it. Another seed is another run."""
-    total_steps: int = 1_000_000
+    total_steps: int = field(default=1_000_000, metadata={"common": True})
     """Samples to learn from (environment steps without filler rows, or completions) before the run
     ends.
     """
@@ -85,7 +85,7 @@ class RunConfig:
     """
     keep_checkpoints: int = 3
     """Older checkpoints are deleted."""
-    eval_steps: int = 0
+    eval_steps: int = field(default=0, metadata={"common": True})
     """Steps between two evaluations. 0: never while training."""
     eval_episodes: int = 20
     """Episodes of one evaluation. More: a smaller error of the mean, more time."""
@@ -96,7 +96,7 @@ class RunConfig:
     """
     target_window: int = 100
     """Episodes that the mean for `target_return` and `charts/episodic_return` is taken over."""
-    max_seconds: float | None = None
+    max_seconds: float | None = field(default=None, metadata={"common": True})
     """Stop after this much training time."""
     anneal_over: Literal["steps", "seconds"] = "steps"
     """What linear schedules fall over. steps: total_steps. seconds: max_seconds as well, whichever

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from unirl.config.rules import check_finite
 from unirl.core.evaluator import Evaluator
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.pool import Pool, Resources
@@ -84,7 +85,10 @@ class Plan:
                         f"the plan has {', '.join(names)}",
                         "name one of these",
                     )
+        check_finite(self.run, "run.")
+        check_finite(self.runner, "runner.")
         for learner in self.learners:
+            check_finite(learner.queue, "queue.")
             self._check_slots(learner)
 
     def _check_slots(self, learner: LearnerPlan) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 
+from unirl.supervision.process_settings import LEARNERS_SIGNALS
+
 _PRELOAD = "unirl.supervision.preload"
 # One message to the server carries at most 253 file descriptors (Linux's SCM_MAX_FD), and an actor
 # needs one for each event, and some more.
@@ -83,8 +85,10 @@ def _search_path_in_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupts_blocked() -> Iterator[None]:
-    """Ctrl-C waits in this thread, and in processes started meanwhile until they unblock it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """The learner's signals wait in this thread, and in processes started meanwhile until they
+    unblock them.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, LEARNERS_SIGNALS)
     try:
         yield
     finally:

@@ -24,6 +24,19 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+LEARNERS_SIGNALS = frozenset({signal.SIGINT, signal.SIGHUP})
+"""What a terminal sends to all processes of a run: Ctrl-C, and that it was closed. To end in good
+order is the learner's decision.
+"""
+
+
+def leave_signals_to_learner() -> None:
+    """Ignore them in this process, and in those that it starts."""
+    for number in LEARNERS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEARNERS_SIGNALS)
+
+
 def name_process(name: str) -> None:
     """What `top` and `ps` call this process; the kernel (Linux) keeps 15 bytes of it."""
     if sys.platform == "linux":

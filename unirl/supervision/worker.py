@@ -8,7 +8,6 @@ import contextlib
 import json
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -21,7 +20,12 @@ from typing import Any
 import torch
 
 from unirl.errors import DeadlineExceeded, QueueClosed, UniRLError
-from unirl.supervision.process_settings import die_with_parent, keep_freed_memory, name_process
+from unirl.supervision.process_settings import (
+    die_with_parent,
+    keep_freed_memory,
+    leave_signals_to_learner,
+    name_process,
+)
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +90,7 @@ def process_main(job: Job) -> None:
     job.parent_watch.watch()
     os.environ.clear()
     os.environ.update(job.environ)
-    # Ctrl-C reaches the whole process group; ending in good order is the learner's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    leave_signals_to_learner()
     if job.log_path is not None:
         _redirect_output(job.log_path)
     logging.basicConfig(
