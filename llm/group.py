@@ -42,7 +42,8 @@ class GroupShape:
 
         token, logp, mask, version [N]: the prompt (mask 0), then the completions one after the
         other. mask is 1 where the policy drew the token. starts [G+1]: where each completion
-        begins, and where the last one ends. finish [G], reward and outcome [G, R].
+        begins, and where the last one ends. finish [G], reward and outcome [G, R]. retries: that
+        the engine counted since the group before.
         """
         n, g = self.num_tokens, self.group_size
         return SampleSpec(
@@ -57,6 +58,7 @@ class GroupShape:
                 "outcome": Field((g, self.num_rewards), torch.int8, None),
                 "generate_seconds": Field((), torch.float32, None),
                 "reward_seconds": Field((), torch.float32, None),
+                "retries": Field((), torch.float32, None),
             }
         )
 

@@ -1,6 +1,6 @@
 """The one HTTP client of the language package: how engines, teachers and judges behind a url are
-asked. `ask` is one attempt, `ask_again` several; `get_json`, `post_json` and `events` read the
-answer as well, and explain in three parts what went wrong.
+asked. `ask` and `events` are one attempt, `again` makes several of it, up to the end of the answer;
+`get_json` and `post_json` do both, and explain in three parts what went wrong.
 
 Source: httpx2, which does the work; the WHATWG's server-sent events.
 """
@@ -15,7 +15,6 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -58,6 +57,14 @@ class BadStatus(HttpFailed):
     def __init__(self, status: int, body: bytes, retry_after: float = 0.0) -> None:
         self.body = " ".join(body.decode(errors="replace").split())[:400]
         super().__init__(f"status {status}: {self.body}", status, retry_after)
+
+
+class Nonsense(HttpFailed):
+    """What came is no JSON. Where it begins like JSON it was cut off, which may pass."""
+
+    def __init__(self, data: bytes) -> None:
+        was_cut = data.lstrip()[:1] in (b"{", b"[")
+        super().__init__(f"JSON was expected, {data[:80]!r} came", 0 if was_cut else 200)
 
 
 def require_url(url: str, setting: str, key_setting: str) -> None:
@@ -141,6 +148,8 @@ class HttpClient:
                 )
         self.url, self._headers, self._seconds = url.rstrip("/"), dict(headers), seconds
         self._pauses, self._section, self._failure = pauses, section, failure
+        self.num_retries = 0
+        """Requests that were repeated."""
         # Made once, and only where it is needed: reading the machine's certificates takes longer
         # than a request. The other one trusts no server.
         secure = urlsplit(url).scheme == "https"
@@ -171,25 +180,11 @@ class HttpClient:
     async def events(
         self, path: str, body: Any, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """The chunks of a stream; leaving it cuts the connection, which ends the request."""
-        with self._explained(path):
-            answer = await self.ask_again("POST", path, body, headers)
-        async with aclosing(answer):
-            yield self._chunks(path, answer)
-
-    async def ask_again(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        headers: Mapping[str, str] | None = None,
-        *,
-        patience: float = 0.0,
-        once: bool = False,
-    ) -> Answer:
-        """`ask`, as often as `again` allows."""
-        attempt = partial(self.ask, method, path, body, headers)
-        return await self.again(attempt, patience=patience, once=once)
+        """The chunks of a stream; leaving it cuts the connection, which ends the request. One
+        attempt: raises as `ask` does, and HttpFailed where a chunk is broken.
+        """
+        async with aclosing(await self.ask("POST", path, body, headers)) as answer:
+            yield _chunks(answer)
 
     async def again(
         self, ask: Callable[[], Awaitable[T]], *, patience: float = 0.0, once: bool = False
@@ -211,6 +206,7 @@ class HttpClient:
                 raise failure
             # A server that is busy names a pause, which counts as far as the deadline allows.
             asked = min(failure.retry_after, self._seconds or MAX_PAUSE)
+            self.num_retries += 1
             await asyncio.sleep(max(self._pauses[min(attempt, len(self._pauses)) - 1], asked))
 
     async def ask(
@@ -255,26 +251,16 @@ class HttpClient:
         return answer
 
     async def _json_of(self, method: str, path: str, body: Any, **how: Any) -> Any:
-        with self._explained(path):
-            async with aclosing(await self.ask_again(method, path, body, **how)) as answer:
+        async def attempt() -> Any:
+            async with aclosing(await self.ask(method, path, body)) as answer:
                 data = await answer.whole()
-        return self._parsed(data) if data.strip() else None
+            return _parsed(data) if data.strip() else None
 
-    async def _chunks(self, path: str, answer: Answer) -> AsyncIterator[dict[str, Any]]:
-        with self._explained(path):
-            async for line in answer.lines():
-                if not line.startswith(b"data:"):
-                    continue
-                data = line[5:].strip()
-                if data == b"[DONE]":
-                    return
-                chunk = self._parsed(data)
-                if "error" in chunk:
-                    raise BadStatus(500, json.dumps(chunk["error"]).encode())
-                yield chunk
+        with self.explained(path):
+            return await self.again(attempt, **how)
 
     @contextlib.contextmanager
-    def _explained(self, path: str) -> Iterator[None]:
+    def explained(self, path: str) -> Iterator[None]:
         """What may go wrong with a request or its answer, in three parts. A bad status is left to
         those who know what they asked for.
         """
@@ -285,6 +271,13 @@ class HttpClient:
         except HttpFailed as error:
             count = error.attempts
             rule = f"{count} attempts failed, the last one: {error}" if count > 1 else str(error)
+            if isinstance(error, Nonsense):
+                raise self._failure(
+                    f"{self.url} answers nonsense",
+                    rule,
+                    f"look whether {self._section}.url leads to an OpenAI-compatible server, "
+                    "/v1 included",
+                ) from error
             if isinstance(error, NotConnected):
                 remedy = f"start the server, or correct {self._section}.url"
                 raise self._failure(f"{self.url} cannot be reached", rule, remedy) from error
@@ -295,17 +288,6 @@ class HttpClient:
                 f"{path}: {self._section}.timeout_seconds allows {self._seconds:g} s for the "
                 "beginning of an answer and each piece of it",
                 "look at the server, or raise the limit",
-            ) from error
-
-    def _parsed(self, data: bytes) -> Any:
-        try:
-            return json.loads(data)
-        except ValueError as error:
-            raise self._failure(
-                f"{self.url} answers nonsense",
-                f"JSON was expected, {data[:80]!r} came",
-                f"look whether {self._section}.url leads to an OpenAI-compatible server, "
-                "/v1 included",
             ) from error
 
 
@@ -347,6 +329,29 @@ class Answer:
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+
+async def _chunks(answer: Answer) -> AsyncIterator[dict[str, Any]]:
+    async for line in answer.lines():
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return
+        chunk = _parsed(data)
+        if not isinstance(chunk, dict):
+            raise Nonsense(data)
+        if (error := chunk.get("error")) is not None:
+            code = error.get("code") if isinstance(error, dict) else None
+            raise BadStatus(code if isinstance(code, int) else 500, json.dumps(error).encode())
+        yield chunk
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        raise Nonsense(data) from None
 
 
 @contextlib.contextmanager

@@ -137,6 +137,8 @@ class Rollout:
         self._incoming, self._visitors = Incoming(weights), visitors
         self._sleeps, self._num_open = sleeps, 0
         self._num_running = 0
+        self._retries = 0.0
+        """Of the engine, as far as they are reported."""
         self._kept: dict[int, list[Completion | None]] = {}
         """By number of the prompt, what interrupted groups have so far."""
         self._slots: dict[str, Slot] = {}
@@ -207,6 +209,9 @@ class Rollout:
         slot.used = write_group(slot.data, prompt.tokens, completions, scores)
         slot.data["generate_seconds"].fill_(generated - started)
         slot.data["reward_seconds"].fill_(time.monotonic() - generated)
+        retries = self.engine.stats().get("retries", 0.0)
+        slot.data["retries"].fill_(retries - self._retries)
+        self._retries = retries
         versions = [version for one in completions for version in one.drawn_versions]
         slot.first_version = min(versions, default=self.engine.version)
         slot.last_version = max(versions, default=self.engine.version)

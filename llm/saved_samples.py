@@ -315,7 +315,7 @@ def _fill(data: Mapping[str, Any], group: Group, version: int) -> None:
     data["starts"].copy_(group.starts + begin)
     for name in ("finish", "reward", "outcome"):
         data[name].copy_(getattr(group, name))
-    for name in ("generate_seconds", "reward_seconds"):
+    for name in ("generate_seconds", "reward_seconds", "retries"):
         data[name].zero_()
 
 

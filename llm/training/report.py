@@ -45,6 +45,7 @@ def report_groups(
         seconds = torch.stack([slot.data[f"{name}_seconds"] for slot in batch.slots])
         metrics.mean(f"time/{name}/mean", seconds.mean(), len(seconds))
         metrics.maximum(f"time/{name}/max", seconds.max())
+    metrics.total("faults/engine_retries", sum(float(one.data["retries"]) for one in batch.slots))
 
 
 def _report_rewards(tokens: TokenBatch, names: tuple[str, ...], metrics: Metrics) -> None:

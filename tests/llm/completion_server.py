@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
+import struct
 import threading
 import time
 from dataclasses import dataclass, field
@@ -46,6 +48,11 @@ class CompletionServer:
     """Requests to answer with 503 before the first good one."""
     retry_after: str = ""
     """What then comes with them, in a header of that name."""
+    broken: list[str] = field(default_factory=list)
+    """What becomes of the next completions, one after the other: "json", cut off within a chunk;
+    "end", cut off between two; "reset", the connection is; "error", as a chunk; or a status. "" is
+    a good one.
+    """
     faults: dict[str, int] = field(default_factory=dict)
     """Statuses by path, always; 0: it hangs up, -1: it hangs."""
     seconds_per_token: float = 0.0
@@ -196,6 +203,11 @@ class _Handler(BaseHTTPRequestHandler):
             state.faults["/v1/completions"] = 500
             self._answer(500, {"error": "EngineCore encountered an issue."})
             return
+        with state._lock:
+            broken = state.broken.pop(0) if state.broken else ""
+        if broken.isdigit():
+            self._answer(int(broken), {"error": "not now"})
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -207,6 +219,9 @@ class _Handler(BaseHTTPRequestHandler):
             for index in range(body["max_tokens"]):
                 if index == state.silent_after:
                     time.sleep(30)
+                if broken and index == 2:
+                    self._break(broken)
+                    return
                 if index == state.hangs_up_after:
                     self.connection.close()
                     return
@@ -246,6 +261,18 @@ class _Handler(BaseHTTPRequestHandler):
             )
             choices.append({"index": index, "text": "", "logprobs": logprobs})
         return choices[::-1]
+
+    def _break(self, how: str) -> None:
+        if how == "json":
+            self._piece(b'data: {"choices": [{"token_i\n\n')
+        elif how == "error":
+            self._chunk({"error": {"message": "out of memory", "code": 500}})
+        elif how == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            return
+        self._piece(b"")
+        self.close_connection = True
 
     def _chunk(self, value: dict[str, Any]) -> None:
         # In two pieces, and U+2028 as it is: clients must take neither for the end of a line.

@@ -445,6 +445,61 @@ def test_a_url_that_holds_a_secret_is_refused_and_not_shown(url: str) -> None:
     assert len(caught.value.parts) == 3
 
 
+def test_a_broken_answer_is_asked_for_again_and_drawn_and_counted_once() -> None:
+    async def many(engine: OpenAiEngine) -> tuple[list[Completion], dict[str, float]]:
+        server.broken = list(broken)
+        done = await asyncio.gather(
+            *(
+                engine.generate(Request(str(i), (3, 5), SamplingConfig(max_tokens=12), seed=i))
+                for i in range(8)
+            )
+        )
+        return done, dict(engine.stats())
+
+    broken: list[str] = []
+    with CompletionServer() as server:
+        server.weights[:, END] = -100
+        whole, sound = run(server, many)
+        broken = ["json", "reset", "500", "429", "", "503", "end", "error", "json"]
+        again, stats = run(server, many)
+    assert again == whole
+    assert sound["retries"] == 0 and stats["retries"] == 8
+    for name in ("generated_tokens", "prompt_tokens"):
+        assert stats[name] == sound[name]
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [("json", "answers nonsense"), ("reset", "hung up"), ("end", "hung up"), ("429", "not now")],
+)
+def test_answers_that_keep_breaking_off_are_an_engine_that_failed(
+    broken: str, message: str
+) -> None:
+    async def later(engine: OpenAiEngine) -> None:
+        asked, server.broken = len(server.bodies), [broken] * 99
+        with pytest.raises(EngineFailed, match=message):
+            await engine.generate(request())
+        assert len(server.bodies) == asked + 1 + len(PAUSES)
+
+    with CompletionServer() as server:
+        server.weights[:, END] = -100
+        run(server, later)
+
+
+def test_a_cut_between_two_attempts_keeps_nothing_of_the_broken_one() -> None:
+    async def cut(engine: OpenAiEngine) -> Completion:
+        server.broken, server.retry_after = ["reset", "503"], "5"
+        task = asyncio.create_task(engine.generate(request()))
+        while engine.stats()["retries"] < 2:
+            await asyncio.sleep(0.01)
+        await engine.abort()
+        return await asyncio.wait_for(task, 2)
+
+    with CompletionServer() as server:
+        server.weights[:, END] = -100
+        assert run(server, cut).tokens == ()
+
+
 def test_a_server_that_keeps_failing_is_an_engine_that_failed() -> None:
     async def later(engine: OpenAiEngine) -> None:
         server.failures = 100
@@ -465,7 +520,7 @@ def test_a_server_that_is_not_there_is_named_with_its_address() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [({"silent_after": 3}, "silent"), ({"hangs_up_after": 3}, "hung up")],
+    [({"silent_after": 3}, "silent"), ({"hangs_up_after": 3}, "hung up.*5 attempts failed")],
     ids=["silent", "hangs up"],
 )
 def test_a_stream_that_breaks_off_fails_within_the_deadline(

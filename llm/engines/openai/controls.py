@@ -75,9 +75,9 @@ class VllmControls:
 
     async def load(self, weights: Weights, version: int) -> None:
         """Requests of others end: they would continue under weights half loaded."""
-        undo: Callable[[], Awaitable[None]] = partial(self._order, "/resume")
+        undo: Callable[[], Awaitable[None]] = partial(self._order, "/resume", once=False)
         try:
-            await self._order("/pause?mode=abort&clear_cache=false")
+            await self._order("/pause?mode=abort&clear_cache=false", once=False)
             undo = self.revive
             await self._sync.load(weights, version)
         except BaseException:
@@ -86,7 +86,7 @@ class VllmControls:
                 async with asyncio.timeout(_UNDO_SECONDS):
                     await undo()
             raise
-        await self._order("/resume")
+        await self._order("/resume", once=False)
 
     async def revive(self) -> None:
         """Resume a server that a broken swap left paused. Its weights may be anything."""
@@ -95,11 +95,11 @@ class VllmControls:
         for path in ("/start_weight_update", "/finish_weight_update"):
             with contextlib.suppress(BadStatus):
                 await self._http.post_json(path, once=True)
-        await self._order("/resume")
+        await self._order("/resume", once=False)
 
     async def call_workers(self, method: str, arguments: list[str]) -> list[Any]:
         call = {"method": method, "args": arguments}
-        return _results(await self._order("/collective_rpc", call))
+        return _results(await self._order("/collective_rpc", call, once=False))
 
     async def introduce(self, info: dict[str, Any]) -> None:
         await self._order("/init_weight_transfer_engine", {"init_info": info})
@@ -110,7 +110,7 @@ class VllmControls:
         await self._order("/finish_weight_update", {"weight_version": str(version)})
 
     async def forget(self) -> None:
-        await self._order("/reset_prefix_cache")
+        await self._order("/reset_prefix_cache", once=False)
 
     async def weight_version(self) -> str:
         return str((await self._http.get_json("/weight_info") or {}).get("weight_version"))
@@ -121,9 +121,10 @@ class VllmControls:
     def close(self) -> None:
         self._sync.close()
 
-    async def _order(self, path: str, body: Any = None) -> Any:
+    async def _order(self, path: str, body: Any = None, *, once: bool = True) -> Any:
+        """once: False where a second time changes nothing more."""
         try:
-            return await self._http.post_json(path, body, once=True)
+            return await self._http.post_json(path, body, once=once)
         except BadStatus as error:
             if error.status < 500:
                 raise

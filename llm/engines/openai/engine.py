@@ -34,7 +34,7 @@ from unirl.llm.engines.openai.refusals import (
     unknown_model,
 )
 from unirl.llm.engines.usage import Usage, continuation_seed, extend, finish_of
-from unirl.llm.http import PAUSES, BadStatus, HttpClient, bearer
+from unirl.llm.http import PAUSES, BadStatus, HttpClient, HttpFailed, bearer
 from unirl.llm.models.model import ModelConfig
 
 LogpKind = Literal["all", "temperature", "raw"]
@@ -74,6 +74,7 @@ class OpenAiEngine:
         self._streams = asyncio.Semaphore(config.max_sequences)
         self._starting = asyncio.Lock()
         self._started = self._closed = False
+        self._retries_before = 0
 
     @property
     def capabilities(self) -> Capabilities:
@@ -107,6 +108,7 @@ class OpenAiEngine:
             self._logp_kind = await self._find_logp_kind()
             if self._config.kind == "vllm" and self._controls is None:
                 raise takes_no_weights(self._http.url, needed=True)
+            self._retries_before = self._http.num_retries
             self._started = True
 
     async def generate(self, request: Request) -> Completion:
@@ -170,7 +172,9 @@ class OpenAiEngine:
         """Not for servers."""
 
     def stats(self) -> Mapping[str, float]:
-        return self._usage.as_stats()
+        """retries: requests that were repeated since it started."""
+        retries = self._http.num_retries - self._retries_before
+        return {**self._usage.as_stats(), "retries": float(retries)}
 
     async def close(self) -> None:
         self._closed = True
@@ -212,9 +216,8 @@ class OpenAiEngine:
 
     async def _stream(self, request: Request, run: _Run) -> Completion:
         body = self._body(request)
-        name = f"{request.id}-{uuid.uuid4().hex[:8]}"
         run.idle.clear()
-        reading = asyncio.create_task(self._read(body, {"X-Request-Id": name}, run))
+        reading = asyncio.create_task(self._read(body, request.id, run))
         cutting = asyncio.create_task(run.cut.wait())
         run.tokens, run.logp = [], []
         try:
@@ -231,22 +234,31 @@ class OpenAiEngine:
         version = (self._version,) * len(run.tokens)
         return extend(request, run.tokens, run.logp, version, finish)
 
-    async def _read(self, body: dict[str, Any], headers: dict[str, str], run: _Run) -> Finish:
-        async with self._http.events("/completions", body, headers) as chunks:
+    async def _read(self, body: dict[str, Any], name: str, run: _Run) -> Finish:
+        """Fill the run. An answer that breaks off is asked for again, with the same seed: what had
+        come of it is drawn once more, and counts once.
+        """
+
+        async def attempt() -> Finish:
             reason = None
-            async for chunk in chunks:
-                for choice in chunk.get("choices", []):
-                    ids, logp = self._tokens(choice)
-                    run.tokens += ids
-                    run.logp += logp
-                    reason = choice.get("finish_reason") or reason
-        if reason is None:
-            raise EngineFailed(
-                f"{self._http.url} ended a stream without saying why",
-                "a completion must end with a finish_reason",
-                "look at the server's log",
-            )
-        return finish_of(reason)
+            headers = {"X-Request-Id": f"{name}-{uuid.uuid4().hex[:8]}"}
+            try:
+                async with self._http.events("/completions", body, headers) as chunks:
+                    async for chunk in chunks:
+                        for choice in chunk.get("choices") or []:
+                            ids, logp = self._tokens(choice)
+                            run.tokens += ids
+                            run.logp += logp
+                            reason = choice.get("finish_reason") or reason
+                if reason is None:
+                    raise HttpFailed("it ended a stream without a finish_reason")
+            except HttpFailed:
+                run.tokens, run.logp = [], []
+                raise
+            return finish_of(reason)
+
+        with self._http.explained("/completions"):
+            return await self._http.again(attempt)
 
     def _tokens(self, choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
         """Tokens and log-probabilities of a chunk. Raises UniRLError when either is missing."""
