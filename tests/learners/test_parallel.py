@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +10,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from tests.forked import in_two_ranks
 from unirl.actors.vector import ActorConfig, unroll_spec
 from unirl.core.learner import LearnerContext
 from unirl.core.sample import Batch, Field, SampleSpec, Slot
@@ -27,7 +24,6 @@ from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.unroll import UnrollLearner, make_unroll_learner
 from unirl.policy import PolicyConfig
 
-ROOT = Path(__file__).resolve().parents[2]
 SPACES = (Box(-1, 1, (3,), np.float32), Discrete(3))
 LENGTH, NUM_ENVS, NUM_UPDATES = 5, 4, 3
 CASES = {
@@ -123,7 +119,6 @@ def outcome(learner: UnrollLearner) -> dict[str, Any]:
 
 def work(folder: Path) -> None:
     """What each of the two processes does."""
-    torch.set_num_threads(1)
     ranks, found = Ranks.from_environment(), {}
     with ranks.joined(60.0):
         for case in CASES:
@@ -162,29 +157,7 @@ def work(folder: Path) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the two processes came to, by rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.learners.test_parallel", str(folder)],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            },
-        )
-        for rank in ("0", "1")
-    ]
-    try:
-        assert [process.wait(timeout=120) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
+    in_two_ranks(work, folder)
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
@@ -284,7 +257,3 @@ def test_each_rank_computes_on_its_own_device() -> None:
     with pytest.raises(UniRLError, match="given device cuda:0"):
         ranks.own_device("cuda:0")
     assert Ranks().own_device("cuda:0") == "cuda:0"
-
-
-if __name__ == "__main__":
-    work(Path(sys.argv[1]))
