@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from tests.forked import in_two_ranks
 from unirl.actors.vector import ActorConfig, unroll_spec
 from unirl.core.learner import LearnerContext
 from unirl.core.sample import Batch, Field, SampleSpec, Slot
@@ -29,7 +26,6 @@ from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.learners.unroll import UnrollLearner, make_unroll_learner
 from unirl.policy import PolicyConfig
 
-ROOT = Path(__file__).resolve().parents[2]
 SPACES = (Box(-1, 1, (3,), np.float32), Discrete(3))
 LENGTH, NUM_ENVS, NUM_UPDATES = 5, 4, 3
 CASES = {
@@ -125,7 +121,6 @@ def outcome(learner: UnrollLearner) -> dict[str, Any]:
 
 def work(folder: Path) -> None:
     """What each of the two processes does."""
-    torch.set_num_threads(1)
     ranks, found = Ranks.from_environment(), {}
     with ranks.joined(60.0):
         for case in CASES:
@@ -174,29 +169,7 @@ def work(folder: Path) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the two processes came to, by rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.learners.test_parallel", str(folder)],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "RANK": rank,
-                "LOCAL_RANK": rank,
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-            },
-        )
-        for rank in ("0", "1")
-    ]
-    try:
-        assert [process.wait(timeout=120) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
+    in_two_ranks(work, folder)
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
@@ -306,7 +279,3 @@ def test_each_rank_computes_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     # Started with CUDA_VISIBLE_DEVICES of its own, as cluster managers do.
     assert ranks.own_device("cuda") == "cuda"
-
-
-if __name__ == "__main__":
-    work(Path(sys.argv[1]))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +10,7 @@ import torch
 
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
+from tests.forked import in_two_ranks
 from tests.llm.test_learner import (
     PLAIN,
     batch_of,
@@ -28,7 +25,6 @@ from unirl.learners.parallel import Ranks
 from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.group import Group
 
-ROOT = Path(__file__).resolve().parents[2]
 CASES: dict[str, AlgorithmConfig] = {
     "unirl:grpo": AlgorithmConfig(),
     "seq means and entropy": AlgorithmConfig(preset="trl:grpo", entropy_coef=0.01),
@@ -93,39 +89,17 @@ def outcome(ranks: Ranks | None, rank: int | None) -> dict[str, Any]:
 
 def work(folder: Path) -> None:
     """What each of the two processes does."""
-    torch.set_num_threads(1)
     ranks = Ranks.from_environment()
     with ranks.joined(60.0):
         found = outcome(ranks, ranks.rank)
     torch.save(found, folder / f"{ranks.rank}.pt")
 
 
-def in_two_processes(module: str, *arguments: str, timeout: float = 240.0) -> None:
-    """Run a module of this folder as ranks 0 and 1."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            cwd=ROOT,
-            env={**os.environ, **meeting, "RANK": rank, "LOCAL_RANK": rank},
-        )
-        for rank in ("0", "1")
-    ]
-    try:
-        assert [process.wait(timeout=timeout) for process in processes] == [0, 0]
-    finally:
-        for process in processes:
-            process.kill()
-
-
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What the two processes came to, by rank."""
     folder = tmp_path_factory.mktemp("ranks")
-    in_two_processes("tests.llm.test_ranks", str(folder))
+    in_two_ranks(work, folder)
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
@@ -167,7 +141,3 @@ def test_metrics_and_counts_are_those_of_all_ranks(
             assert result["metrics"][name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
     assert [result["empty steps"] for result in found] == [1, 1]
     assert PLAIN.lr == alone["metrics"]["losses/learning_rate"]
-
-
-if __name__ == "__main__":
-    work(Path(sys.argv[1]))

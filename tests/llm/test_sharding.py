@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from torch import Tensor
 
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
+from tests.forked import in_two_ranks
 from tests.llm.packed_groups import make_model
 from tests.llm.test_learner import batch_of, close, make_learner, moved
-from tests.llm.test_ranks import CASES, copied, groups_of, in_two_processes
+from tests.llm.test_ranks import CASES, copied, groups_of
 from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.parallel import Ranks
 from unirl.llm.algorithms.config import AlgorithmConfig
@@ -86,7 +86,6 @@ def outcome(ranks: Ranks | None, rank: int | None) -> dict[str, Any]:
 
 def work(folder: Path) -> None:
     """What each of the two processes does."""
-    torch.set_num_threads(1)
     ranks = Ranks.from_environment()
     with ranks.joined(60.0):
         found = outcome(ranks, ranks.rank)
@@ -113,7 +112,7 @@ def found(alone: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> li
     """What the two processes came to, by rank."""
     folder = tmp_path_factory.mktemp("sharding")
     torch.save(alone["state"], folder / "alone.pt")
-    in_two_processes("tests.llm.test_sharding", str(folder))
+    in_two_ranks(work, folder)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 
@@ -178,7 +177,3 @@ def test_bfloat16_is_computed_over_parts_in_full_precision(
     assert wrong < 0.1 * norm
     weights = found[0]["bfloat16 weights"]
     assert all(value.dtype == torch.bfloat16 for value in weights.values())
-
-
-if __name__ == "__main__":
-    work(Path(sys.argv[1]))

@@ -8,18 +8,18 @@ import logging
 import os
 import random
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import unirl
+from tests import forked
 from tests.toy_envs import FAULT
 from unirl.errors import ActorFailed, UniRLError
 from unirl.runners.config import RunnerConfig
@@ -100,13 +100,26 @@ def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_continues(
             assert Path(f"/proc/{seen[0]}/comm").read_text() == "actor 0\n"  # in top and ps
         os.kill(seen[0], signal.SIGKILL)
 
-    def restarted(loop: TrainLoop) -> None:
-        # One actor alone cannot fill two slots out of strict order for long: this update needed the
-        # successor.
-        assert actor_pids(runner)[0] != seen[0]
-        seen.extend(actor_pids(runner))
+    class UntilTheSuccessorIsNeeded:
+        """Or a minute is over. One actor of two cannot fill all slots in strict order for long."""
 
-    runner.run([At(50, kill), At(2000, restarted), At(2001, lambda loop: loop.stop("test"))])
+        end = 1_000_000
+
+        def after_update(self, loop: TrainLoop) -> None:
+            pids = runner.actor_pids()
+            if len(seen) == 2 and None not in pids and pids[0] != seen[0]:
+                producing = [status.num_running for status in loop.queue.members()]
+                if len(producing) == 2 and all(producing):
+                    seen.extend(actor_pids(runner))
+                    self.end = loop.learner.version + 20
+            if loop.learner.version >= self.end or loop.seconds > 60.0:
+                loop.stop("test")
+
+        def at_end(self, loop: TrainLoop) -> None:
+            pass
+
+    runner.run([At(50, kill), UntilTheSuccessorIsNeeded()])
+    assert len(seen) == 4 and seen[2] != seen[0]
     assert runner.loop.metrics.flush()["faults/actor_restarts"] == 1
     assert runner.loop.queue.stats().discarded["actor_died"] <= 1
     assert not any(alive(pid) for pid in seen)
@@ -269,34 +282,29 @@ def test_an_actor_that_hangs_for_good_ends_with_the_setting_that_killed_it(tmp_p
     assert "signal" not in str(error.value)
 
 
-SCRIPT = """
-import sys, unirl
-if __name__ == "__main__":
-    plan = unirl.make_plan("impala", **{
-        "env.id": "CartPole-v1", "actor.num_envs": 4, "actor.num_actors": 2,
-        "actor.unroll_length": 8, "queue.batch_size": 2, "queue.max_staleness": 1,
-        "runner.kind": "processes", "run.total_steps": 10_000_000,
-        "run.log_seconds": 0.1, "run.checkpoint_steps": int(sys.argv[2]),
-    })
-    resume = sys.argv[1] if len(sys.argv) > 3 else None
-    unirl.run(plan, sys.argv[1], resume=resume, console=False)
-"""
+def train(run_dir: Path, checkpoint_steps: int, resume: bool) -> None:
+    """An endless training."""
+    more = {"run.log_seconds": 0.1, "run.checkpoint_steps": checkpoint_steps}
+    plan = unirl.make_plan("impala", **{**SMALL, **more})
+    unirl.run(plan, run_dir, resume=run_dir if resume else None, console=False)
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
-    path = tmp_path / "train.py"
-    path.write_text(textwrap.dedent(SCRIPT))
-    return path
+def start(tmp_path: Path) -> Iterator[Callable[..., BaseProcess]]:
+    """Starts trainings in processes of their own; none is left when the test is over."""
+    started: list[BaseProcess] = []
 
+    def one(checkpoint_steps: int = 10_000_000, *, resume: bool = False) -> BaseProcess:
+        """Returns when it has trained for a moment."""
+        known, run_dir, output = rows(tmp_path / "run"), tmp_path / "run", tmp_path / "output.txt"
+        started.append(forked.start(train, run_dir, checkpoint_steps, resume, output=output))
+        assert wait_until(lambda: rows(run_dir) > known + 1, 60), output.read_text()
+        return started[-1]
 
-def start(
-    script: Path, run_dir: Path, checkpoint_steps: int, *more: str
-) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(script), str(run_dir), str(checkpoint_steps), *more]
-    return subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=(run_dir.parent / "stderr.txt").open("ab")
-    )
+    yield one
+    for process in started:
+        process.kill()
+        process.join()
 
 
 def rows(run_dir: Path) -> int:
@@ -306,49 +314,47 @@ def rows(run_dir: Path) -> int:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_kill_9_of_the_main_process_leaves_no_process_and_no_shared_memory(
-    script: Path, tmp_path: Path
+    start: Callable[..., BaseProcess],
 ) -> None:
     before = set(os.listdir("/dev/shm"))
-    main = start(script, tmp_path / "run", 10_000_000)
-    assert wait_until(lambda: rows(tmp_path / "run") > 2, 60), (tmp_path / "stderr.txt").read_text()
+    main = start()
+    assert main.pid is not None
     family = children(main.pid)
     assert len(family) >= 2
     main.kill()
-    main.wait()
+    main.join()
     assert wait_until(lambda: not any(alive(pid) for pid in family), 10)
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "unirl" in name]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
 def test_one_signal_ends_the_run_with_a_checkpoint_and_exit_code_0(
-    script: Path, tmp_path: Path, number: signal.Signals
+    start: Callable[..., BaseProcess], tmp_path: Path, number: signal.Signals
 ) -> None:
-    main = start(script, tmp_path / "run", 10_000_000)
-    assert wait_until(lambda: rows(tmp_path / "run") > 2, 60), (tmp_path / "stderr.txt").read_text()
+    main = start()
+    assert main.pid is not None
     family = children(main.pid)
-    main.send_signal(number)
-    assert main.wait(20) == 0
+    os.kill(main.pid, number)
+    main.join(20)
+    assert main.exitcode == 0
     assert load_checkpoint(tmp_path / "run").step > 0
     assert wait_until(lambda: not any(alive(pid) for pid in family), 10)
 
 
 def test_kill_9_of_the_learner_at_random_moments_never_costs_a_checkpoint(
-    script: Path, tmp_path: Path
+    start: Callable[..., BaseProcess], tmp_path: Path
 ) -> None:
     """UNIRL_KILLS sets how often; every few updates there is a checkpoint, so most kills fall into
     one.
     """
     rng, steps = random.Random(0), 0
     for attempt in range(int(os.environ.get("UNIRL_KILLS", "4"))):
-        known = rows(tmp_path / "run")
-        main = start(script, tmp_path / "run", 200, *(["resume"] if attempt else []))
-        assert wait_until(lambda known=known: rows(tmp_path / "run") > known + 1, 60), (
-            tmp_path / "stderr.txt"
-        ).read_text()
+        main = start(200, resume=attempt > 0)
         time.sleep(rng.random())
+        assert main.pid is not None
         family = children(main.pid)
         main.kill()
-        main.wait()
+        main.join()
         assert wait_until(lambda family=family: not any(alive(pid) for pid in family), 10)
         checkpoint = load_checkpoint(tmp_path / "run")
         assert checkpoint.step > steps  # the resumed run went on from where the last one was

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ import pytest
 import torch
 
 import unirl
+from tests.forked import in_two_ranks, two_ranks
+from unirl import cli
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 
@@ -59,7 +61,6 @@ ENDLESS = {
 
 def work(jobs: list[dict[str, Any]], out: Path) -> None:
     """What each process does: one training after the other; their ends and weights go to `out`."""
-    torch.set_num_threads(1)
     rank = os.environ["RANK"]
     for job in jobs:
         plan, learners = unirl.make_plan("ondevice", **job["settings"]), []
@@ -79,16 +80,12 @@ def keeping(
     return learners[0]
 
 
-def command(jobs: list[dict[str, Any]], out: Path) -> list[str]:
-    return ["-m", "tests.system.test_data_parallel", json.dumps(jobs), str(out)]
-
-
-# -- started by torchrun ---------------------------------------------------------------------------
+# -- trainings that end by themselves --------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of four trainings by torchrun: ends and weights of both ranks, and the runs."""
+    """The folder of four trainings: ends and weights of both ranks, and the runs."""
     out = tmp_path_factory.mktemp("trained")
     runs = out / "runs"
     half = {**SMALL, "run.total_steps": 4 * 512}
@@ -98,10 +95,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"name": "half", "run": str(runs / "parts"), "settings": half},
         {"name": "parts", "run": str(runs / "parts"), "settings": SMALL, "resume": True},
     ]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run(
-        [sys.executable, *torchrun, *command(jobs, out)], cwd=ROOT, check=True, timeout=280
-    )
+    in_two_ranks(work, jobs, out)
     return out
 
 
@@ -143,19 +137,24 @@ def test_a_resumed_training_equals_the_uninterrupted_one_bit_for_bit(trained: Pa
         assert all(torch.equal(value, parts[key]) for key, value in whole.items())
 
 
-def test_the_command_line_trains_and_resumes_in_one_folder(tmp_path: Path) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def test_the_command_line_trains_and_resumes_in_one_folder(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     small = ["--env.id", "torch/Cartpole", "--sim.num-envs", "32", "--sim.device", "cpu"]
     folder = ["--runs-dir", str(tmp_path), "--name", "cli"]
-    for words in (
-        ["train", "ondevice", *small, *folder, "--run.total-steps", "2048"],
-        ["resume", str(tmp_path / "cli"), "--run.total-steps", "4096"],
-    ):
-        unirl_command = [sys.executable, *torchrun, "-m", "unirl", *words, "--no-console"]
-        done = subprocess.run(
-            unirl_command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-        )
-        assert done.stdout.count("total_steps after") == 1
+    words = ["train", "ondevice", *small, *folder, "--run.total-steps", "2048", "--no-console"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    unirl_command = [sys.executable, *torchrun, "-m", "unirl", *words]
+    done = subprocess.run(
+        unirl_command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.count("total_steps after") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["cli"]
+    words = ["resume", str(tmp_path / "cli"), "--run.total-steps", "4096", "--no-console"]
+    output = tmp_path_factory.mktemp("output")
+    in_two_ranks(cli.main, words, output=output)
+    said = [(output / f"{rank}.txt").read_text() for rank in (0, 1)]
+    assert [text.count("total_steps after") for text in said] == [1, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["cli"]
     assert len((tmp_path / "cli" / "command.txt").read_text().splitlines()) == 2
     assert (tmp_path / "cli" / "checkpoints" / "step_00004096").is_dir()
@@ -165,44 +164,42 @@ def test_the_command_line_trains_and_resumes_in_one_folder(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Two processes of an endless training, without torchrun to end one with the other."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+def pair(tmp_path: Path) -> Iterator[list[BaseProcess]]:
+    """Two processes of an endless training."""
     settings = {**ENDLESS, "queue.timeout_seconds": 6.0}
     job = {"name": "run", "run": str(tmp_path / "run"), "settings": settings}
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *command([job], tmp_path)],
-            cwd=ROOT,
-            env={**os.environ, **address, "RANK": rank, "LOCAL_RANK": rank},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    try:
+    with two_ranks(refusable, [job], tmp_path, output=tmp_path) as processes:
         metrics, ends = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 120
         while not (metrics.exists() and metrics.stat().st_size):
             assert time.monotonic() < ends
-            assert [process.poll() for process in processes] == [None, None]
+            assert [process.exitcode for process in processes] == [None, None]
             time.sleep(0.1)
         yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+
+
+def refusable(jobs: list[dict[str, Any]], out: Path) -> int:
+    """`work`, with the exit code of an error that is explained."""
+    try:
+        work(jobs, out)
+    except UniRLError as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def signal_to(process: BaseProcess, number: signal.Signals) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hung"])
 def test_a_lost_rank_ends_the_other_by_the_deadline_with_an_error_that_names_it(
-    pair: list[subprocess.Popen[str]], tmp_path: Path, number: signal.Signals
+    pair: list[BaseProcess], tmp_path: Path, number: signal.Signals
 ) -> None:
-    pair[1].send_signal(number)
-    _, errors = pair[0].communicate(timeout=90)
-    assert pair[0].returncode == 2
+    signal_to(pair[1], number)
+    pair[0].join(90)
+    errors = (tmp_path / "0.txt").read_text()
+    assert pair[0].exitcode == 2
     assert "error: rank 1 of 2 is gone or does not answer" in errors
     assert "within 6 s (queue.timeout_seconds)" in errors
     assert "Traceback" not in errors
@@ -211,12 +208,12 @@ def test_a_lost_rank_ends_the_other_by_the_deadline_with_an_error_that_names_it(
 
 
 def test_an_interrupt_of_any_rank_ends_all_at_one_update_with_a_checkpoint(
-    pair: list[subprocess.Popen[str]], tmp_path: Path
+    pair: list[BaseProcess], tmp_path: Path
 ) -> None:
-    pair[1].send_signal(signal.SIGINT)
-    for process in pair:
-        _, errors = process.communicate(timeout=90)
-        assert process.returncode == 0, errors
+    signal_to(pair[1], signal.SIGINT)
+    for rank, process in enumerate(pair):
+        process.join(90)
+        assert process.exitcode == 0, (tmp_path / f"{rank}.txt").read_text()
     mine, theirs = (end_of(tmp_path, "run", rank) for rank in (0, 1))
     assert mine == theirs
     assert mine["reason"] == "interrupted"
@@ -251,11 +248,3 @@ def test_a_learner_that_cannot_sum_over_processes_is_refused(
     plan = unirl.make_plan("impala", **{"env.id": "CartPole-v1"})
     with pytest.raises(UniRLError, match="does not sum over processes"):
         unirl.run(plan.with_learner(make=lambda context: None), tmp_path / "run")  # type: ignore[arg-type, return-value]
-
-
-if __name__ == "__main__":
-    try:
-        work(json.loads(sys.argv[1]), Path(sys.argv[2]))
-    except UniRLError as failed:
-        print(f"error: {failed}", file=sys.stderr)
-        sys.exit(2)

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +17,7 @@ import torch
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
+from tests.forked import in_two_ranks
 from tests.system.grpo_settings import SMALL
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
@@ -28,7 +27,6 @@ from unirl.llm.models.tiny import make_tiny
 from unirl.llm.tasks.prompts import Prompt
 from unirl.storage.checkpoint import load_checkpoint
 
-ROOT = Path(__file__).resolve().parents[2]
 GROUP, BATCH = 4, 2
 STEPS = 2 * GROUP * BATCH
 """Of one update of both."""
@@ -55,7 +53,6 @@ def plan_of(model: str, updates: int) -> unirl.runners.plan.Plan:
 
 def work(model: str, out: Path) -> None:
     """What each process does: a whole run, and one in two parts; what it learned goes to `out`."""
-    torch.set_num_threads(1)
     rank, asked = os.environ["RANK"], {}
     for name, updates, resume in (("whole", 6, False), ("parts", 3, False), ("parts", 6, True)):
         plan, tickets = plan_of(model, updates), asked.setdefault(name, [])
@@ -85,9 +82,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of both runs, with a model beside them."""
     out = tmp_path_factory.mktemp("trained")
     model = make_tiny(out / "model", width=32, layers=1)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [sys.executable, *torchrun, "-m", "tests.system.test_grpo_ranks", model, out]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=280)
+    in_two_ranks(work, str(model), out)
     return out
 
 
@@ -121,7 +116,3 @@ def test_another_number_of_processes_is_refused(
     wanted = "1 process would repeat" if rank is None else "3 processes would repeat"
     assert wanted in error.value.parts[1] and "--nproc-per-node 2" in error.value.parts[2]
     assert not (tmp_path / "run").exists()
-
-
-if __name__ == "__main__":
-    work(sys.argv[1], Path(sys.argv[2]))

@@ -96,7 +96,7 @@ SMALL: dict[str, Any] = {
     "queue.batch_size": 2,
     "runner.kind": "inline",
     "run.log_seconds": 0.0,
-    "run.checkpoint_steps": 280,
+    "run.checkpoint_steps": 140,
 }
 EXACT: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("ppo", {"learner.value_clip": 0.2}),
@@ -130,9 +130,9 @@ def small(recipe: str) -> dict[str, Any]:
 def everything(
     run_dir: Path, variant: str, total_steps: int, resume: Path | None = None, **more: Any
 ) -> dict[str, torch.Tensor]:
-    """Train for so many of 1200 steps and return all tensors of the last checkpoint."""
+    """Train for so many of 640 steps and return all tensors of the last checkpoint."""
     recipe, settings = EXACT[variant]
-    settings = {**SMALL, **small(recipe), **settings, "run.total_steps": 1200, **more}
+    settings = {**SMALL, **small(recipe), **settings, "run.total_steps": 640, **more}
     plan = unirl.make_plan(recipe, **settings)
     # Schedules end where they did: only the run is cut short.
     plan = replace(plan, run=replace(plan.run, total_steps=total_steps))
@@ -151,13 +151,13 @@ def different(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> list[st
 
 @pytest.mark.parametrize("variant", EXACT)
 def test_runs_repeat_and_resume_bit_for_bit(tmp_path: Path, variant: str) -> None:
-    whole = everything(tmp_path / "whole", variant, 1200)
-    # Ends where the whole run also makes a checkpoint: at the first update past 560 steps.
-    everything(tmp_path / "parts", variant, 560)
-    resumed = everything(tmp_path / "parts", variant, 1200, resume=tmp_path / "parts")
+    whole = everything(tmp_path / "whole", variant, 640)
+    # Ends where the whole run also makes a checkpoint: at the first update past 280 steps.
+    part = everything(tmp_path / "parts", variant, 280)
+    resumed = everything(tmp_path / "parts", variant, 640, resume=tmp_path / "parts")
     assert different(whole, resumed) == []
-    other = everything(tmp_path / "other", variant, 1200, **{"run.seed": 2})
-    assert "model/value_head.weight" in different(whole, other)
+    other = everything(tmp_path / "other", variant, 280, **{"run.seed": 2})
+    assert "model/value_head.weight" in different(part, other)
 
 
 @pytest.mark.parametrize(

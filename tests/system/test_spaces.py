@@ -117,7 +117,10 @@ MATCH: dict[str, Any] = {
         ({"env.kwargs": {"action": "bits"}}, 5.5),
         ({"env.kwargs": {"action": "choices", "mask": "obs"}}, 5.5),
         (
-            {"env.id": "unirl-test/Words-v0", "env.drop_observations": ["mission", "given/mission"]},
+            {
+                "env.id": "unirl-test/Words-v0",
+                "env.drop_observations": ["mission", "given/mission"],
+            },
             5,
         ),
     ],

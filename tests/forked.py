@@ -1,0 +1,97 @@
+"""Processes of tests, forked where torch and transformers are loaded: a fresh interpreter takes
+three seconds of a core for the one and eight for both.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unirl.supervision.fork_server import process_context
+
+MODULES = ("unirl.launch", "unirl.llm.rewards.worker", "unirl.recipes.appo", "unirl.recipes.grpo")
+PRELOAD = ("transformers.modeling_utils", "unirl.report.sinks", "tensorboard.summary.writer")
+
+
+def start_server() -> None:
+    """Let the fork server of this process load what any test needs. One that runs loads no more."""
+    process_context(1, MODULES, PRELOAD)
+
+
+def start(
+    function: Callable[..., Any],
+    *arguments: Any,
+    environ: Mapping[str, str] | None = None,
+    output: Path | None = None,
+) -> BaseProcess:
+    """A process that runs a function of a module, in a session of its own; its exit code is what
+    the function returns. output: what it prints is appended there.
+    """
+    work = (dict(os.environ) | dict(environ or {}), output, function, arguments)
+    process = process_context(1, MODULES, PRELOAD).Process(target=_run, args=work)
+    process.start()
+    return process
+
+
+def _run(
+    environ: Mapping[str, str], output: Path | None, function: Callable[..., Any], arguments: Any
+) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environ)
+    if output is not None:
+        with output.open("ab") as file:
+            os.dup2(file.fileno(), sys.stdout.fileno())
+            os.dup2(file.fileno(), sys.stderr.fileno())
+    # The fork server blocks Ctrl-C, and that is inherited.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    torch.set_num_threads(1)
+    sys.exit(function(*arguments))
+
+
+@contextmanager
+def two_ranks(
+    function: Callable[..., Any], *arguments: Any, output: Path | None = None
+) -> Iterator[list[BaseProcess]]:
+    """Ranks 0 and 1 of a training, as torchrun starts them, without torchrun to end one with the
+    other. output: a folder for what they print, `0.txt` and `1.txt`.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [
+        start(
+            function,
+            *arguments,
+            environ={**meeting, "RANK": rank, "LOCAL_RANK": rank},
+            output=output / f"{rank}.txt" if output is not None else None,
+        )
+        for rank in ("0", "1")
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def in_two_ranks(
+    function: Callable[..., Any], *arguments: Any, output: Path | None = None, seconds: float = 240
+) -> None:
+    """Run a function as ranks 0 and 1; both must end well, within the time."""
+    with two_ranks(function, *arguments, output=output) as processes:
+        for process in processes:
+            process.join(seconds)
+        assert [process.exitcode for process in processes] == [0, 0]
