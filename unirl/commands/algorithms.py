@@ -69,8 +69,8 @@ def _list_presets(*, whole: bool) -> None:
         for name, preset in PRESETS.items():
             print(name)
             for term, text in described_terms(preset.algorithm).items():
-                indents = {"initial_indent": f"  {term:<12}", "subsequent_indent": " " * 14}
-                print("\n".join(textwrap.wrap(text, 80, break_on_hyphens=False, **indents)))
+                lines = textwrap.wrap(text, 66, break_on_hyphens=False)
+                print(f"  {term:<12}" + f"\n{'':14}".join(lines))
         return
     rows = [_COLUMNS, *(_terms_in_short(name, one.algorithm) for name, one in PRESETS.items())]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -86,7 +86,6 @@ def run_in_folder(plan: Plan, run_dir: Path, resume: Path | None, *, console: bo
         if not ranks.is_main:
             return _train(plan, None, checkpoint, ranks, console=False)
         check_folder(plan, run_dir, checkpoint)
-        run_dir.mkdir(parents=True, exist_ok=True)
         return _train(plan, run_dir, checkpoint, ranks, console=console)
 
 

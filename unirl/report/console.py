@@ -146,7 +146,7 @@ class PlainConsole:
     """
 
     def __init__(
-        self, title: str, progress: Progress, run_dir: Path, say: Callable[[str], object]
+        self, title: str, progress: Progress, run_dir: Path, say: Callable[[str], None]
     ) -> None:
         self._progress, self.note = progress, say
         self._next_time = -math.inf
