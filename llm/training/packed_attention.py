@@ -274,8 +274,9 @@ def _attend(
     block = packing.layout.blocks[index]
     masked = block.prompt is not None
     groups = q.shape[1] // k.shape[1]
-    if groups > 1 and q.is_cuda and (masked or q.dtype == torch.float32):
-        # CUDA's kernels with a mask want as many heads of keys as of queries.
+    behind = q.is_cuda and masked and block.prompt_length is None
+    if groups > 1 and q.is_cuda and ((masked and not behind) or q.dtype == torch.float32):
+        # CUDA's kernels with a mask, or for float32, want as many heads of keys as of queries.
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     attention = partial(
         F.scaled_dot_product_attention,
@@ -285,7 +286,7 @@ def _attend(
     )
     if not masked:
         return attention(q, k, v, is_causal=True).transpose(1, 2).flatten(0, 1)
-    if q.is_cuda and block.prompt_length is None:
+    if behind:
         return causal_behind_prompts(attention, q, k, v).transpose(1, 2).flatten(0, 1)
     outs: list[Tensor] = []
     ahead = k.shape[2] - block.length
