@@ -16,16 +16,18 @@ from torch import Tensor, nn
 
 from unirl.errors import UniRLError
 from unirl.llm.packages import needs
-from unirl.llm.training.packed_layout import Block, PackLayout
-from unirl.llm.training.packed_long import (
+from unirl.llm.training.packed_kernels import (
     Prompt,
     causal_behind_prompts,
+    fold_mask,
     is_long,
+    is_short,
     long_attention,
     prompts_of_rows,
+    short_attention,
 )
+from unirl.llm.training.packed_layout import Block, PackLayout
 from unirl.llm.training.packed_rows import as_rows, as_tokens, prompts_of, split_blocks
-from unirl.llm.training.packed_short import fold_mask, short_attention, suits
 from unirl.llm.training.packing import Pack
 
 NAME = "unirl_packed"
@@ -266,7 +268,7 @@ def _attend(
     dropout: float,
 ) -> Tensor:
     """query [R, L, H, D], key and value [R, P + L, K, D] -> [R * L, H, D]."""
-    if suits(query, key.shape[1], dropout):
+    if is_short(query, key.shape[1], dropout):
         mask = packing.short_mask(index, query.shape[2], key.shape[2])
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
         return short_attention(query, key, value, mask, scale).flatten(0, 1)

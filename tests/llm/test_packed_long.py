@@ -13,8 +13,8 @@ from torch import Tensor
 from tests.llm.packed_groups import make_groups, make_model
 from tests.llm.test_packed_attention import BATCH, KINDS, assert_same, packed
 from unirl.llm.training.packed_attention import Packing, packed_attention
+from unirl.llm.training.packed_kernels import causal_behind_prompts
 from unirl.llm.training.packed_layout import PackLayout, Row, lay_out
-from unirl.llm.training.packed_long import causal_behind_prompts
 
 pytest.importorskip("transformers", reason="needs transformers models")
 
@@ -43,7 +43,7 @@ def test_long_rows_get_what_a_mask_gives(
     mask = torch.cat([group.mask for group in groups])
     expected = packed(model, groups)
     monkeypatch.setattr("unirl.llm.training.packed_layout.CALL_COST", cost)
-    for module in ("packed_layout", "packed_long"):
+    for module in ("packed_layout", "packed_kernels"):
         monkeypatch.setattr(f"unirl.llm.training.{module}.MASK_CELLS", 0)
     assert_same(packed(model, groups), expected, mask, 1e-12)
 
@@ -54,7 +54,7 @@ def test_in_bfloat16_they_differ_by_rounding(monkeypatch: pytest.MonkeyPatch) ->
     assert len(order) == 5
     states = torch.randn(3, 4, num, 8, generator=torch.Generator().manual_seed(0))
     exact = attend(layout, states)
-    monkeypatch.setattr("unirl.llm.training.packed_long.MASK_CELLS", 0)
+    monkeypatch.setattr("unirl.llm.training.packed_kernels.MASK_CELLS", 0)
     for found, wanted in zip(attend(layout, states.bfloat16()), exact, strict=True):
         torch.testing.assert_close(found.float(), wanted, rtol=0.05, atol=0.1)
 
