@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from unirl.device import device_of_rank, finish_on_host, gpu_of
+from unirl.device import device_of_rank, finish_on_host, gpu_of, with_index
 from unirl.errors import ActorFailed, UniRLError
 from unirl.host import local_rank
 from unirl.vtrace.advantages import Reduce
@@ -288,8 +288,9 @@ def _own_gpu(local_rank: int) -> str:
     """Make this process' GPU the current one; what names it among those of all machines, or ""."""
     if not torch.cuda.is_available():
         return ""
-    torch.cuda.set_device(device_of_rank("cuda", local_rank))
-    return gpu_of(torch.device("cuda", torch.cuda.current_device()))
+    own = with_index(torch.device(device_of_rank("cuda", local_rank)))
+    torch.cuda.set_device(own)
+    return gpu_of(own)
 
 
 def _gist(error: Exception) -> str:

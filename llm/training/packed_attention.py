@@ -16,16 +16,18 @@ from torch import Tensor, nn
 
 from unirl.errors import UniRLError
 from unirl.llm.packages import needs
-from unirl.llm.training.packed_layout import Block, PackLayout
-from unirl.llm.training.packed_long import (
+from unirl.llm.training.packed_kernels import (
     Prompt,
     causal_behind_prompts,
+    fold_mask,
     is_long,
+    is_short,
     long_attention,
     prompts_of_rows,
+    short_attention,
 )
+from unirl.llm.training.packed_layout import Block, PackLayout
 from unirl.llm.training.packed_rows import as_rows, as_tokens, prompts_of, split_blocks
-from unirl.llm.training.packed_short import fold_mask, short_attention, suits
 from unirl.llm.training.packing import Pack
 
 NAME = "unirl_packed"
@@ -266,7 +268,7 @@ def _attend(
     dropout: float,
 ) -> Tensor:
     """query [R, L, H, D], key and value [R, P + L, K, D] -> [R * L, H, D]."""
-    if suits(query, key.shape[1], dropout):
+    if is_short(query, key.shape[1], dropout):
         mask = packing.short_mask(index, query.shape[2], key.shape[2])
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
         return short_attention(query, key, value, mask, scale).flatten(0, 1)
@@ -274,8 +276,9 @@ def _attend(
     block = packing.layout.blocks[index]
     masked = block.prompt is not None
     groups = q.shape[1] // k.shape[1]
-    if groups > 1 and q.is_cuda and (masked or q.dtype == torch.float32):
-        # CUDA's kernels with a mask want as many heads of keys as of queries.
+    behind = q.is_cuda and masked and block.prompt_length is None
+    if groups > 1 and q.is_cuda and ((masked and not behind) or q.dtype == torch.float32):
+        # CUDA's kernels with a mask, or for float32, want as many heads of keys as of queries.
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     attention = partial(
         F.scaled_dot_product_attention,
@@ -285,7 +288,7 @@ def _attend(
     )
     if not masked:
         return attention(q, k, v, is_causal=True).transpose(1, 2).flatten(0, 1)
-    if q.is_cuda and block.prompt_length is None:
+    if behind:
         return causal_behind_prompts(attention, q, k, v).transpose(1, 2).flatten(0, 1)
     outs: list[Tensor] = []
     ahead = k.shape[2] - block.length

@@ -206,7 +206,7 @@ def test_matrix_products_attend_as_the_kernel_does(monkeypatch: pytest.MonkeyPat
         calls.append(num_keys)
         return True
 
-    monkeypatch.setattr("unirl.llm.training.packed_attention.suits", always)
+    monkeypatch.setattr("unirl.llm.training.packed_attention.is_short", always)
     assert_same(packed(model, groups), expected, mask, 1e-5)
     assert max(calls) > 9
 

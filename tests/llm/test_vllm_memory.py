@@ -22,7 +22,6 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def have(number: int) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: number > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
     monkeypatch.setattr(memory, "free_memory", lambda index: (60 * GIB, 80 * GIB))
     return have

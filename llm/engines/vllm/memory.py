@@ -5,13 +5,13 @@ all of the GPU, and refuses to start where that much is not free.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
 
 import torch
 
-from unirl.device import with_index
 from unirl.errors import UniRLError
 from unirl.host import local_rank
 from unirl.llm.device import device_of
@@ -31,13 +31,14 @@ def beside_learner(engine: EngineConfig, learner_device: str) -> EngineConfig:
     """The engine's settings, with its part of the GPU where it shares the learner's and the user
     has not said otherwise. Call it when the learner has been made.
     """
-    named = {name.replace("-", "_") for name in engine.options}
-    if engine.kind != "vllm" or engine.url or named & {OPTION, "kv_cache_memory_bytes"}:
+    given = {name.replace("-", "_"): value for name, value in engine.options.items()}
+    if engine.kind != "vllm" or engine.url or given.keys() & {OPTION, "kv_cache_memory_bytes"}:
         return engine
     learner = torch.device(device_of(learner_device, "learner.device"))
     if learner.type != "cuda" or engine.device == "cpu":
         return engine
-    index, num = with_index(learner).index, max(int(engine.options.get(n, 1)) for n in _SIZES)
+    # Not by asking for the current one: that would begin to use CUDA here.
+    index, num = learner.index or 0, math.prod(int(given.get(name, 1)) for name in _SIZES)
     first = torch.device(engine.device).index or 0 if engine.device != "auto" else 0
     if engine.device == "auto" and torch.cuda.device_count() > num:
         first = (local_rank() or 0) * num
