@@ -15,6 +15,8 @@ import hypothesis
 import pytest
 import torch
 
+from tests.forked import start_server
+
 # The same examples in every run: a red build is caused by the change, never by chance.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
@@ -77,6 +79,28 @@ HEAVY = (
 """Beginnings of the names of tests that start processes, train or load models. The others are fast,
 and together they take about a minute.
 """
+LONGEST = (
+    "system/test_grpo_faults.py",
+    "system/test_ppo.py",
+    "runners/test_processes.py",
+    "system/test_data_parallel.py",
+    "test_cli.py",
+    "test_bench",
+    "system/test_grpo.py",
+    "llm",
+    "actors",
+    "test_readme.py",
+    "system",
+    "runners",
+    "transports",
+    "storage",
+    "learners",
+    "envs",
+    "supervision",
+)
+"""Beginnings of the names of files, those that take longest first: two workers end together when
+only short files are left at the end.
+"""
 LOCKS = "UNIRL_TEST_LOCKS"
 """Names, in the environment, the folder of the locks that keep serial tests alone."""
 
@@ -108,11 +132,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
         if not (is_gpu or item.get_closest_marker("slow") or is_heavy(item.path, item.name)):
             item.add_marker("fast")
-    # The longest files come first, so that the last ones end together; those that measure time come
-    # last, when mypy, which runs beside the tests, is done.
+    # Those that measure time come last, when mypy, which runs beside the tests, is done. Keep their
+    # files short: while they run, the other worker waits.
     serial = {item.path for item in items if item.get_closest_marker("serial")}
-    system = TESTS / "system"
-    items.sort(key=lambda item: (item.path in serial, not item.path.is_relative_to(system)))
+    items.sort(key=lambda item: (item.path in serial, rank(item.path)))
+
+
+def rank(path: Path) -> tuple[bool, int]:
+    """Where a file comes in the order of all."""
+    name = path.relative_to(TESTS).as_posix()
+    places = (place for place, begin in enumerate(LONGEST) if name.startswith(begin))
+    return not is_heavy(path), next(places, len(LONGEST))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # What it loads is decided once: a server that the first test starts for a policy would let each
+    # engine import transformers again, five seconds of a core.
+    starts_processes = any(item.get_closest_marker("fast") is None for item in session.items)
+    if starts_processes and hasattr(session.config, "workerinput"):
+        start_server()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

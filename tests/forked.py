@@ -87,9 +87,11 @@ def two_ranks(
             process.join()
 
 
-def in_two_ranks(function: Callable[..., Any], *arguments: Any, seconds: float = 240.0) -> None:
+def in_two_ranks(
+    function: Callable[..., Any], *arguments: Any, output: Path | None = None, seconds: float = 240
+) -> None:
     """Run a function as ranks 0 and 1; both must end well, within the time."""
-    with two_ranks(function, *arguments) as processes:
+    with two_ranks(function, *arguments, output=output) as processes:
         for process in processes:
             process.join(seconds)
         assert [process.exitcode for process in processes] == [0, 0]

@@ -16,6 +16,7 @@ from typing import get_args
 import pytest
 
 import unirl
+from tests import forked
 from unirl import cli
 from unirl.config import load_toml
 from unirl.envs.config import EngineName
@@ -642,21 +643,27 @@ def test_a_config_file_of_another_recipe_is_refused(capsys: pytest.CaptureFixtur
     assert '"ppo"' in said and '"impala"' in said
 
 
-def test_a_missing_package_is_named_with_its_extra() -> None:
-    code = (
-        "import sys\n"
-        "class Missing:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.partition('.')[0] == 'ale_py':\n"
-        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
-        "sys.meta_path.insert(0, Missing())\n"
-        "from unirl.cli import main\n"
-        "sys.exit(main(['train', 'impala', '--env.id', 'ALE/Pong-v5']))"
-    )
-    done = run_python("-c", code)
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    assert "pip install 'unirl[atari]'" in done.stderr
-    assert len([line for line in done.stderr.splitlines() if line.strip()]) == 3
+class Missing:
+    """Finds no Atari."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] == "ale_py":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def without_atari() -> int:
+    assert "ale_py" not in sys.modules
+    sys.meta_path.insert(0, Missing())  # type: ignore[arg-type]
+    return cli.main(["train", "impala", "--env.id", "ALE/Pong-v5"])
+
+
+def test_a_missing_package_is_named_with_its_extra(tmp_path: Path) -> None:
+    process = forked.start(without_atari, output=tmp_path / "said.txt")
+    process.join(120)
+    said = (tmp_path / "said.txt").read_text()
+    assert process.exitcode == 2 and "Traceback" not in said, said
+    assert "pip install 'unirl[atari]'" in said
+    assert len([line for line in said.splitlines() if line.strip()]) == 3
 
 
 def test_a_changed_environment_is_refused_on_resume(

@@ -19,6 +19,7 @@ import torch
 
 import unirl
 from tests.forked import in_two_ranks, two_ranks
+from unirl import cli
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 
@@ -136,19 +137,24 @@ def test_a_resumed_training_equals_the_uninterrupted_one_bit_for_bit(trained: Pa
         assert all(torch.equal(value, parts[key]) for key, value in whole.items())
 
 
-def test_the_command_line_trains_and_resumes_in_one_folder(tmp_path: Path) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+def test_the_command_line_trains_and_resumes_in_one_folder(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     small = ["--env.id", "torch/Cartpole", "--sim.num-envs", "32", "--sim.device", "cpu"]
     folder = ["--runs-dir", str(tmp_path), "--name", "cli"]
-    for words in (
-        ["train", "ondevice", *small, *folder, "--run.total-steps", "2048"],
-        ["resume", str(tmp_path / "cli"), "--run.total-steps", "4096"],
-    ):
-        unirl_command = [sys.executable, *torchrun, "-m", "unirl", *words, "--no-console"]
-        done = subprocess.run(
-            unirl_command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
-        )
-        assert done.stdout.count("total_steps after") == 1
+    words = ["train", "ondevice", *small, *folder, "--run.total-steps", "2048", "--no-console"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    unirl_command = [sys.executable, *torchrun, "-m", "unirl", *words]
+    done = subprocess.run(
+        unirl_command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.count("total_steps after") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["cli"]
+    words = ["resume", str(tmp_path / "cli"), "--run.total-steps", "4096", "--no-console"]
+    output = tmp_path_factory.mktemp("output")
+    in_two_ranks(cli.main, words, output=output)
+    said = [(output / f"{rank}.txt").read_text() for rank in (0, 1)]
+    assert [text.count("total_steps after") for text in said] == [1, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["cli"]
     assert len((tmp_path / "cli" / "command.txt").read_text().splitlines()) == 2
     assert (tmp_path / "cli" / "checkpoints" / "step_00004096").is_dir()

@@ -26,7 +26,7 @@ from unirl.core.weights import Weights, WeightStore
 from unirl.errors import DeadlineExceeded, LeaseExpired, LockHeld, QueueClosed
 from unirl.transports.shared import SharedTransport
 
-NUM_SCHEDULES = int(os.environ.get("UNIRL_SCHEDULES", "40"))
+NUM_SCHEDULES = int(os.environ.get("UNIRL_SCHEDULES", "24"))
 SPEC = SampleSpec(
     {"ticket": Field((64, 8), torch.int64), "version": Field((8,), torch.int64, batch_axis=0)}
 )
