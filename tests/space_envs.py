@@ -93,11 +93,12 @@ class Match(gymnasium.Env[Any, Any]):
             )
         if isinstance(space, MultiDiscrete):
             sizes = zip(space.nvec, wanted, strict=True)
-            return tuple(self._masks(Discrete(size), one) for size, one in sizes)
-        if not isinstance(space, Discrete):
-            return None
-        mask = np.zeros(space.n, np.int8)
-        mask[[wanted - space.start, self.np_random.integers(space.n)]] = 1
+            return tuple(self._mask_of(size, one) for size, one in sizes)
+        return self._mask_of(space.n, wanted - space.start) if isinstance(space, Discrete) else None
+
+    def _mask_of(self, size: int, wanted: int) -> Any:
+        mask = np.zeros(size, np.int8)
+        mask[wanted] = mask[self.np_random.integers(size)] = 1
         return mask
 
 
@@ -139,9 +140,9 @@ def legal(space: Space[Any], action: Any, allowed: Any) -> bool:
 def score(space: Space[Any], wanted: Any, action: Any) -> float:
     if isinstance(space, Dict):
         parts = [score(part, wanted[k], action[k]) for k, part in space.spaces.items()]
-        return float(np.mean(parts))
+        return sum(parts) / len(parts)
     if isinstance(space, Tuple):
-        return float(np.mean(list(map(score, space.spaces, wanted, action))))
+        return sum(map(score, space.spaces, wanted, action)) / len(space)
     if isinstance(space, Box):
         return 1.0 - min(1.0, float(np.abs(wanted - action).mean()))
     return float(np.mean(wanted == action))

@@ -249,7 +249,7 @@ def test_a_text_is_its_characters_in_order_and_what_is_dropped_is_gone() -> None
     word = env.reset(0)["given"]["word"][0]
     assert all(1 <= letter <= 4 for letter in word[:2]) and 0 <= word[2] <= 4
     env.close()
-    with pytest.raises(UniRLError, match=r'env.drop_observations = \["mission"\]') as caught:
+    with pytest.raises(UniRLError, match=r'env.drop_observations = \["given/mission"\]') as caught:
         make_vec(EnvConfig(config.id, import_module=config.import_module), 1)
     assert len(caught.value.parts) == 3
 
