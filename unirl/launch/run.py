@@ -12,6 +12,7 @@ from pathlib import Path
 
 from unirl.config import to_toml
 from unirl.core.evaluator import EvalResult
+from unirl.descendants import descendants_ended
 from unirl.launch.outputs import RunOutputs
 from unirl.launch.resume import check_folder, learner_folder, open_checkpoint, restore
 from unirl.launch.several_ranks import cursor_hooks, plan_for_ranks, require_alike
@@ -24,6 +25,7 @@ from unirl.runners.plan import Plan
 from unirl.storage import disk
 from unirl.storage.checkpoint import Checkpoint
 from unirl.supervision.process_settings import keep_freed_memory
+from unirl.supervision.temp_folders import claim_torchrun, sweep
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +89,10 @@ def _train(
     """run_dir: None on a rank that writes nothing."""
     keep_freed_memory()
     with ExitStack() as stack:
+        stack.enter_context(descendants_ended())
+        claim_torchrun()
         if run_dir is not None:
+            sweep()
             stack.enter_context(log_to_file(run_dir / "log.txt"))
             log.info("plan:\n%s", plan.describe())
         stack.enter_context(learner_threads(plan.runner))

@@ -13,7 +13,7 @@ from unirl.core.sample import SampleSpec
 from unirl.core.weights import Loadable, Weights
 from unirl.errors import LockHeld
 from unirl.transports.events import FdEvent
-from unirl.transports.memory import LocalCells
+from unirl.transports.memory import LocalCells, require_memory
 from unirl.transports.slot_table import num_cells
 from unirl.transports.table_server import TableServer
 
@@ -30,6 +30,8 @@ class LocalQueueMemory:
     ) -> None:
         self.config, self.shares, self.reasons = config, shares, reasons
         self.cells = LocalCells(num_cells(config.num_slots, len(shares), len(reasons))).view()
+        if spec.device == "cpu":
+            require_memory(config.num_slots * spec.num_bytes, "the queue's slots")
         self.slots = [spec.allocate() for _ in range(config.num_slots)]
         self.lock = threading.Lock()
         self.learner_event = FdEvent()
