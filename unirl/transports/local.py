@@ -28,10 +28,10 @@ class LocalQueueMemory:
         shares: Sequence[float],
         reasons: Sequence[str],
     ) -> None:
-        self.config, self.shares, self.reasons = config, shares, reasons
-        self.cells = LocalCells(num_cells(config.num_slots, len(shares), len(reasons))).view()
         if spec.device == "cpu":
             require_memory(config.num_slots * spec.num_bytes, "the queue's slots")
+        self.config, self.shares, self.reasons = config, shares, reasons
+        self.cells = LocalCells(num_cells(config.num_slots, len(shares), len(reasons))).view()
         self.slots = [spec.allocate() for _ in range(config.num_slots)]
         self.lock = threading.Lock()
         self.learner_event = FdEvent()

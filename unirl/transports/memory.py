@@ -15,7 +15,6 @@ import torch
 from unirl.errors import UniRLError
 from unirl.host import available_memory
 
-_CONTENTS = {"unirl-slots": "the queue's slots", "unirl-weights": "shared weights"}
 ALIGN = 64
 """A cache line; enough for every dtype and for aligned vector loads."""
 
@@ -36,7 +35,7 @@ class SharedBlock:
     """Anonymous zeroed memory that child processes can map."""
 
     def __init__(self, num_bytes: int, name: str) -> None:
-        require_memory(num_bytes, _CONTENTS.get(name, name))
+        require_memory(num_bytes, name)
         self.fd = _anonymous_file(name)
         try:
             os.ftruncate(self.fd, num_bytes)
