@@ -227,7 +227,7 @@ def test_a_nan_of_an_environment_reaches_the_check() -> None:
         ({"terminated": None}, r"None \(NoneType\) as terminated"),
         ({"truncated": "no"}, r"'no' \(str\) as truncated"),
         ({"reward": "much"}, r"'much' \(str\) as reward"),
-        ({"reward": [1.0, 2.0]}, r"\[1\.0, 2\.0\] \(list\) as reward"),
+        ({"reward": [1.0, 2.0, 3.0]}, r"\[1\.0, 2\.0, 3\.0\] \(list\) as reward"),
         ({"reward": None}, r"None \(NoneType\) as reward"),
     ],
     ids=str,

@@ -54,7 +54,8 @@ SCRIPT = """
 import sys, unirl
 from tests.system.test_env_programs import settings
 if __name__ == "__main__":
-    unirl.run(unirl.make_plan(sys.argv[1], **settings(sys.argv[1], float(sys.argv[2]))), sys.argv[3])
+    plan = unirl.make_plan(sys.argv[1], **settings(sys.argv[1], float(sys.argv[2])))
+    unirl.run(plan, sys.argv[3], console=False)
 """
 _tokens = itertools.count()
 
