@@ -62,7 +62,7 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
             observation = LastAction(observation, agents.action_space, config.id).observation_space
         return observation, agents.action_space
     # One environment needs no process of its own.
-    with descendants_ended():
+    with descendants_ended(keeper=False):
         env = make_vec(replace(config, engine="sync") if config.engine == "async" else config, 1)
         try:
             return env.observation_space, env.action_space
@@ -95,7 +95,7 @@ def _wrap(env: VectorEnv, config: EnvConfig) -> VectorEnv:
 
 
 def _agents(config: EnvConfig) -> parallel.Agents:
-    with descendants_ended(), _explained(config):
+    with descendants_ended(keeper=False), _explained(config):
         return parallel.agents_of(config, pettingzoo.find_factory(config))
 
 

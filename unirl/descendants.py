@@ -77,8 +77,9 @@ class Marks:
 
 
 @contextlib.contextmanager
-def descendants_ended() -> Iterator[None]:
-    """What this process starts in this block, and what that starts, ends with it.
+def descendants_ended(*, keeper: bool = True) -> Iterator[None]:
+    """What this process starts in this block, and what that starts, ends with it. keeper: also
+    where this process is killed meanwhile.
 
     Nothing happens where an outer block does the same, nor where other threads run: what they start
     is not known to be the block's.
@@ -87,7 +88,8 @@ def descendants_ended() -> Iterator[None]:
         yield
         return
     marks, before = Marks(), resource.getrlimit(_RLIMIT_LOCKS)
-    marks.start_keeper()
+    if keeper:
+        marks.start_keeper()
     carry(marks.new())
     try:
         yield

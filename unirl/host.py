@@ -80,7 +80,10 @@ def _memory(name: str) -> Iterator[tuple[int, str]]:
             if name == "MemAvailable":
                 # Files that were read count as used, and are dropped when memory is needed.
                 stat = _numbers(folder / "memory.stat")
-                files = stat.get("total_inactive_file", stat.get("inactive_file", 0))
+                files = sum(
+                    stat.get(f"total_{kind}_file", stat.get(f"{kind}_file", 0))
+                    for kind in ("active", "inactive")
+                )
                 limit = max(1, limit - (_number(folder / used) or 0) + files)
             yield limit, "the cgroup (container, job)"
 

@@ -15,6 +15,8 @@ import torch
 from unirl.errors import UniRLError
 from unirl.host import available_memory
 
+_SMALL_BYTES = 2**26
+"""What is available is an estimate: so little is just reserved."""
 ALIGN = 64
 """A cache line; enough for every dtype and for aligned vector loads."""
 
@@ -22,7 +24,7 @@ ALIGN = 64
 def require_memory(num_bytes: int, what: str) -> None:
     """UniRLError where so much cannot be had: reserving it would end processes one by one."""
     available, whose = available_memory()
-    if 0 < available < num_bytes:
+    if 0 < available < num_bytes and num_bytes > _SMALL_BYTES:
         raise UniRLError(
             f"{what} need {num_bytes / 2**30:,.1f} GiB of memory",
             f"{whose} has {available / 2**30:,.1f} GiB left",
