@@ -61,7 +61,6 @@ HEAVY = (
     "report/test_video.py",
     "runners",
     "storage/test_checkpoint",
-    "supervision/test_memory.py::test_a_run",
     "system",
     "test_bench",
     "test_cli.py",

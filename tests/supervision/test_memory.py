@@ -83,6 +83,7 @@ def cgroup() -> Iterator[Path]:
     folder.rmdir()
 
 
+@pytest.mark.slow
 def test_a_run_that_memory_does_not_suffice_for_ends_and_says_so(
     cgroup: Path, tmp_path: Path
 ) -> None:

@@ -135,12 +135,8 @@ def test_programs_end_with_an_actor_that_hangs_and_with_the_run(
 
 @pytest.mark.parametrize(
     ("recipe", "number", "stop_server"),
-    [
-        ("impala", signal.SIGKILL, False),
-        ("appo", signal.SIGINT, False),
-        ("impala", signal.SIGINT, True),
-    ],
-    ids=["killed", "ctrl-c", "ctrl-c with a stopped fork server"],
+    [("impala", signal.SIGKILL, False), ("appo", signal.SIGINT, True)],
+    ids=["killed", "ctrl-c with a stopped fork server"],
 )
 def test_programs_end_with_the_learner(
     recipe: str, number: signal.Signals, stop_server: bool, token: float, tmp_path: Path
@@ -176,7 +172,7 @@ def run_of(recipe: str, token: float, tmp_path: Path, **changes: Any) -> Callabl
     return lambda: unirl.run(plan, tmp_path / "run", console=False)
 
 
-@pytest.mark.parametrize("recipe", ["impala", "appo"])
+@pytest.mark.parametrize("recipe", ["appo", pytest.param("impala", marks=pytest.mark.slow)])
 def test_an_environment_that_hangs_while_it_is_made_is_named(
     recipe: str, token: float, tmp_path: Path
 ) -> None:
@@ -192,7 +188,7 @@ def test_an_environment_that_hangs_while_it_is_made_is_named(
     assert not programs(token)
 
 
-@pytest.mark.parametrize("kind", ["inline", "processes"])
+@pytest.mark.parametrize("kind", ["inline", pytest.param("processes", marks=pytest.mark.slow)])
 def test_an_environment_that_calls_exit_is_named(kind: str, token: float, tmp_path: Path) -> None:
     once = {"runner.kind": kind, "runner.max_restarts": 0}
     with pytest.raises(ActorFailed, match=r'"test/Starts-v0" called sys.exit in a step') as error:
