@@ -49,7 +49,7 @@ gymnasium.register("test/Greedy-v0", Greedy)
 def test_slots_that_memory_cannot_hold_are_refused(
     transport: LocalTransport | SharedTransport,
 ) -> None:
-    spec = SampleSpec({"obs": Field((2**30,), torch.float32)})  # 4 GiB
+    spec = SampleSpec({"obs": Field((2**30,), torch.float32, batch_axis=0)})  # 4 GiB
     started = time.monotonic()
     with pytest.raises(UniRLError, match=r"slots need 640\.0 GiB of memory") as error:
         transport.queue(spec, QueueConfig(batch_size=80, max_staleness=1))
