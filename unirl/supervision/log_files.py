@@ -1,7 +1,7 @@
 """Bounds what processes write to their logs: an environment that prints fills no disk.
 
 A log that has grown too long is emptied; the newest part of it stands in a second file beside it,
-until the next time. Whoever writes appends, and so continues at the beginning: programs that the
+until the next time. What writes appends, and so continues at the beginning: programs that the
 process started too, which could not be given another file.
 """
 
