@@ -27,11 +27,13 @@ from unirl.core.evaluator import EvalResult
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
 from unirl.core.weights import Weights
+from unirl.descendants import descendants_ended
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
+from unirl.envs.guard import final, making
 from unirl.envs.last_action import LastAction
 from unirl.envs.make import agents_of, make_vec, settle_mask
-from unirl.envs.obs_check import check_finite
+from unirl.envs.obs_check import ShapeCheck, check_finite
 from unirl.envs.obs_view import check_allowed, viewed
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_writer, obs_reader, one_by_one
@@ -82,15 +84,14 @@ class PolicyEvaluator:
         """Returns and lengths of `num_episodes` episodes, in no order that means anything."""
         check_episodes(num_episodes)
         self.close()
-        agents = len(agents_of(self._config)) or 1  # each a row: whole environments only
-        num_rows = max(agents, min(self._num_envs, num_episodes) // agents * agents)
-        self._env = make_vec(self._config, num_rows)
-        try:
-            return self._evaluate(self._env, weights, num_episodes, deterministic)
-        except EnvCrashed as error:  # nobody starts an evaluation again
-            raise UniRLError(*error.parts) from error
-        finally:
-            self.close()
+        with descendants_ended(), final():
+            agents = len(agents_of(self._config)) or 1  # each a row: whole environments only
+            num_rows = max(agents, min(self._num_envs, num_episodes) // agents * agents)
+            self._env = make_vec(self._config, num_rows)
+            try:
+                return self._evaluate(self._env, weights, num_episodes, deterministic)
+            finally:
+                self.close()
 
     def frames(
         self, weights: Weights, *, deterministic: bool = False, num_episodes: int = 1
@@ -98,7 +99,8 @@ class PolicyEvaluator:
         """Pictures [height, width, 3] of whole episodes, one per step."""
         self.played = EvalResult([], [])
         episodes = self._atari_frames if self._config.is_atari else self._gym_frames
-        yield from episodes(weights, deterministic, num_episodes)
+        with descendants_ended(), final():
+            yield from episodes(weights, deterministic, num_episodes)
 
     def close(self) -> None:
         """Close environments that an interrupted call left open; idempotent."""
@@ -250,22 +252,25 @@ class PolicyEvaluator:
     def _drawing_env(self) -> gymnasium.Env[Any, Any]:
         config = self._config
         spec = catalog.find_spec(config)
-        try:
-            env: gymnasium.Env[Any, Any] = gymnasium.make(
-                spec,
-                max_episode_steps=config.max_episode_steps,
-                render_mode="rgb_array",
-                **config.kwargs,
-            )
-            return viewed(env, config)
-        except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
-            raise catalog.missing_package(config, ModuleNotFoundError(str(error))) from error
-        except (TypeError, gymnasium.error.Error) as error:
-            # Videos are of one environment that Gymnasium makes, whatever engine trained it.
-            remedy = "its constructor must take render_mode"
-            if config.kwargs:
-                remedy += f" and env.kwargs ({', '.join(config.kwargs)}): some engines take others"
-            raise undrawable(config.id, f"it cannot be made: {error}", remedy) from error
+        with making(config.id, config.make_timeout):
+            try:
+                env = gymnasium.make(
+                    spec,
+                    max_episode_steps=config.max_episode_steps,
+                    render_mode="rgb_array",
+                    **config.kwargs,
+                )
+                return ShapeCheck(viewed(env, config), config.id)
+            except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+                raise catalog.missing_package(config, ModuleNotFoundError(str(error))) from error
+            except (TypeError, gymnasium.error.Error) as error:
+                # Videos are of one environment that Gymnasium makes, whatever engine trained it.
+                remedy = "its constructor must take render_mode"
+                if config.kwargs:
+                    remedy += (
+                        f" and env.kwargs ({', '.join(config.kwargs)}): some engines take others"
+                    )
+                raise undrawable(config.id, f"it cannot be made: {error}", remedy) from error
 
     def _player(
         self, spaces: tuple[Any, Any], weights: Weights, deterministic: bool
@@ -281,7 +286,7 @@ def _explained(env_id: str) -> Iterator[None]:
         yield
     except (UniRLError, EnvCrashed):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UniRLError(
             f'env "{env_id}" failed in an evaluation: {format_error(error)}',
             "it plays whole episodes, and nobody starts it again",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
+from unirl.envs.guard import failed
 from unirl.envs.obs_check import check_finite
 from unirl.envs.spaces import action_fields, write_obs
 from unirl.envs.vector import EnvStep, VectorEnv
@@ -78,7 +79,10 @@ class SteppedEnvs:
         for rows, t, env_rows in splits:
             if t == 0:
                 rows.carry[:] = self._carry[env_rows]
-        step = self.env.step(action)
+        try:
+            step = self.env.step(action)
+        except SystemExit as error:
+            raise failed(self._env_id, error, "in a step") from error
         self._account(step)
         for rows, t, env_rows in splits:
             self._write(rows, t, env_rows, step)

@@ -54,6 +54,9 @@ class EnvConfig:
     """Seconds that one step or reset may take in another process (engine async, environment
     workers) before that process is replaced. More: slower to notice what hangs. An actor process
     that does not finish an unroll within runner.hang_seconds is replaced whatever this says."""
+    make_timeout: float = 120.0
+    """Seconds that making the environments of one group or actor may take, and as long again their
+    first reset. More: slower to notice one that hangs there."""
     random_burst_probability: float = 0.0
     """Chance per step that a training environment begins a burst: for a few steps it executes one
     random action, whatever the policy chooses. More: more states are known, lower training returns.
@@ -150,12 +153,13 @@ class EnvConfig:
                     f"env.{name} must be at least {least}",
                     f"set env.{name.replace('_', '-')} to {least} or more",
                 )
-        if self.step_timeout <= 0:
-            raise UniRLError(
-                f"env.step_timeout of {self.step_timeout} leaves no time to step",
-                "env.step_timeout must be positive",
-                "300 is the default",
-            )
+        for name, verb, usual in (("step_timeout", "step", 300), ("make_timeout", "be made", 120)):
+            if (value := getattr(self, name)) <= 0:
+                raise UniRLError(
+                    f"env.{name} of {value} leaves no time to {verb}",
+                    f"env.{name} must be positive",
+                    f"{usual} is the default",
+                )
 
     def _check_sim(self) -> None:
         """Simulators on a device step all their environments themselves."""

@@ -14,10 +14,12 @@ import torch
 from gymnasium import Space
 
 from unirl.action_space import find_mask
+from unirl.descendants import descendants_ended
 from unirl.envs import catalog
 from unirl.envs.ale import AleEngine
 from unirl.envs.config import EnvConfig
 from unirl.envs.envpool import EnvPoolEngine, known_ids
+from unirl.envs.guard import making
 from unirl.envs.gym import GymEngine
 from unirl.envs.last_action import LastAction, LastActionEnv
 from unirl.envs.multi_agent import parallel, pettingzoo
@@ -49,7 +51,7 @@ def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
             )
         obs_fields(engine.observation_space, num_envs, config.id)
         action_fields(engine.action_space, num_envs, config.id)
-        return _wrap(EngineEnv(engine, num_envs, config.id), config)
+        return _wrap(EngineEnv(engine, num_envs, config.id, config.make_timeout), config)
     except UniRLError:
         engine.close()
         raise
@@ -67,11 +69,12 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
             observation = LastAction(observation, agents.action_space, config.id).observation_space
         return observation, agents.action_space
     # One environment needs no process of its own.
-    env = make_vec(replace(config, engine="sync") if config.engine == "async" else config, 1)
-    try:
-        return env.observation_space, env.action_space
-    finally:
-        env.close()
+    with descendants_ended(keeper=False):
+        env = make_vec(replace(config, engine="sync") if config.engine == "async" else config, 1)
+        try:
+            return env.observation_space, env.action_space
+        finally:
+            env.close()
 
 
 def agents_of(config: EnvConfig) -> tuple[str, ...]:
@@ -143,7 +146,7 @@ def _wrap(env: VectorEnv, config: EnvConfig) -> VectorEnv:
 
 
 def _agents(config: EnvConfig) -> parallel.Agents:
-    with _explained(config):
+    with descendants_ended(keeper=False), _explained(config):
         return parallel.agents_of(config, pettingzoo.find_factory(config))
 
 
@@ -188,24 +191,25 @@ def _make_engine(config: EnvConfig, num_envs: int) -> VectorEngine:
 @contextmanager
 def _explained(config: EnvConfig) -> Iterator[None]:
     """Turns what goes wrong while environments are made into errors a person can act on."""
-    try:
-        yield
-    except ImportError as error:
-        raise catalog.missing_package(config, error) from error
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise catalog.missing_package(config, ModuleNotFoundError(str(error))) from error
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        limit = config.max_episode_steps
-        if limit is not None and "max_episode_steps" in str(error):
+    with making(config.id, config.make_timeout):
+        try:
+            yield
+        except ImportError as error:
+            raise catalog.missing_package(config, error) from error
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise catalog.missing_package(config, ModuleNotFoundError(str(error))) from error
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            limit = config.max_episode_steps
+            if limit is not None and "max_episode_steps" in str(error):
+                raise UniRLError(
+                    f'env "{config.id}" does not take env.max_episode_steps, which is {limit}',
+                    str(error),
+                    "let its vector class take max_episode_steps, or leave the setting out",
+                ) from error
             raise UniRLError(
-                f'env "{config.id}" does not take env.max_episode_steps, which is {limit}',
+                f'env "{config.id}" does not take these arguments: {sorted(config.kwargs)}',
                 str(error),
-                "let its vector class take max_episode_steps, or leave the setting out",
+                "correct env.kwargs",
             ) from error
-        raise UniRLError(
-            f'env "{config.id}" does not take these arguments: {sorted(config.kwargs)}',
-            str(error),
-            "correct env.kwargs",
-        ) from error

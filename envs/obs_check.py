@@ -12,6 +12,7 @@ import torch
 from gymnasium import Space, spaces
 
 from unirl.core.tree import Tree, leaves
+from unirl.envs.guard import check_flags, wrong_number
 from unirl.envs.spaces import wrong_shape
 from unirl.errors import UniRLError
 
@@ -55,18 +56,28 @@ class ShapeCheck(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], env_id: str) -> None:
         super().__init__(env)
-        self._leaves = ObsLeaves(env.observation_space, env_id)
+        self._leaves, self._env_id = ObsLeaves(env.observation_space, env_id), env_id
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        obs, info = self.env.reset(seed=seed, options=options)
-        self._leaves.of(obs)
-        return obs, info
+        result = self.env.reset(seed=seed, options=options)
+        if not (isinstance(result, tuple) and len(result) == 2):
+            raise wrong_number(self._env_id, "reset", "(observation, info)", result)
+        self._leaves.of(result[0])
+        return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         result = self.env.step(action)
-        self._leaves.of(result[0])
+        try:
+            obs, reward, terminated, truncated, _ = result
+        except (TypeError, ValueError):
+            expected = "(observation, reward, terminated, truncated, info)"
+            raise wrong_number(self._env_id, "step", expected, result) from None
+        # What most environments return needs no closer look.
+        if not (type(reward) is float and type(terminated) is bool and type(truncated) is bool):
+            check_flags(self._env_id, reward, terminated, truncated)
+        self._leaves.of(obs)
         return result
 
 

@@ -13,6 +13,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array
 from numpy.typing import NDArray
 
+from unirl.envs.guard import check_arrays, making
 from unirl.envs.spaces import action_writer, obs_reader
 from unirl.errors import UniRLError
 
@@ -119,7 +120,9 @@ class EngineEnv:
     begins after the filler, hence without the episode's first observation (`hides_first_obs`).
     """
 
-    def __init__(self, engine: VectorEngine, num_envs: int, env_id: str) -> None:
+    def __init__(
+        self, engine: VectorEngine, num_envs: int, env_id: str, make_timeout: float = 120.0
+    ) -> None:
         mode = engine.autoreset_mode
         if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
             raise UniRLError(
@@ -131,21 +134,26 @@ class EngineEnv:
         self.num_envs = num_envs
         self.observation_space, self.action_space = engine.observation_space, engine.action_space
         self.engine = engine
-        self._env_id = env_id
+        self._env_id, self._make_timeout = env_id, make_timeout
         self._read = obs_reader(self.observation_space, env_id)
         self._write = action_writer(self.action_space, num_envs, env_id)
         self._done: Bools = np.zeros(num_envs, dtype=np.bool_)
         self._num_fillers = np.zeros(num_envs, np.int64)
+        self._checked: Any = None
+        """Types and shapes of rewards and flags that were looked at already."""
 
     def reset(self, seed: int) -> Any:
         self._done = np.zeros(self.num_envs, dtype=np.bool_)
         self._num_fillers[:] = 0
-        return self._read(self.engine.reset(seed), self.num_envs)
+        with making(self._env_id, self._make_timeout, "reset"):
+            obs = self.engine.reset(seed)
+        return self._read(obs, self.num_envs)
 
     def step(self, action: Any) -> EnvStep:
         raw_obs, raw_reward, raw_terminated, raw_truncated, info = self.engine.step(
             self._write(action)
         )
+        self._check(raw_reward, raw_terminated, raw_truncated)
         obs = acting_obs = self._read(raw_obs, self.num_envs)
         mask = ~self._done
         self._done = np.logical_or(raw_terminated, raw_truncated)
@@ -165,6 +173,25 @@ class EngineEnv:
 
     def close(self) -> None:
         self.engine.close()
+
+    def _check(self, reward: Any, terminated: Any, truncated: Any) -> None:
+        """UniRLError unless they are what a step must return; once for arrays that are alike."""
+        try:
+            kind = (
+                reward.dtype, reward.shape, terminated.dtype, terminated.shape,
+                truncated.dtype, truncated.shape,
+            )  # fmt: skip
+        except AttributeError:
+            kind = None
+        if kind is None or kind != self._checked:
+            check_arrays(
+                self._env_id,
+                self.num_envs,
+                reward=reward,
+                terminated=terminated,
+                truncated=truncated,
+            )
+            self._checked = kind
 
     def _count_fillers(self, mask: Bools) -> None:
         # Where every episode is one step long, every step is hidden: nothing would ever be learned.

@@ -4,6 +4,8 @@ breaks on demand. Importing this module registers them, in actor processes too (
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -264,6 +266,60 @@ class Paced(Counting):
         return super().step(action)
 
 
+class Returns(Counting):
+    """Counting, with values of its own for what a step returns: reward, terminated, truncated."""
+
+    def __init__(self, value: Info) -> None:
+        super().__init__()
+        self._value = value
+
+    def step(self, action: np.int64) -> Any:
+        """What it was given."""
+        obs, reward, terminated, truncated, info = super().step(action)
+        named = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        return obs, *(named | self._value).values(), info
+
+
+class ReturnsVector(CountingVector):
+    """The same for a vector class."""
+
+    def __init__(self, num_envs: int = 1, *, value: Info) -> None:
+        super().__init__(num_envs)
+        self._value = value
+
+    def step(self, actions: NDArray[np.int64]) -> tuple[Obs, Any, Any, Any, Info]:
+        """What it was given."""
+        obs, reward, terminated, truncated, info = super().step(actions)
+        named = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        named |= self._value
+        return obs, named["reward"], named["terminated"], named["truncated"], info
+
+
+class Unmade(Counting):
+    """Cannot be made: its constructor, or its first reset, fails, exits or hangs."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        if how == "fails":
+            raise AssertionError("no simulator here")
+        if how == "exits":
+            sys.exit(0)
+        while how == "hangs":
+            with contextlib.suppress(Exception):
+                time.sleep(600)
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Obs, Info]:
+        """Never."""
+        time.sleep(600)
+        return super().reset(seed=seed, options=options)
+
+
+gymnasium.register(
+    "toy/Returns-v0",
+    entry_point=f"{MODULE}:Returns",
+    vector_entry_point=f"{MODULE}:ReturnsVector",
+)
+gymnasium.register("toy/Unmade-v0", entry_point=f"{MODULE}:Unmade")
 gymnasium.register(
     "toy/Counting-v0",
     entry_point=f"{MODULE}:Counting",

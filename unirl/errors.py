@@ -27,7 +27,11 @@ class UniRLError(Exception):
 
 
 def format_error(error: BaseException) -> str:
-    """An error of foreign code in one line: type, deepest frame and message."""
+    """An error of foreign code in one line: type, deepest frame and message. One of ours says all
+    by itself.
+    """
+    if isinstance(error, Restartable):
+        return str(error)
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -15,6 +15,7 @@ from gymnasium import Space
 
 from unirl.action_space import find_mask
 from unirl.envs.config import EnvConfig
+from unirl.envs.guard import check_flags, making
 from unirl.envs.multi_agent.obs_rows import ObsRows
 from unirl.envs.obs_view import ObsView, mask_source_of
 from unirl.envs.spaces import action_writer, one_by_one
@@ -123,6 +124,7 @@ class ParallelEnvs:
         """num_rows: n * A. UniRLError where it is no multiple of A, or agents are not alike."""
         self.num_envs = num_rows
         self._id, self._limit = config.id, config.max_episode_steps
+        self._make_timeout = config.make_timeout
         self._closed = False
         self._envs = [_build(config, factory)]
         try:
@@ -152,8 +154,9 @@ class ParallelEnvs:
     def reset(self, seed: int) -> Any:
         """New episodes everywhere, each environment with a seed of its own."""
         self._acting = np.zeros(self.num_envs, dtype=np.bool_)
-        for index, env_seed in enumerate(env_seeds(seed, len(self._envs))):
-            self._begin(index, env_seed)
+        with making(self._id, self._make_timeout, "reset"):
+            for index, env_seed in enumerate(env_seeds(seed, len(self._envs))):
+                self._begin(index, env_seed)
         return self._obs.read()
 
     def step(self, action: Any) -> EnvStep:
@@ -211,7 +214,10 @@ class ParallelEnvs:
         present, at_limit = self._present(env), self._steps[index] == self._limit
         for i, name in enumerate(self._names):
             row = index * len(self._names) + i
-            ended, cut = bool(terminated.get(name, False)), bool(truncated.get(name, False))
+            ended, cut = terminated.get(name, False), truncated.get(name, False)
+            if not (type(ended) is bool and type(cut) is bool):
+                check_flags(self._id, 0.0, ended, cut)
+                ended, cut = bool(ended), bool(cut)
             stays = name in present and not (ended or cut)
             continues = stays and not at_limit
             if done.mask[row]:
@@ -252,6 +258,8 @@ class ParallelEnvs:
 
     def _earned(self, reward: Mapping[Any, float], name: Any, is_due: bool) -> float:
         if name in reward:
+            if type(reward[name]) is not float:
+                check_flags(self._id, reward[name], False, False)
             return float(reward[name])
         if is_due:
             raise self._missing("reward", name, reward)

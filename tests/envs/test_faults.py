@@ -221,6 +221,52 @@ def test_a_nan_of_an_environment_reaches_the_check() -> None:
         check_finite(torch.from_numpy(np.stack(rows)), torch.zeros(3, 2), "toy/Fault-v0")
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"terminated": None}, r"None \(NoneType\) as terminated"),
+        ({"truncated": "no"}, r"'no' \(str\) as truncated"),
+        ({"reward": "much"}, r"'much' \(str\) as reward"),
+        ({"reward": [1.0, 2.0, 3.0]}, r"\[1\.0, 2\.0, 3\.0\] \(list\) as reward"),
+        ({"reward": None}, r"None \(NoneType\) as reward"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["sync", "vector"])
+def test_a_value_that_is_none_is_named(kind: str, value: dict[str, Any], message: str) -> None:
+    env = make_vec(toy_env("Returns", kind, kwargs={"value": value}), 2)
+    env.reset(0)
+    with pytest.raises(UniRLError, match=r'env "toy/Returns-v0" returned .*' + message) as caught:
+        steps(env, 1)
+    assert len(caught.value.parts) == 3
+
+
+@pytest.mark.parametrize("like", [np.float32, np.float64, np.int64, int, lambda x: np.array([x])])
+def test_what_is_like_a_number_is_one(like: Any) -> None:
+    value = {"reward": like(1), "terminated": np.bool_(True)}
+    env = make_vec(toy_env("Returns", "sync", kwargs={"value": value}), 2)
+    env.reset(0)
+    step = env.step(np.zeros(2, dtype=np.int64))
+    assert step.reward.tolist() == [1.0, 1.0]
+    assert step.terminated.all()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("fails", r'env "toy/Unmade-v0" failed while it was made: AssertionError .*no simulator'),
+        ("exits", r'env "toy/Unmade-v0" called sys\.exit while it was made'),
+        ("hangs", r'env "toy/Unmade-v0" was not made within 0\.3 s: it hung in .*toy_envs\.py'),
+        ("hangs at reset", r'env "toy/Unmade-v0" was not reset within 0\.3 s'),
+    ],
+)
+def test_an_environment_that_cannot_be_made_is_named(how: str, message: str) -> None:
+    config = toy_env("Unmade", "sync", kwargs={"how": how}, make_timeout=0.3)
+    with pytest.raises(EnvCrashed, match=message) as caught:
+        make_vec(config, 1).reset(0)
+    assert len(caught.value.parts) == 3
+
+
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)

@@ -26,6 +26,7 @@ from unirl.errors import UniRLError, format_error
 from unirl.runners.plan import Plan
 from unirl.supervision.fork_server import interrupts_blocked
 from unirl.supervision.process_settings import die_with_parent, keep_freed_memory
+from unirl.supervision.temp_folders import claim, disclaim
 
 _SAMPLE_SECONDS = 0.5
 _START_SECONDS = 120.0
@@ -40,12 +41,16 @@ def run_trial(plan: Plan, seconds: float, *, apart: bool = False) -> dict[StageN
     UniRLError for whatever ends the trial. However it ends, no process is left.
     """
     log_dir = Path(tempfile.mkdtemp(prefix="unirl-bench-"))
+    claim(log_dir)
     try:
         figures = _run(plan, seconds, apart, log_dir)
     except KeyboardInterrupt:
         shutil.rmtree(log_dir)
         raise
-    shutil.rmtree(log_dir)  # after an error the logs stay: they say why
+    except BaseException:
+        disclaim(log_dir)  # the logs stay: they say why
+        raise
+    shutil.rmtree(log_dir)
     return figures
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from unirl.config import to_toml
 from unirl.core.evaluator import EvalResult
+from unirl.descendants import descendants_ended
 from unirl.launch.outputs import RunOutputs
 from unirl.launch.resume import check_folder, learner_folder, open_checkpoint, restore
 from unirl.launch.several_ranks import cursor_hooks, plan_for_ranks, require_alike
@@ -27,6 +28,7 @@ from unirl.storage import disk
 from unirl.storage.checkpoint import Checkpoint
 from unirl.storage.run_lock import locked
 from unirl.supervision.process_settings import keep_freed_memory
+from unirl.supervision.temp_folders import claim_torchrun, sweep
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +103,10 @@ def _train(
     keep_freed_memory()
     with ExitStack() as stack:
         stack.enter_context(lasting_output())
+        stack.enter_context(descendants_ended())
+        claim_torchrun()
         if run_dir is not None:
+            sweep()
             stack.enter_context(log_to_file(run_dir / "log.txt"))
             log.info("plan:\n%s", plan.describe())
         stack.enter_context(learner_threads(plan.runner))

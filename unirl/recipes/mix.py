@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from unirl.envs.config import EnvConfig
+from unirl.envs.guard import final
 from unirl.envs.make import spaces
 from unirl.errors import UniRLError
 
@@ -44,9 +45,11 @@ def env_mix(env: EnvConfig, mix: Mapping[str, float]) -> list[tuple[EnvConfig, f
     """Each environment with its share. UniRLError unless all have the same spaces."""
     shares = check_mix(mix, env.id, "env.id")
     found = [(replace(env, id=name), share) for name, share in shares.items()]
-    wanted = spaces(env)
-    for other, _ in found:
-        if other.id != env.id and (own := spaces(other)) != wanted:
+    with final():
+        own_spaces = [spaces(other) for other, _ in found]
+    wanted = own_spaces[[other.id for other, _ in found].index(env.id)]
+    for (other, _), own in zip(found, own_spaces, strict=True):
+        if own != wanted:
             raise UniRLError(
                 f'env "{other.id}" has spaces {own[0]} and {own[1]}',
                 f'one policy plays all of the mix, and "{env.id}" has {wanted[0]} and {wanted[1]}',

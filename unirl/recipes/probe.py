@@ -17,6 +17,7 @@ from unirl.core.learner import Learner, LearnerContext
 from unirl.core.pool import Pool
 from unirl.core.sample import SampleSpec
 from unirl.envs.config import EnvConfig
+from unirl.envs.guard import final
 from unirl.envs.make import agents_of, spaces
 from unirl.errors import UniRLError
 from unirl.learners.unroll import make_unroll_learner
@@ -36,7 +37,8 @@ class EnvFacts:
 
 def probe(env: EnvConfig, policy: PolicyConfig, actor: ActorConfig) -> EnvFacts:
     """Make one environment and one policy, ask them, and let them go."""
-    observation_space, action_space = spaces(env)
+    with final():
+        observation_space, action_space = spaces(env)
     state = Policy(observation_space, action_space, policy, seed=0).initial_state(1)
     return EnvFacts(
         spaces=(observation_space, action_space),
@@ -128,7 +130,8 @@ def check_agents(env: EnvConfig, num_envs: int, agent_policies: tuple[int, ...] 
     """Raise UniRLError unless the rows are those of whole environments, and every agent of a
     multi-agent environment has a policy. agent_policies: () where one plays all.
     """
-    agents = agents_of(env)
+    with final():
+        agents = agents_of(env)
     if agent_policies and len(agent_policies) != len(agents):
         raise UniRLError(
             f'{len(agent_policies)} agents have a policy, and env "{env.id}" has '

@@ -223,6 +223,9 @@ class AllProcesses:
         for pool in self.pools:
             pool.kill_hung()
 
+    def progress(self) -> int:
+        return sum(pipeline.queue.stats().committed for pipeline in self._pipelines)
+
     def close_all(self) -> None:
         for pipeline in self._pipelines:
             pipeline.queue.close()

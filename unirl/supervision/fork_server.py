@@ -8,15 +8,20 @@ is pickled all the same, so whatever runs here runs where processes are spawned.
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerContext, SpawnContext
+from pathlib import Path
 
 from unirl.supervision.process_settings import LEARNERS_SIGNALS
+from unirl.supervision.temp_folders import claim
+
+log = logging.getLogger(__name__)
 
 _PRELOAD = "unirl.supervision.preload"
 # One message to the server carries at most 253 file descriptors (Linux's SCM_MAX_FD), and an actor
@@ -39,6 +44,7 @@ def process_context(
     context.set_forkserver_preload([*own, *preload, _PRELOAD])
     with interrupts_blocked(), _search_path_in_environment():
         forkserver.ensure_running()
+    claim(Path(util.get_temp_dir()))  # where the server listens
     return context
 
 
@@ -49,11 +55,33 @@ def parent_pid(context: ForkServerContext | SpawnContext) -> int:
     """
     if isinstance(context, SpawnContext):
         return os.getpid()
+    wake_server()
     with interrupts_blocked():
         forkserver.ensure_running()  # or a dead server would be replaced when its pid is out
     pid = _server_pid()
     assert pid is not None
     return pid
+
+
+def wake_server() -> None:
+    """Let the server run where something stopped it: without it no process starts, and none is
+    known to have ended.
+    """
+    pid = _server_pid()
+    if pid is None:
+        return
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            log.warning("the fork server (process %d) is stopped: woken", pid)
+            os.kill(pid, signal.SIGCONT)
+
+
+def end_server() -> None:
+    """Kill the server, and with it the processes of runs; another is started when it is needed."""
+    pid = _server_pid()
+    if pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _server_pid() -> int | None:

@@ -15,8 +15,18 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from unirl.descendants import Marks
 from unirl.errors import ActorFailed, UniRLError
-from unirl.supervision.fork_server import interrupts_blocked, parent_pid, process_context
+from unirl.supervision import memory_watch
+from unirl.supervision.fork_server import (
+    end_server,
+    interrupts_blocked,
+    parent_pid,
+    process_context,
+    wake_server,
+)
+from unirl.supervision.log_files import BoundedLogs
+from unirl.supervision.memory_watch import MemoryWatch
 from unirl.supervision.restarts import Restarts
 from unirl.supervision.worker import EXIT_USER_ERROR, Job, ParentWatch, process_main
 
@@ -51,6 +61,8 @@ class WorkerProcess:
     report: Connection | None = field(default=None, repr=False)
     kill_reason: KillReason | None = None
     """Why its process was killed, if we did it and said why."""
+    mark: int = 0
+    """Of what its process starts, which ends with it."""
     retired_at: float | None = None
     """Since when it is to end by itself, with none started after it."""
 
@@ -96,6 +108,9 @@ class ProcessOwner(Protocol):
     def check(self) -> None:
         """Called several times a second, to kill what hangs."""
 
+    def progress(self) -> int:
+        """A number that grows as long as the run gets on."""
+
     def close_all(self) -> None:
         """Make every process end by itself."""
 
@@ -121,7 +136,9 @@ class Supervisor:
         self.processes, self._owner = list(processes), owner
         self._log_dir = log_dir
         self._context = process_context(len(processes), modules, preload)
-        self._parent_watch = ParentWatch()
+        self._parent_watch, self._marks = ParentWatch(), Marks()
+        self._memory, self._progress = MemoryWatch(), 0
+        self._logs = BoundedLogs(self._log_paths)
         self._error: UniRLError | None = None
         self._lock = threading.Lock()
         """Of the list of processes, which grows and shrinks."""
@@ -133,10 +150,13 @@ class Supervisor:
 
     def start(self) -> None:
         """Start all processes and watch them."""
+        self._marks.start_keeper()
         for process in self.processes:
             self._start(process)
         self._watcher = threading.Thread(target=self._watch, name="supervisor", daemon=True)
         self._watcher.start()
+        if self._log_dir is not None:
+            self._logs.start()
 
     def add(self, process: WorkerProcess) -> None:
         """One more process, started at once."""
@@ -155,35 +175,56 @@ class Supervisor:
             return
         self._closing.set()
         self._owner.close_all()
+        wake_server()
         if self._watcher is not None:
             self._idle.wait(END_SECONDS)
-        deadline = time.monotonic() + END_SECONDS
+        self._join_all()
         for each in self.processes:
-            if each.process is not None:
-                each.process.join(max(0.0, deadline - time.monotonic()))
-                if each.process.is_alive():
-                    each.process.kill()
-                    each.process.join(END_SECONDS)
+            if each.alive:
+                each.kill()
+        if not self._join_all():
+            end_server()  # it does not say who has ended
+            self._join_all()
+        self._marks.end()
         self._ended.set()
         if self._watcher is not None:
             self._watcher.join(END_SECONDS)
+        self._logs.close()
         for each in self.processes:
             if each.report is not None:
                 each.report.close()
         self._parent_watch.close()
+        self._marks.close()
+
+    def _join_all(self) -> bool:
+        """Wait for all processes, for END_SECONDS together; whether all have ended."""
+        deadline = time.monotonic() + END_SECONDS
+        for each in self.processes:
+            while each.process is not None and each.alive and time.monotonic() < deadline:
+                wake_server()
+                each.process.join(min(0.5, max(0.0, deadline - time.monotonic())))
+        return not any(each.alive for each in self.processes)
+
+    def _log_path(self, worker: WorkerProcess) -> Path | None:
+        return self._log_dir / worker.file_name if self._log_dir is not None else None
+
+    def _log_paths(self) -> list[Path]:
+        with self._lock:
+            return [path for each in self.processes if (path := self._log_path(each))]
 
     def _start(self, worker: WorkerProcess) -> None:
         receiver, sender = self._context.Pipe(duplex=False)
-        path = self._log_dir / worker.file_name if self._log_dir is not None else None
+        worker.mark = self._marks.new()
         job = Job(
             name=worker.name,
             work=worker.make_work(),
             num_threads=worker.num_threads,
             niceness=worker.niceness,
-            log_path=path,
+            log_path=self._log_path(worker),
             parent_watch=self._parent_watch,
             report=sender,
             parent_pid=parent_pid(self._context),
+            mark=worker.mark,
             environ=dict(os.environ),
         )
         process = self._context.Process(
@@ -209,6 +250,8 @@ class Supervisor:
         while not self._closing.is_set():
             with self._lock:
                 watched = list(self.processes)
+            wake_server()
+            self._memory.sample((one.name, one.pid) for one in watched)
             # Only to be prompt: a child that a dead process left behind may hold its sentinel open.
             wait([w.process.sentinel for w in watched if w.process], timeout=_WATCH_SECONDS)
             try:
@@ -249,16 +292,24 @@ class Supervisor:
         for other in dependants:
             if other.process is not None:
                 other.process.join(END_SECONDS)
+        left = self._marks.end(worker.mark, *(other.mark for other in dependants))
+        if left:
+            log.warning("%s left %d process(es) behind: killed", worker.name, left)
         lost = self._owner.on_exit(worker, dependants)
         if worker.retired_at is not None:
             log.info("%s left; %s", worker.name, lost)
             with self._lock:
                 self.processes.remove(worker)
             return
-        what = _cause_of_death(worker, report)
+        what, out_of_memory = self._cause_of_death(worker, report)
         log.warning("%s; %s", what, lost)
         if worker.process.exitcode == EXIT_USER_ERROR and "parts" in report:
             raise ActorFailed(*report["parts"])
+        if out_of_memory:
+            progress = self._owner.progress()
+            if progress == self._progress:  # another one would fare no better
+                raise memory_watch.ran_out(what)
+            self._progress = progress
         worker.restarts.count(what, self._remedy(worker))
         self.num_restarts += 1
         for one in (worker, *dependants):
@@ -275,6 +326,26 @@ class Supervisor:
         except (EOFError, OSError):
             return {}
 
+    def _cause_of_death(
+        self, worker: WorkerProcess, report: dict[str, list[str]]
+    ) -> tuple[str, bool]:
+        """In words, and whether it was for want of memory."""
+        assert worker.process is not None
+        exit_code = worker.process.exitcode
+        if "said" in report:
+            return f"{worker.name} died: {report['said']}", False
+        if "type" in report:
+            what = f"{report['type']} in {report['where']}: {report['message']}"
+            return f"{worker.name} died: {what}", False
+        if (reason := _reason_for(worker)) is not None:
+            return f"{worker.name} was killed: {reason.why}", False
+        if exit_code == -signal.SIGKILL and self._memory.ran_out():
+            what = "the kernel killed it because memory ran out"
+            return f"{worker.name} died: {what}: {self._memory.needed()}", True
+        if exit_code is not None and exit_code < 0:
+            return f"{worker.name} died: killed by signal {-exit_code}", False
+        return f"{worker.name} died: exit code {exit_code}", False
+
     def _remedy(self, worker: WorkerProcess) -> str:
         reason = _reason_for(worker)
         if reason is not None:
@@ -283,20 +354,8 @@ class Supervisor:
 
     def _trace(self, worker: WorkerProcess) -> str:
         """Where the trace of a dead worker is; one that could not even start wrote none."""
-        path = self._log_dir / worker.file_name if self._log_dir is not None else None
+        path = self._log_path(worker)
         return str(path) if path is not None and path.exists() else "on standard error, above"
-
-
-def _cause_of_death(worker: WorkerProcess, report: dict[str, list[str]]) -> str:
-    assert worker.process is not None
-    exit_code = worker.process.exitcode
-    if "type" in report:
-        return f"{worker.name} died: {report['type']} in {report['where']}: {report['message']}"
-    if (reason := _reason_for(worker)) is not None:
-        return f"{worker.name} was killed: {reason.why}"
-    if exit_code is not None and exit_code < 0:
-        return f"{worker.name} died: killed by signal {-exit_code}"
-    return f"{worker.name} died: exit code {exit_code}"
 
 
 def _reason_for(worker: WorkerProcess) -> KillReason | None:

@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 
-from unirl.errors import DeadlineExceeded, QueueClosed, UniRLError
+from unirl.descendants import carry
+from unirl.errors import DeadlineExceeded, QueueClosed, Restartable, UniRLError
+from unirl.supervision.memory_watch import offer_to_kernel
 from unirl.supervision.process_settings import (
     die_with_parent,
     keep_freed_memory,
@@ -78,6 +80,8 @@ class Job:
     report: Connection
     parent_pid: int
     """Of the process that makes it: the fork server's, or the learner's."""
+    mark: int
+    """Of what it starts, see unirl.descendants."""
     environ: Mapping[str, str]
     """A forked process has the fork server's variables, as old as the first process."""
 
@@ -85,6 +89,8 @@ class Job:
 def process_main(job: Job) -> None:
     """Work until the queue closes; exits 0 then, else with a report for the supervisor."""
     die_with_parent(job.parent_pid)
+    carry(job.mark)
+    offer_to_kernel()
     name_process(job.name.replace("environment", "env"))  # its number would be cut off
     os.nice(job.niceness)  # early: on Linux it is of this thread and of those that it starts
     job.parent_watch.watch()
@@ -143,6 +149,8 @@ def _report(connection: Connection, report: dict[str, Any]) -> None:
 
 
 def _failure(error: Exception) -> dict[str, Any]:
+    if isinstance(error, Restartable):
+        return {"said": str(error)[:_REPORT_CHARACTERS]}
     return {
         "type": type(error).__name__,
         "message": str(error)[:_REPORT_CHARACTERS],

@@ -13,7 +13,7 @@ from unirl.core.sample import SampleSpec
 from unirl.core.weights import Loadable, Weights
 from unirl.errors import LockHeld
 from unirl.transports.events import FdEvent
-from unirl.transports.memory import LocalCells
+from unirl.transports.memory import LocalCells, require_memory
 from unirl.transports.slot_table import num_cells
 from unirl.transports.table_server import TableServer
 
@@ -28,6 +28,8 @@ class LocalQueueMemory:
         shares: Sequence[float],
         reasons: Sequence[str],
     ) -> None:
+        if spec.device == "cpu":
+            require_memory(config.num_slots * spec.num_bytes, "the queue's slots")
         self.config, self.shares, self.reasons = config, shares, reasons
         self.cells = LocalCells(num_cells(config.num_slots, len(shares), len(reasons))).view()
         self.slots = [spec.allocate() for _ in range(config.num_slots)]

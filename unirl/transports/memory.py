@@ -13,15 +13,31 @@ from typing import Any
 import torch
 
 from unirl.errors import UniRLError
+from unirl.host import available_memory
 
+_SMALL_BYTES = 2**26
+"""What is available is an estimate: so little is just reserved."""
 ALIGN = 64
 """A cache line; enough for every dtype and for aligned vector loads."""
+
+
+def require_memory(num_bytes: int, what: str) -> None:
+    """UniRLError where so much cannot be had: reserving it would end processes one by one."""
+    available, whose = available_memory()
+    if 0 < available < num_bytes and num_bytes > _SMALL_BYTES:
+        raise UniRLError(
+            f"{what} need {num_bytes / 2**30:,.1f} GiB of memory",
+            f"{whose} has {available / 2**30:,.1f} GiB left",
+            "use fewer slots (queue.batch_size, queue.max_staleness), fewer environments or shorter"
+            " unrolls",
+        )
 
 
 class SharedBlock:
     """Anonymous zeroed memory that child processes can map."""
 
     def __init__(self, num_bytes: int, name: str) -> None:
+        require_memory(num_bytes, name)
         self.fd = _anonymous_file(name)
         try:
             os.ftruncate(self.fd, num_bytes)

@@ -18,7 +18,7 @@ from unirl.core.weights import Weights
 from unirl.errors import LockHeld
 from unirl.transports.events import FdEvent
 from unirl.transports.locks import ProcessLock
-from unirl.transports.memory import SharedBlock, SharedCells, aligned_offsets
+from unirl.transports.memory import SharedBlock, SharedCells, aligned_offsets, require_memory
 from unirl.transports.shared_weights import SharedWeightStore
 from unirl.transports.slot_table import num_cells
 from unirl.transports.table_server import TableServer
@@ -37,6 +37,7 @@ class SharedQueueMemory:
         shares: Sequence[float],
         reasons: Sequence[str],
     ) -> None:
+        require_memory(config.num_slots * spec.num_bytes, "the queue's slots")
         self.config, self.shares, self.reasons = config, shares, reasons
         self.lock, self.learner_event = ProcessLock(), FdEvent()
         self.pool_events = [FdEvent() for _ in shares]
