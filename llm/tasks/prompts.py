@@ -205,7 +205,11 @@ class PromptSource:
             texts = [self._text(task, examples[i]) for i in range(begin, end)]
             # Whether a text goes through the template is the same for all but a mixed file.
             for special, some in groupby(texts, key=lambda each: each[1]):
-                rows = self._tokenizer([text for text, _ in some], add_special_tokens=special)
+                rows = self._tokenizer(
+                    [text for text, _ in some],
+                    add_special_tokens=special,
+                    return_attention_mask=False,
+                )
                 found += [len(ids) for ids in rows["input_ids"]]
         return np.array(found, dtype=np.int64)
 

@@ -25,7 +25,9 @@ class Characters:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return ([1] if add_special_tokens else []) + [ord(character) for character in text]
 
-    def __call__(self, texts: list[str], *, add_special_tokens: bool) -> dict[str, Any]:
+    def __call__(
+        self, texts: list[str], *, add_special_tokens: bool, return_attention_mask: bool
+    ) -> dict[str, Any]:
         one = self.encode
         return {"input_ids": [one(text, add_special_tokens=add_special_tokens) for text in texts]}
 
