@@ -152,8 +152,8 @@ class HfEngine:
         if (probe := self._probe) is not None:
             probe.expect(partial(models.flat_weights, model), version)
             if probe.tokens:
-                found = self._started().score(probe.tokens)
-                probe.require(found, "engine hf", precision_of(model.dtype))
+                said = self._started().score(probe.tokens)
+                probe.require(said, "engine hf", precision_of(model.dtype))
         self._version = version
 
     async def sleep(self) -> None:

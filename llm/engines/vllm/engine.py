@@ -86,8 +86,8 @@ class VllmEngine:
         version = self._versions(done.weight_versions, len(tokens))
         self._usage.count(prompt=len(prompt), generated=len(tokens))
         if join is not None and join.found is not None:
-            tokens, logp, version = (one[: join.found] for one in (tokens, logp, version))
-            finish = "stop"
+            end, finish = join.found, "stop"
+            tokens, logp, version = tokens[:end], logp[:end], version[:end]
         return extend(request, tokens, logp, version, finish)
 
     async def abort(self, ids: list[str] | None = None) -> None:
