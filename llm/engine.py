@@ -41,7 +41,9 @@ class SamplingConfig:
     max_tokens: int = field(default=64, metadata={"common": True})
     """Tokens a completion may have, its end token included. More: longer thoughts, more memory."""
     stop: tuple[str, ...] = ()
-    """Texts that end a completion besides the model's own end tokens; they stay part of it."""
+    """Texts that end a completion besides the model's own end tokens; they stay part of it. Looked
+    for in what is drawn in one turn, interruptions or not.
+    """
 
     def __post_init__(self) -> None:
         for name, holds, rule, remedy in (
@@ -168,8 +170,9 @@ class Engine(Protocol):
 
     async def load_weights(self, weights: Weights, version: int) -> None:
         """Take these weights over (names of the transformers model), while paused or idle, and
-        prove it: the version and a checksum are read back from the processes that compute. Cached
-        keys and values of the old weights are not used for new requests.
+        prove it: the version and a checksum are read back from the processes that compute, and now
+        and then log-probabilities are compared, if need be in `resume`. Cached keys and values of
+        the old weights are not used for new requests.
         """
 
     async def sleep(self) -> None:
@@ -179,7 +182,9 @@ class Engine(Protocol):
         """The inverse of `sleep`."""
 
     def stats(self) -> Mapping[str, float]:
-        """Counters since the start, by name: generated_tokens, prompt_tokens."""
+        """Counters since the start, by name: generated_tokens, prompt_tokens; retries, where there
+        is a server.
+        """
 
     async def close(self) -> None:
         """Release model, processes and memory; idempotent."""
@@ -227,14 +232,27 @@ class EngineConfig:
     """openai: name of the environment variable that holds the key. "": none is sent."""
     eager: bool = True
     """vllm: False compiles the model first (a minute or more), and runs faster then."""
+    probe_versions: int = 50
+    """After the first two swaps and then every so many versions, its log-probabilities of a short
+    text must be those of the learner's model. More: found out later. 0: never compared.
+    """
+    probe_tolerance: float = 0.0
+    """Nats by which they may differ in the mean. 0: 0.001 in float32, 0.3 in bfloat16, 0.6 where it
+    is quantised.
+    """
     options: Mapping[str, str] = field(default_factory=dict)
     """vllm: further engine arguments by their names, as vLLM spells them."""
 
     def __post_init__(self) -> None:
         for name in ("max_sequences", "timeout_seconds", "memory_gib"):
             check_positive(f"engine.{name}", getattr(self, name), "leave it out for the default")
-        length, remedy = self.max_context, "0 takes what the model allows"
-        check_setting(length >= 0, "engine.max_context", length, "must be >= 0", remedy)
+        for name, remedy in (
+            ("max_context", "0 takes what the model allows"),
+            ("probe_versions", "0 compares never"),
+            ("probe_tolerance", "0 chooses it by the precision"),
+        ):
+            value = getattr(self, name)
+            check_setting(value >= 0, f"engine.{name}", value, "must be >= 0", remedy)
         check_device("engine.device", self.device, may_be_auto=True)
         if self.url:
             require_url(self.url, "engine.url", "engine.api_key_variable")

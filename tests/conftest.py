@@ -51,6 +51,7 @@ HEAVY = (
     "llm/test_openai_engine.py",
     "llm/test_own_folder.py",
     "llm/test_pack",
+    "llm/test_probe.py",
     "llm/test_prompts.py",
     "llm/test_ranks.py",
     "llm/test_rewards_judge.py",

@@ -63,6 +63,12 @@ def with_base(weights: Weights, config: ModelConfig) -> Weights:
         return weights
     model = add_adapters(load_model(config), config)
     for name, value in published_adapters(model).items():
+        if name not in weights:
+            raise UniRLError(
+                f"adapter {name} is missing",
+                f"the learner's and the engine's must be the same, {len(weights)} came",
+                "give both the same model.lora_targets",
+            )
         value.copy_(weights[name])
     return published_weights(model)
 

@@ -6,6 +6,7 @@ Source: vLLM's weight-transfer interface, with UniRL's own backend and proof beh
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +24,8 @@ from unirl.llm.weights.transfer import (
     Sender,
     SharedMemorySender,
 )
+
+log = logging.getLogger(__name__)
 
 
 class Receiver(Protocol):
@@ -54,7 +57,7 @@ class WeightSync:
         self._config, self._receiver = config, receiver
         self._sender: Sender | None = None
         self._workers: list[dict[str, Any]] = []
-        self._introduced = False
+        self._introduced = self._unread_named = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,6 +99,7 @@ class WeightSync:
         reports = await receiver.call_workers("unirl_proof", [str(version)])
         said = await receiver.weight_version()
         self._require(reports, said, wanted, version, digits)
+        self._name_unread(reports)
 
     def close(self) -> None:
         if self._sender is not None:
@@ -139,6 +143,23 @@ class WeightSync:
         if is_same and num_bytes <= CudaIpcSender.MOST_BYTES:
             return CudaIpcSender(ours)
         return SharedMemorySender()
+
+    def _name_unread(self, reports: list[dict[str, Any]]) -> None:
+        """Say once which tensors are known to have arrived and no more."""
+        read = [{name for _, name, _ in report["computed"]} for report in reports]
+        unread = set(reports[0]["received"]) - set.intersection(*read)
+        if unread and not self._unread_named:
+            level = logging.INFO if self._config.probe_versions else logging.WARNING
+            log.log(
+                level,
+                "%s: that it computes with %d tensors is not read back, such as %s; only "
+                "log-probabilities show it (engine.probe_versions is %d)",
+                self._receiver.peer(),
+                len(unread),
+                min(unread),
+                self._config.probe_versions,
+            )
+        self._unread_named = True
 
     def _require(
         self,

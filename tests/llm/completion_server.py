@@ -4,12 +4,12 @@ language model that is a table: the next token depends on the last one alone.
 
 from __future__ import annotations
 
-import itertools
 import json
 import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -42,6 +42,8 @@ class CompletionServer:
     key: str = ""
     gives_ids: bool = True
     gives_logp: bool = True
+    tells_prompts: bool = True
+    """Log-probabilities of a prompt's tokens."""
     processed: bool = True
     """Log-probabilities of the distribution that is drawn from; else the model's own."""
     failures: int = 0
@@ -71,9 +73,17 @@ class CompletionServer:
     """Paths of all POST requests but those for completions."""
     refuses_weights: bool = False
     weights: torch.Tensor = field(default_factory=lambda: table(0))
+    network: Any = None
+    """A model of transformers, in place of the table."""
+    ignores: str = ""
+    """What the names of parameters have in them that a swap leaves as they were."""
+    decode: Callable[[list[int]], str] | None = None
+    """The text of tokens: of chunks, and what stop texts are looked for in."""
     version: str = "default"
     bodies: list[dict[str, Any]] = field(default_factory=list)
     """Of all completion requests."""
+    streamed: list[int] = field(default_factory=list)
+    """Tokens of all completions."""
     cut: threading.Event = field(default_factory=threading.Event)
     """A stream's reader has gone before its end."""
     most_at_a_time: int = 0
@@ -97,6 +107,14 @@ class CompletionServer:
     def __exit__(self, *_: object) -> None:
         self._http.shutdown()
         self._http.server_close()
+
+    @torch.no_grad()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """Of the token after each, [n, V]."""
+        if self.network is None:
+            return self.weights[tokens]
+        found: torch.Tensor = self.network(torch.tensor([tokens])).logits[0]
+        return found
 
     def count(self, change: int) -> None:
         """So many streams more are open."""
@@ -184,7 +202,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {"success": False, "message": "out of memory"})
             return
         assert (Path(body["model_path"]) / "config.json").exists()
-        self.server_state.weights = load_file(Path(body["model_path"]) / "model.safetensors")["t"]
+        state = self.server_state
+        sent = load_file(Path(body["model_path"]) / "model.safetensors")
+        if state.network is None:
+            state.weights = sent["t"]
+        else:
+            with torch.no_grad():
+                for name, value in state.network.named_parameters():
+                    if not (state.ignores and state.ignores in name):
+                        value.copy_(sent[name])
         self.server_state.version = body["weight_version"]
         self._answer(200, {"success": True, "message": "ok"})
 
@@ -213,7 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         generator = torch.Generator().manual_seed(body["seed"])
-        last = body["prompt"][-1]
+        tokens, drawn_tokens = list(body["prompt"]), []
         state.count(1)
         try:
             for index in range(body["max_tokens"]):
@@ -226,15 +252,20 @@ class _Handler(BaseHTTPRequestHandler):
                     self.connection.close()
                     return
                 time.sleep(state.seconds_per_token)
-                logits = state.weights[last]
+                logits = state.logits(tokens)[-1]
                 drawn = distribution(logits, body["temperature"], body["top_k"])
                 last = int(torch.multinomial(drawn.exp(), 1, generator=generator))
                 reported = drawn if state.processed else logits.log_softmax(-1)
-                ended = last == END or index + 1 == body["max_tokens"]
+                tokens.append(last)
+                drawn_tokens.append(last)
+                state.streamed.append(last)
+                text = state.decode(drawn_tokens) if state.decode else ""
+                stopped = last == END or any(one in text for one in body.get("stop", ()))
+                ended = stopped or index + 1 == body["max_tokens"]
                 choice: dict[str, Any] = {
                     "index": 0,
-                    "text": f"<{last}\u2028>",
-                    "finish_reason": ("stop" if last == END else "length") if ended else None,
+                    "text": state.decode([last]) if state.decode else f"<{last}\u2028>",
+                    "finish_reason": ("stop" if stopped else "length") if ended else None,
                 }
                 if state.gives_ids and body.get("return_token_ids"):
                     choice["token_ids"] = [last]
@@ -252,13 +283,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _echoed(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Each prompt with the log-probability of its tokens and a token more; last one first."""
-        logp = self.server_state.weights.log_softmax(-1)
         choices = []
         for index, prompt in enumerate(body["prompt"]):
-            known = [float(logp[a, b]) for a, b in itertools.pairwise(prompt)]
-            logprobs = (
-                {"token_logprobs": [None, *known, -0.5]} if self.server_state.gives_logp else None
-            )
+            logp = self.server_state.logits(prompt).log_softmax(-1)
+            known = [float(logp[i, token]) for i, token in enumerate(prompt[1:])]
+            gives = self.server_state.gives_logp and self.server_state.tells_prompts
+            logprobs = {"token_logprobs": [None, *known, -0.5]} if gives else None
             choices.append({"index": index, "text": "", "logprobs": logprobs})
         return choices[::-1]
 

@@ -370,6 +370,32 @@ def test_stop_texts_end_a_completion_and_stay_part_of_it() -> None:
         assert got[0].finish == "stop"
 
 
+@pytest.mark.parametrize("said", ["look: xyz", ""])
+def test_stop_texts_of_an_earlier_turn_or_of_a_tool_end_nothing(said: str) -> None:
+    requests = _requests(["12>"] * 4, max_tokens=40)
+    for whole, request in zip(_all(requests, _engine(endless=True)), requests, strict=True):
+        # The turn ended with the stop text, or a tool said one.
+        stop = "xyz" if said else TOKENIZER.decode(whole.tokens[7:10])
+        turn = Completion(whole.tokens[:10], whole.logp[:10], whole.version[:10], "aborted")
+        again = replace(request, partial=turn.with_observation(_prompt(said)))
+        free = _all([again], _engine(endless=True))[0]
+        drawn = TOKENIZER.decode(free.tokens[10 + len(said) :])
+        assert stop not in drawn, "choose other seeds"
+        stopping = replace(again, sampling=SamplingConfig(max_tokens=40, stop=(stop,)))
+        assert _all([stopping], _engine(endless=True))[0].tokens == free.tokens
+
+
+def test_a_stop_text_that_an_interruption_cut_in_two_ends_the_completion() -> None:
+    request = _requests(["12>"], max_tokens=40)[0]
+    whole = _all([request], _engine(endless=True))[0]
+    stop = TOKENIZER.decode(whole.tokens[7:12])
+    part = Completion(whole.tokens[:10], whole.logp[:10], whole.version[:10], "aborted")
+    sampling = SamplingConfig(max_tokens=40, stop=(stop,))
+    again = replace(request, sampling=sampling, partial=part)
+    done = _all([again], _engine(endless=True))[0]
+    assert done.tokens == whole.tokens[:12] and done.finish == "stop"
+
+
 def test_end_tokens_stop_and_the_context_limits() -> None:
     model = _model()
     model.generation_config.eos_token_id = [2, *range(10, 40)]

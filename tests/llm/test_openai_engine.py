@@ -21,11 +21,13 @@ from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, Sa
 from unirl.llm.engines.openai.engine import OpenAiEngine
 from unirl.llm.http import BadStatus, HttpClient, bearer, require_url
 from unirl.llm.models.model import ModelConfig
+from unirl.llm.models.tiny import tiny_tokenizer
 
 pytest.importorskip("httpx2", reason="servers are asked through it")
 
 
 PAUSES = (0.01,) * 4
+TOKENIZER = tiny_tokenizer()
 
 
 def engine_at(server: CompletionServer, **settings: Any) -> OpenAiEngine:
@@ -643,6 +645,53 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(
     with pytest.raises(UniRLError, match="no line breaks") as caught:
         HttpClient("http://127.0.0.1:9/v1", bearer("KEY_OF_TEST", "engine.api_key_variable"))
     assert "secret" not in str(caught.value)
+
+
+def letters(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER.encode(text, add_special_tokens=False))
+
+
+@pytest.mark.parametrize(
+    ("part", "said", "tokens"),
+    [
+        ("bcdef", "", "bcdefgh"),  # the stop text is cut in two
+        ("bcdef", "fg", "bcdef" + "fg" + "hijklm"),  # a tool said its beginning
+        ("bcdefgh", "", "bcdefghijklm"),  # an earlier turn ended with it
+        ("bc", "", "bcdefgh"),
+    ],
+)
+def test_a_continued_completion_ends_where_a_stop_text_is_whole_in_its_turn(
+    part: str, said: str, tokens: str
+) -> None:
+    drawn = letters(part)
+    partial = Completion(drawn, (0.0,) * len(drawn), (-1,) * len(drawn), "aborted")
+    if said:
+        partial = partial.with_observation(letters(said))
+    sampling = SamplingConfig(max_tokens=len(letters(part + said)) + 20, stop=("fgh", "m"))
+    again = Request("a", letters("a"), sampling, 7, partial)
+    with CompletionServer(model="tiny", decode=TOKENIZER.decode) as server:
+        # Each letter is followed by the next one.
+        server.weights = torch.eye(len(TOKENIZER)).roll(1, 1) * 99
+        done = run(server, lambda engine: engine.generate(again))
+    assert TOKENIZER.decode(done.tokens) == tokens
+    assert done.finish == "stop" and len(done.logp) == len(done.tokens)
+
+
+def test_a_pause_within_a_stop_text_does_not_hide_it() -> None:
+    async def paused(engine: OpenAiEngine) -> Completion:
+        sampling = SamplingConfig(max_tokens=20, stop=("fghijklm",))
+        task = asyncio.create_task(engine.generate(Request("a", letters("a"), sampling, 7)))
+        while len(server.streamed) < 9:  # b .. j
+            await asyncio.sleep(0.002)
+        await engine.pause()
+        await engine.resume()
+        return await task
+
+    with CompletionServer(model="tiny", decode=TOKENIZER.decode, seconds_per_token=0.03) as server:
+        server.weights = torch.eye(len(TOKENIZER)).roll(1, 1) * 99
+        done = run(server, paused)
+        assert len(server.bodies) > 2 and server.bodies[-1]["prompt"][1:] != []
+    assert TOKENIZER.decode(done.tokens) == "bcdefghijklm"
 
 
 def test_the_request_leaves_no_default_to_the_server() -> None:

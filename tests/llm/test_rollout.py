@@ -16,6 +16,7 @@ import torch
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
+from tests.llm.completion_server import CompletionServer
 from tests.llm.rollout_code import OBSERVATION
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Slot
@@ -141,6 +142,24 @@ def test_tokens_on_both_sides_of_a_swap_bear_the_version_that_drew_them(model: s
     # What was drawn before the swap is what would have been drawn without it.
     assert torch.equal(first.token[: int(old[: int(first.starts[1])].sum())],
                        alone.token[: int(old[: int(first.starts[1])].sum())])  # fmt: skip
+
+
+def test_broken_answers_of_a_server_cost_no_group_and_are_counted(model: str) -> None:
+    async def work(bench: Bench) -> tuple[list[float], dict[str, float]]:
+        retries = []
+        for ticket, broken in enumerate(([], ["json", "", "reset", "503"], [])):
+            server.broken = list(broken)
+            slot = bench.slot(ticket)
+            await bench.rollout.produce(slot)
+            assert set(group_of(slot).version.tolist()) == {0}
+            retries.append(float(slot.data["retries"]))
+        return retries, dict(bench.rollout.engine.stats())
+
+    network = tiny_model(0, **SIZES)
+    with CompletionServer(kind="sglang", model=model, network=network) as server:
+        settings = {"engine.kind": "openai", "engine.url": server.url, "sampling.max_tokens": 6}
+        retries, stats = run(Bench(model, **settings), work)
+    assert retries == [0, 3, 0] and stats["retries"] == 3
 
 
 def test_an_interrupted_group_continues_as_if_nothing_had_been(model: str) -> None:

@@ -217,6 +217,25 @@ def test_a_stop_text_ends_a_completion_and_stays_part_of_it(engine: VllmEngine, 
     assert tokenizer.decode(one.tokens)[-1] in texts
 
 
+def test_a_stop_text_that_an_interruption_cut_in_two_ends_the_completion(
+    engine: VllmEngine, ask: Ask
+) -> None:
+    from unirl.llm.models.tiny import tiny_tokenizer
+
+    decode: Any = tiny_tokenizer().decode
+    whole = ask(engine.generate(request("whole", max_tokens=40, temperature=0.0)))
+    assert len(whole.tokens) > 20
+    part = Completion(whole.tokens[:10], whole.logp[:10], whole.version[:10], "aborted")
+    for end, finish in ((12, "stop"), (10, whole.finish)):  # (10: the turn before ended with it)
+        stop = (decode(whole.tokens[7:end]),)
+        how = SamplingConfig(max_tokens=40, temperature=0.0, stop=stop)
+        done = ask(engine.generate(Request(f"again{end}", PROMPT, how, 0, part)))
+        if end == 12 or stop[0] not in decode(whole.tokens[10:]):
+            assert done.tokens == (whole.tokens[:end] if end == 12 else whole.tokens)
+            assert done.finish == finish and len(done.logp) == len(done.tokens)
+    assert ask(engine.generate(request("after", max_tokens=2))).tokens
+
+
 def test_a_paused_engine_waits_with_new_requests(engine: VllmEngine, ask: Ask) -> None:
     async def late() -> Completion:
         await engine.pause("wait")
@@ -269,6 +288,71 @@ def test_stale_kernels_are_found_by_the_proof(engine: VllmEngine, ask: Ask) -> N
     assert "readings differ" in ask(reloaded())
 
 
+def experts(seed: int) -> Any:
+    """A mixture of experts: what vLLM repacks on CPU, and does not repack by itself."""
+    import transformers
+
+    settings = transformers.Qwen3MoeConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        initializer_range=0.15,
+    )
+    torch.manual_seed(seed)
+    return transformers.Qwen3MoeForCausalLM(settings).eval()
+
+
+def test_a_mixture_of_experts_computes_with_each_swap(tmp_path: Path) -> None:
+    experts(0).save_pretrained(tmp_path)
+
+    async def swapped() -> None:
+        engine = VllmEngine(ModelConfig(path=str(tmp_path)), config())
+        try:
+            await engine.start()
+            for version in (1, 2):
+                model = experts(version)
+                await engine.load_weights(flat_weights(model), version)
+                for one in await batch(engine, [request(str(i), seed=i) for i in range(4)]):
+                    reported = logp(model, PROMPT, one.tokens, 1.0)
+                    assert float((reported - torch.tensor(one.logp)).abs().max()) <= 1e-4
+        finally:
+            await engine.close()
+
+    asyncio.run(swapped())
+
+
+def test_an_engine_that_computes_otherwise_is_refused_at_the_first_swap(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "tiny")
+
+    async def swapped() -> None:
+        engine = VllmEngine(ModelConfig(path=str(folder)), config())
+        try:
+            await engine.start()
+            # From here on the learner's model is put together by other rules.
+            settings = (folder / "config.json").read_text()
+            changed = settings.replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1.0')
+            assert changed != settings
+            (folder / "config.json").write_text(changed)
+            job = asyncio.create_task(engine.generate(request("running", max_tokens=400)))
+            await some_tokens(engine)
+            with pytest.raises(UniRLError, match=r"under version 1 .* may be 0\.001 \(float32\)"):
+                await engine.load_weights(flat_weights(tiny_model(1)), 1)
+            assert engine.version == -1
+            job.cancel()
+        finally:
+            await engine.close()
+
+    asyncio.run(swapped())
+
+
 def test_weights_that_do_not_fit_break_the_engine_off(folder: Path) -> None:
     async def broken() -> None:
         engine = VllmEngine(ModelConfig(path=str(folder)), config())
@@ -306,7 +390,9 @@ def test_weights_also_travel_by(transfer: Any, folder: Path, tmp_path: Path) -> 
     asyncio.run(travel())
 
 
-def test_an_adapter_alone_travels(folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_alone_travels(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     peft = pytest.importorskip("peft", reason="adapters are peft's")
 
     def adapted(seed: int) -> Any:
@@ -322,7 +408,12 @@ def test_an_adapter_alone_travels(folder: Path, tmp_path: Path) -> None:
 
     async def travel() -> None:
         engine = VllmEngine(
-            ModelConfig(path=str(folder), lora_rank=4, lora_alpha=8),
+            ModelConfig(
+                path=str(folder),
+                lora_rank=4,
+                lora_alpha=8,
+                lora_targets=("q_proj", "v_proj", "down_proj"),
+            ),
             config(transfer="lora", folder=str(tmp_path)),
         )
         try:
@@ -344,6 +435,7 @@ def test_an_adapter_alone_travels(folder: Path, tmp_path: Path) -> None:
             await engine.close()
 
     asyncio.run(travel())
+    assert "not proven" not in caplog.text
 
 
 def family(engine: VllmEngine) -> list[tuple[int, str]]:

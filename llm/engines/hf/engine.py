@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ from unirl.llm.engines.usage import Usage
 from unirl.llm.models import model as models
 from unirl.llm.models.checksum import checksum
 from unirl.llm.models.dtype import warn_if_emulated
+from unirl.llm.models.plain import PlainModel
+from unirl.llm.weights.probe import Probe, precision_of
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ class HfEngine:
         self._loaded = loaded
         self.generation: Generation | None = None
         """The model and its sequences; None before `start` and after a failure."""
+        self._probe: Probe | None = None
         self._version = -1
         self._waiting: list[Running] = []
         self._usage = Usage()
@@ -146,6 +150,11 @@ class HfEngine:
                 f"their checksum must be {expected:x}, the model's is {found:x}",
                 "start the engine again; if it happens again, test the memory of this machine",
             )
+        if (probe := self._probe) is not None:
+            probe.expect(partial(models.flat_weights, model), version)
+            if probe.tokens:
+                said = self._started().score(probe.tokens)
+                probe.require(said, "engine hf", precision_of(model.dtype))
         self._version = version
 
     async def sleep(self) -> None:
@@ -190,6 +199,7 @@ class HfEngine:
                 warn_if_emulated(model, "engine hf", "model.dtype")
             else:
                 (model, tokenizer), self._loaded = self._loaded, None
+            self._probe = Probe(self._config, partial(PlainModel.of, model), lambda: tokenizer)
             self.generation = Generation(
                 model, tokenizer, self._device, max_context=self._config.max_context
             )

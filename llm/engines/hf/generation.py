@@ -17,11 +17,9 @@ from unirl.llm.engines.hf import attention
 from unirl.llm.engines.hf.attention import CacheShapeProbe, Decode, Prefill, Step
 from unirl.llm.engines.hf.kv_cache import KeyValueCache
 from unirl.llm.engines.hf.sequences import Running, SequenceTable
+from unirl.llm.engines.stops import STOP_MARGIN, longest_bytes, turn_start
 from unirl.llm.models import model as models
 from unirl.llm.models.dense_linear import quicken
-
-_STOP_MARGIN = 8
-"""Tokens decoded beyond those a stop text can have: the first of a piece may decode otherwise."""
 
 
 class Generation:
@@ -71,7 +69,11 @@ class Generation:
         positions = np.concatenate([np.arange(length) for length in lengths])
         ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1
         logits = self._forward(tokens, positions, step, logits_to_keep=ends)
-        self.rows.add(new, self.context)
+        turns = [
+            turn_start(one.request.partial, one.request.sampling.stop, self._tokenizer.decode)
+            for one in new
+        ]
+        self.rows.add(new, self.context, turns)
         self.counts["prefilled_tokens"] += len(tokens)
         self._draw(first, logits.index_select(0, sources), version)
 
@@ -84,6 +86,20 @@ class Generation:
         logits = self._forward(self.rows.last, positions, step)
         length += 1
         self._draw(0, logits, version)
+
+    def score(self, tokens: tuple[int, ...]) -> Tensor:
+        """Log-probabilities of all tokens but the first, each given those before it: [n - 1], on
+        the host. In a row behind those in use, which stay as they are.
+        """
+        first, length = len(self.rows), len(tokens)
+        self._reserve(first + 1, length)
+        step = Prefill(
+            self.cache, [length], torch.zeros(1, dtype=torch.int64, device=self._device), first
+        )
+        logits = self._forward(np.array(tokens), np.arange(length), step)
+        following = torch.tensor(tokens[1:], device=self._device)
+        logp = logits[:-1].float().log_softmax(-1)
+        return logp.gather(1, following[:, None])[:, 0].cpu()
 
     def end(self, over: list[tuple[int, Finish]]) -> None:
         """Complete these rows, ascending, and close the gaps they leave."""
@@ -139,11 +155,10 @@ class Generation:
 
     def _stops(self, row: int) -> bool:
         """Whether the newest token completes a stop text: earlier ones would have ended it before,
-        so the last few tokens are enough.
+        so the last few tokens of the turn are enough.
         """
         stop = self.rows.running[row].request.sampling.stop
-        longest = max(len(text.encode()) for text in stop)
-        text = self._tokenizer.decode(self.rows.tail(row, longest + _STOP_MARGIN))
+        text = self._tokenizer.decode(self.rows.tail(row, longest_bytes(stop) + STOP_MARGIN))
         return any(one in text for one in stop)
 
 

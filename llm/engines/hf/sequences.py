@@ -42,6 +42,7 @@ class SequenceTable:
             "length": np.zeros(0, np.int64),  # tokens in the cache
             "count": np.zeros(0, np.int64),  # tokens of the completion
             "limit": np.zeros(0, np.int64),  # tokens the completion may have
+            "turn": np.zeros(0, np.int64),  # tokens of it before this turn
             "last": np.zeros(0, np.int64),  # drawn, but not in the cache yet
             "key": np.zeros(0, np.uint64),
             "temperature": np.zeros(0, np.float64),
@@ -69,8 +70,10 @@ class SequenceTable:
             return []
         return [row for row, one in enumerate(self.running) if one.request.sampling.stop]
 
-    def add(self, new: list[Running], context: int) -> None:
-        """Append rows; their documents are in the cache, their first token is still to be drawn."""
+    def add(self, new: list[Running], context: int, turns: list[int]) -> None:
+        """Append rows; their documents are in the cache, their first token is still to be drawn.
+        turns: where stop texts may begin, in each.
+        """
         first, total = len(self), len(self) + len(new)
         self._reserve(total)
         sampling = [one.request.sampling for one in new]
@@ -83,6 +86,7 @@ class SequenceTable:
                 min(one.max_tokens, context - prompt)
                 for one, prompt in zip(sampling, prompts, strict=True)
             ],
+            "turn": turns,
             "temperature": [one.temperature for one in sampling],
             "top_k": [one.top_k for one in sampling],
             "top_p": [one.top_p for one in sampling],
@@ -128,8 +132,9 @@ class SequenceTable:
         return count[rows] >= self._row["limit"][rows]
 
     def tail(self, row: int, tokens: int) -> list[int]:
-        count = int(self._row["count"][row])
-        result: list[int] = self._cells["token"][row, max(0, count - tokens) : count].tolist()
+        """The last of this turn, at most so many."""
+        count, turn = int(self._row["count"][row]), int(self._row["turn"][row])
+        result: list[int] = self._cells["token"][row, max(turn, count - tokens) : count].tolist()
         return result
 
     def completion(self, row: int, finish: Finish) -> Completion:

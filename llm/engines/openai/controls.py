@@ -19,6 +19,7 @@ from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig, EngineFailed
 from unirl.llm.http import BadStatus, HttpClient, HttpFailed
 from unirl.llm.weights.own_folder import OwnFolder
+from unirl.llm.weights.probe import precision_of
 from unirl.llm.weights.sync import WeightSync
 from unirl.llm.weights.transfer import save_tensors
 
@@ -118,6 +119,9 @@ class VllmControls:
     def peer(self) -> str:
         return f"the vLLM at {self._http.url}"
 
+    def precision(self, config: EngineConfig) -> str:
+        return precision_of(self._sync.dtype)
+
     def close(self) -> None:
         self._sync.close()
 
@@ -136,7 +140,7 @@ class VllmControls:
 class SglangControls:
     """SGLang: a folder in Hugging Face's layout that both sides can read, loaded by its path.
 
-    It reports versions, but no checksums: what is proven is that it says it has loaded the version.
+    It reports versions, but no checksums: what it computes with shows in log-probabilities alone.
     """
 
     def __init__(self, http: HttpClient, model: str, folder: str) -> None:
@@ -154,7 +158,7 @@ class SglangControls:
         answer = await self._http.post_json("/update_weights_from_disk", order, once=True) or {}
         if not answer.get("success"):
             raise EngineFailed(
-                f"the SGLang at {self._http.url} did not take the new weights",
+                f"{self.peer()} did not take the new weights",
                 str(answer.get("message", "it gives no reason")),
                 "it must be able to read the folder that they are written to",
             )
@@ -162,10 +166,17 @@ class SglangControls:
         said = str(info.get("weight_version", version))
         if said != str(version):
             raise EngineFailed(
-                f"the SGLang at {self._http.url} did not take the new weights",
+                f"{self.peer()} did not take the new weights",
                 f"it must be at version {version}, it says {said}",
                 "look at its log",
             )
+
+    def peer(self) -> str:
+        return f"the SGLang at {self._http.url}"
+
+    def precision(self, config: EngineConfig) -> str:
+        """It does not tell its own."""
+        return "float32" if config.dtype == "float32" else "bfloat16"
 
     def close(self) -> None:
         self._folder.remove()

@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, Literal
 
 from unirl.core.weights import Weights
@@ -27,15 +28,18 @@ from unirl.llm.engine import (
 from unirl.llm.engines.openai.controls import Controls, find_controls
 from unirl.llm.engines.openai.refusals import (
     no_log_probabilities,
+    no_prompt_log_probabilities,
     no_token_ids,
     other_distribution,
     refusal,
     takes_no_weights,
     unknown_model,
 )
+from unirl.llm.engines.stops import stop_join
 from unirl.llm.engines.usage import Usage, continuation_seed, extend, finish_of
 from unirl.llm.http import PAUSES, BadStatus, HttpClient, HttpFailed, bearer
-from unirl.llm.models.model import ModelConfig
+from unirl.llm.models.model import ModelConfig, load_tokenizer
+from unirl.llm.weights.probe import Probe
 
 LogpKind = Literal["all", "temperature", "raw"]
 """Which distribution a server's log-probabilities are of: the one that tokens are drawn from, the
@@ -65,6 +69,8 @@ class OpenAiEngine:
             failure=EngineFailed,
         )
         self._usage = Usage()
+        self._probe = Probe.named(config, model)
+        self._tokenizer = cache(partial(load_tokenizer, model))
         self._runs: dict[str, _Run] = {}
         self._controls: Controls | None = None
         self._logp_kind: LogpKind = "all"
@@ -156,6 +162,9 @@ class OpenAiEngine:
             await self.pause("keep")
         try:
             await self._controls.load(weights, version)
+            await asyncio.to_thread(self._probe.expect, lambda: weights, version)
+            precision = self._controls.precision(self._config)
+            await self._probe.compare(self._score, self._controls.peer(), precision)
         except BaseException as error:
             self._version = -1
             if isinstance(error, BadStatus):
@@ -217,7 +226,7 @@ class OpenAiEngine:
     async def _stream(self, request: Request, run: _Run) -> Completion:
         body = self._body(request)
         run.idle.clear()
-        reading = asyncio.create_task(self._read(body, request.id, run))
+        reading = asyncio.create_task(self._read(body, request, run))
         cutting = asyncio.create_task(run.cut.wait())
         run.tokens, run.logp = [], []
         try:
@@ -234,14 +243,15 @@ class OpenAiEngine:
         version = (self._version,) * len(run.tokens)
         return extend(request, run.tokens, run.logp, version, finish)
 
-    async def _read(self, body: dict[str, Any], name: str, run: _Run) -> Finish:
+    async def _read(self, body: dict[str, Any], request: Request, run: _Run) -> Finish:
         """Fill the run. An answer that breaks off is asked for again, with the same seed: what had
         come of it is drawn once more, and counts once.
         """
 
         async def attempt() -> Finish:
             reason = None
-            headers = {"X-Request-Id": f"{name}-{uuid.uuid4().hex[:8]}"}
+            headers = {"X-Request-Id": f"{request.id}-{uuid.uuid4().hex[:8]}"}
+            join = stop_join(request, self._tokenizer)
             try:
                 async with self._http.events("/completions", body, headers) as chunks:
                     async for chunk in chunks:
@@ -250,6 +260,9 @@ class OpenAiEngine:
                             run.tokens += ids
                             run.logp += logp
                             reason = choice.get("finish_reason") or reason
+                        if join is not None and (end := join.end(run.tokens)) is not None:
+                            del run.tokens[end:], run.logp[end:]
+                            return "stop"
                 if reason is None:
                     raise HttpFailed("it ended a stream without a finish_reason")
             except HttpFailed:
@@ -297,18 +310,29 @@ class OpenAiEngine:
         reports the distribution it draws from; one to which the cold makes no difference, the
         model's own.
         """
-        top = await self._probe(SamplingConfig(top_k=1, max_tokens=1))
+        top = await self._one_token(SamplingConfig(top_k=1, max_tokens=1))
         if top.logp[0] > -1e-6:
             return "all"
-        cold = await self._probe(SamplingConfig(top_k=1, temperature=0.05, max_tokens=1))
+        cold = await self._one_token(SamplingConfig(top_k=1, temperature=0.05, max_tokens=1))
         return "raw" if abs(cold.logp[0] - top.logp[0]) < 1e-3 else "temperature"
 
-    async def _probe(self, sampling: SamplingConfig) -> Completion:
+    async def _one_token(self, sampling: SamplingConfig) -> Completion:
         request = Request(f"probe-{uuid.uuid4().hex[:8]}", (1, 1), sampling, 0)
         done = await self._stream(request, _Run())
         if not done.tokens:
             raise no_token_ids(self._http.url)
         return done
+
+    async def _score(self, tokens: tuple[int, ...]) -> list[float]:
+        body = {"model": self._model, "prompt": [list(tokens)], "echo": True, "logprobs": 1}
+        # Some servers refuse to draw none.
+        answer = await self._http.post_json("/completions", body | {"max_tokens": 1})
+        choices = answer.get("choices") if isinstance(answer, dict) else None
+        told = ((choices or [{}])[0].get("logprobs") or {}).get("token_logprobs") or []
+        told = told[1 : len(tokens)]
+        if len(told) < len(tokens) - 1 or None in told:
+            raise no_prompt_log_probabilities(self._http.url)
+        return [float(one) for one in told]
 
     def _check_sampling(self, how: SamplingConfig) -> None:
         cut = how.top_p < 1 or how.top_k > 0

@@ -60,6 +60,14 @@ def no_log_probabilities(url: str, num_tokens: int, num_logp: int) -> UniRLError
     )
 
 
+def no_prompt_log_probabilities(url: str) -> UniRLError:
+    return UniRLError(
+        f"{url} gives no log-probabilities of a prompt",
+        "without them its weights cannot be compared with the learner's",
+        "use a server that has echo with logprobs, such as vLLM or SGLang",
+    )
+
+
 def other_distribution(url: str, rule: str) -> UniRLError:
     return UniRLError(
         f"{url} returns log-probabilities of another distribution",

@@ -6,7 +6,10 @@ Source: vLLM's AsyncLLM (vllm.v1.engine.async_llm).
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Mapping
+from contextlib import aclosing
+from functools import cache, partial
 from typing import Any
 
 from unirl.core.weights import Weights
@@ -15,13 +18,17 @@ from unirl.llm.engine import (
     Capabilities,
     Completion,
     EngineConfig,
+    EngineFailed,
     PauseMode,
     Request,
 )
+from unirl.llm.engines.stops import StopJoin, stop_join
 from unirl.llm.engines.usage import Usage, continuation_seed, extend, finish_of
 from unirl.llm.engines.vllm.adapter import ADAPTER_ID, ADAPTER_NAME, AdapterFolder
 from unirl.llm.engines.vllm.core import VllmCore, closed
-from unirl.llm.models.model import ModelConfig
+from unirl.llm.models.lora import with_base
+from unirl.llm.models.model import ModelConfig, load_tokenizer
+from unirl.llm.weights.probe import Probe, precision_of
 from unirl.llm.weights.sync import WeightSync
 
 
@@ -32,10 +39,12 @@ class VllmEngine:
     """
 
     def __init__(self, model: ModelConfig, config: EngineConfig) -> None:
-        self._config = config
+        self._config, self._model = config, model
         self._usage = Usage()
         self.core = VllmCore(config, model, lambda: bool(self._usage.ids))
         self._sync = WeightSync(config, self.core)
+        self._probe = Probe.named(config, model)
+        self._tokenizer = cache(partial(load_tokenizer, model))
         self.adapter = None
         """Where adapters are written; None where whole weights travel."""
         if config.transfer == "lora":
@@ -67,15 +76,19 @@ class VllmEngine:
         if request.num_left <= 0:
             return extend(request, (), (), (), "length")
         self._check_length(request)
-        parameters, prompt = self._parameters(request), list(request.document)
+        join = stop_join(request, self._tokenizer)
+        parameters, prompt = self._parameters(request, join), list(request.document)
         with self._usage.running(request.id):
-            output = await self.core.first(self._finished(prompt, parameters, request.id))
+            output = await self.core.first(self._finished(prompt, parameters, request.id, join))
         done = output.outputs[0]
-        tokens = tuple(done.token_ids)
+        tokens, finish = tuple(done.token_ids), finish_of(done.finish_reason)
         logp = tuple(float(value) for value in done.logprobs.logprobs) if tokens else ()
-        self._usage.count(prompt=len(prompt), generated=len(tokens))
         version = self._versions(done.weight_versions, len(tokens))
-        return extend(request, tokens, logp, version, finish_of(done.finish_reason))
+        self._usage.count(prompt=len(prompt), generated=len(tokens))
+        if join is not None and join.found is not None:
+            end, finish = join.found, "stop"
+            tokens, logp, version = tokens[:end], logp[:end], version[:end]
+        return extend(request, tokens, logp, version, finish)
 
     async def abort(self, ids: list[str] | None = None) -> None:
         if self.core.llm is None:
@@ -98,6 +111,7 @@ class VllmEngine:
         self._require_started()
         await self.core.ask(self.core.llm.resume_generation(), "to resume")
         self._paused = False
+        await self._compare()
 
     async def load_weights(self, weights: Weights, version: int) -> None:
         """Pauses by itself (keep) where it is not paused and requests are running.
@@ -115,6 +129,9 @@ class VllmEngine:
                 await self._load_adapter(weights, version)
             else:
                 await self._sync.load(weights, version)
+            # Adapters in a base that is read again, where they alone came.
+            whole = partial(with_base, weights, self._model)
+            await asyncio.to_thread(self._probe.expect, whole, version)
         except BaseException as error:
             # Whatever it computes with now belongs to no version.
             if not isinstance(error, UniRLError):
@@ -123,6 +140,8 @@ class VllmEngine:
         self._version = version
         if pause:
             await self.resume()
+        elif not self._paused:
+            await self._compare()
 
     async def sleep(self) -> None:
         if self.capabilities.sleep and self.core.llm is not None:
@@ -148,7 +167,29 @@ class VllmEngine:
             if self.adapter is not None:
                 self.adapter.close()
 
-    def _parameters(self, request: Request) -> Any:
+    async def _compare(self) -> None:
+        """Not before it draws again: what is asked of a paused engine waits."""
+        llm = self.core.llm
+        cached = str(llm.vllm_config.cache_config.cache_dtype)
+        quantised = llm.model_config.quantization or "fp8" in cached or "int8" in cached
+        precision = "quantised" if quantised else precision_of(self._sync.dtype)
+        try:
+            await self._probe.compare(self._score, self.core.peer(), precision)
+        except (UniRLError, EngineFailed) as error:
+            self._version = -1
+            self.core.break_off(EngineFailed(*error.parts))
+            raise
+
+    async def _score(self, tokens: tuple[int, ...]) -> list[float]:
+        from vllm import SamplingParams
+
+        how = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, watermarking=False)
+        name = f"probe-{uuid.uuid4().hex[:8]}"
+        output = await self.core.ask(self._finished(list(tokens), how, name), "to judge a text")
+        told = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
+        return [float(each[token].logprob) for token, each in told]
+
+    def _parameters(self, request: Request, join: StopJoin | None) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -164,17 +205,22 @@ class VllmEngine:
             seed=continuation_seed(request),
             logprobs=0,
             flat_logprobs=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.CUMULATIVE if join else RequestOutputKind.FINAL_ONLY,
             watermarking=False,
         )
 
-    async def _finished(self, prompt: list[int], parameters: Any, name: str) -> Any:
+    async def _finished(
+        self, prompt: list[int], parameters: Any, name: str, join: StopJoin | None = None
+    ) -> Any:
         last = None
         stream = self.core.llm.generate(
             {"prompt_token_ids": prompt}, parameters, name, lora_request=self._lora
         )
-        async for output in stream:
-            last = output  # FINAL_ONLY: there is but one
+        async with aclosing(stream):  # left early, the request ends
+            async for output in stream:
+                last = output  # without a join there is but one
+                if join is not None and join.end(output.outputs[0].token_ids) is not None:
+                    break
         return last
 
     def _check_length(self, request: Request) -> None:

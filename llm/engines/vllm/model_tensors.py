@@ -72,6 +72,22 @@ def refresh_tied_heads(model: nn.Module) -> None:
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
 
+def repack_experts(model: nn.Module) -> None:
+    """On CPU experts multiply with repacked weights, and vLLM copies those that are loaded again
+    into their place as they came: repack them here. Only where all of them came.
+    """
+    try:
+        from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
+    except ImportError:
+        return  # another release, or no CPU: what is wrong then shows in log-probabilities
+    modules: list[Any] = list(model.modules())
+    for module in modules:
+        kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+        experts = getattr(kernel, "fused_experts", None)
+        if isinstance(experts, CPUUnquantizedExperts):
+            experts.process_weights_after_loading(module)
+
+
 def adapter_readings(manager: Any, adapter: int) -> dict[str, list[str]]:
     """Readings of what an adapter manager holds: {layer: [A, B]}, of each layer in fused ones."""
     model = manager.get_adapter(adapter)

@@ -23,6 +23,7 @@ from unirl.llm.engines.vllm.model_tensors import (
     adapter_readings,
     computed_tensors,
     refresh_tied_heads,
+    repack_experts,
 )
 from unirl.llm.engines.vllm.parent_watch import watch_owner
 from unirl.llm.models.checksum import digits
@@ -156,6 +157,7 @@ def _backend() -> type:
         def finish_weight_update(self) -> None:
             finalize_layerwise_reload(self.model, self.model_config)
             refresh_tied_heads(self.model)
+            repack_experts(self.model)
             # Layers that were complete only now have read it.
             self._memory = None
 
