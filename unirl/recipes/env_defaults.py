@@ -34,6 +34,8 @@ def for_actors(choices: Choices, *, on_policy: bool) -> None:
 def _shape_actors(choices: Choices, *, on_policy: bool) -> None:
     kind, cores = choices.kind, choices.num_cores
     together = {"runner.kind": "inline", "queue.max_staleness": 0, "runner.learner_threads": 1}
+    if choices["runner.kind"] == "processes" and not on_policy:  # by hand: then they overlap
+        together["queue.max_staleness"] = 1
     most = _MAX_ACTORS if kind.stepping == "slow" else _MAX_ACTORS // 2
     actors = {"actor.num_actors": min(cores, most)}
     apart: dict[str, Any] = {"runner.kind": "processes"}
