@@ -21,6 +21,7 @@ from train_unirl import RATE, ROOT, Row, Window, train_unirl
 
 AIM = 0.7
 BENCH = ("--env.import-module", "benchmarks.sleepy_env")
+MINATAR = ("--env.import-module", "benchmarks.minatar_env")
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,7 @@ CASES = {
     "ppo-halfcheetah": Case("ppo", "HalfCheetah-v5", 2000, 400),
     "pong": Case("impala", "ALE/Pong-v5", -15, 900),
     "ppo-pong": Case("ppo", "ALE/Pong-v5", -15, 1200),
-    "minatar": Case(
-        "impala", "MinAtar/Breakout-v1", 5, 400, ("--env.import-module", "minatar.gym")
-    ),
+    "minatar": Case("impala", "MinAtar/Breakout-v1", 5, 400, MINATAR),
     "waiting": Case("impala", "unirl-bench/SlowCartPole-v0", 400, 300, BENCH),
     "computing": Case(
         "impala", "unirl-bench/SlowCartPole-v0", 150, 400, (*BENCH, "--env.kwargs.computes", "true")

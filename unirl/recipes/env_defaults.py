@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from unirl.recipes.defaults import Choices
+from unirl.recipes.env_kind import EnvKind
 
 _MAX_ACTORS = 16
 """Beyond that one learner is what limits a run."""
@@ -33,6 +34,8 @@ def for_actors(choices: Choices, *, on_policy: bool) -> None:
 def _shape_actors(choices: Choices, *, on_policy: bool) -> None:
     kind, cores = choices.kind, choices.num_cores
     together = {"runner.kind": "inline", "queue.max_staleness": 0, "runner.learner_threads": 1}
+    if choices["runner.kind"] == "processes" and not on_policy:  # by hand: then they overlap
+        together["queue.max_staleness"] = 1
     most = _MAX_ACTORS if kind.stepping == "slow" else _MAX_ACTORS // 2
     actors = {"actor.num_actors": min(cores, most)}
     apart: dict[str, Any] = {"runner.kind": "processes"}
@@ -43,21 +46,23 @@ def _shape_actors(choices: Choices, *, on_policy: bool) -> None:
 
     if kind.stepping == "vectorised":
         choices.choose("one process that hands nothing over is the fastest", together)
-        many = envs(64 if kind.family == "mujoco" else 512, 16)
-        choices.choose("a step of many costs hardly more than one of few", many)
+        many = "a step of many costs hardly more than one of few"
+        choices.choose(many, envs(_many(kind, 512), 16))
     elif kind.stepping == "simulator":
         hint = "stepped on the CPU here; unirl train ondevice is faster, on any device"
         choices.choose(hint, {**together, **envs(256, 16)})
-    elif not choices.may_start_processes or (kind.stepping == "quick" and cores < _MANY_CORES):
+    elif not choices.may_start_processes or (
+        kind.stepping == "quick" and cores < _MANY_CORES and not kind.images
+    ):
         choices.choose("steps are cheap: one process, repeatable bit for bit", together)
         choices.choose("few environments with long unrolls learn from few samples", envs(16, 64))
     elif kind.stepping == "waiting":
         choices.choose("each environment waits in a process of its own", {"env.engine": "async"})
         if choices["env.engine"] == "async":
-            many, actors = envs(32, 16), {"actor.num_actors": min(cores, 4)}
+            shape, actors = envs(32, 16), {"actor.num_actors": min(cores, 4)}
         else:
-            many, actors = envs(2, 32), {"actor.num_actors": min(8 * cores, 4 * _MAX_ACTORS)}
-        choices.choose("many wait at a time", {**apart, **actors, **many})
+            shape, actors = envs(2, 32), {"actor.num_actors": min(8 * cores, 4 * _MAX_ACTORS)}
+        choices.choose("many wait at a time", {**apart, **actors, **shape})
     else:
         choices.choose("an actor for each core, beside the learner", {**apart, **actors})
         if kind.stepping == "atari":
@@ -86,11 +91,20 @@ def _fit_actors(choices: Choices) -> None:
         choices.choose("an actor for every slot", {"actor.num_actors": fitting})
 
 
+def _many(kind: EnvKind, number: int) -> int:
+    """Environments that are stepped together: fewer where there is much to see, or to learn from
+    each step.
+    """
+    if kind.images:
+        return 16
+    return number if kind.is_small and kind.family != "mujoco" else 64
+
+
 def for_sampler(choices: Choices) -> None:
     """Of recipes with the shared-memory sampler (appo)."""
     kind, cores = choices.kind, choices.num_cores
     workers, envs, length = {
-        "vectorised": (1, 64 if kind.family == "mujoco" else 256, 16),
+        "vectorised": (1, _many(kind, 256), 16),
         "simulator": (1, 128, 16),
         "waiting": (min(8 * cores, 4 * _MAX_ACTORS), 2, 32),
         "slow": (min(cores, _MAX_ACTORS), 8, 32),
@@ -127,7 +141,8 @@ def for_simulator(choices: Choices, *, on_cpu: bool) -> None:
     """Of the recipe that trains on a device."""
     small = choices["env.id"].startswith("torch/")
     if on_cpu:
-        choices.choose("of the CPU's caches, not of a GPU's size", {"sim.num_envs": 512})
+        number = {"sim.num_envs": 1024 if small else 512}
+        choices.choose("of the CPU's caches, not of a GPU's size", number)
     if small:
         choices.choose("observations are short", {"policy.hidden": (64, 64)})
         if on_cpu:
