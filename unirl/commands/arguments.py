@@ -12,6 +12,7 @@ from unirl import config as configs
 from unirl import registry
 from unirl.commands.shipped import config_file
 from unirl.errors import UniRLError
+from unirl.supervision.fork_server import fork_now
 
 if TYPE_CHECKING:
     from unirl.recipes.env_kind import EnvKind
@@ -91,6 +92,8 @@ def choose(arguments: Sequence[str], options: type[T], command: str) -> tuple[Ch
         )
     names = [str(table.pop("name")) for table in tables.values() if "name" in table]
     module = registry.recipe(recipe)
+    if recipe in registry.RECIPES:  # importing one's own may have started anything
+        fork_now()
     for path, table in tables.items():
         configs.check_keys(module.Config, table, f"in {path}")
     positional, own, changes = parse_with_recipe(arguments, options, module.Config)

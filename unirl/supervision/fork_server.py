@@ -13,8 +13,9 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
-from multiprocessing import forkserver, util
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 
@@ -46,6 +47,41 @@ def process_context(
         forkserver.ensure_running()
     claim(Path(util.get_temp_dir()))  # where the server listens
     return context
+
+
+def fork_now() -> None:
+    """Let the server be a fork of this process, which has imported what a run needs; it need not do
+    that once more when the first run asks for it.
+
+    For commands, which call it before anything is made: what this process starts later, threads of
+    libraries above all, does not survive a fork. Otherwise nothing is done, and `process_context`
+    starts the server as a fresh interpreter.
+    """
+    if sys.platform != "linux" or _server_pid() is not None or threading.active_count() > 1:
+        return
+    resource_tracker.ensure_running()
+    spawn = util.spawnv_passfds
+    util.spawnv_passfds = _fork
+    try:
+        process_context(1)
+    finally:
+        util.spawnv_passfds = spawn
+
+
+def _fork(_: object, arguments: Sequence[str], passed_fds: Sequence[int]) -> int:
+    """In place of a fresh interpreter with these arguments, which end with `-c` and code."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    with contextlib.suppress(BaseException):
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd > 2 and fd not in passed_fds:
+                with contextlib.suppress(OSError):  # the listing's own
+                    os.close(fd)
+        exec(arguments[-1], {})
+    os._exit(0)
 
 
 def parent_pid(context: ForkServerContext | SpawnContext) -> int:
