@@ -128,7 +128,7 @@ def check_flags(env_id: str, reward: Any, terminated: Any, truncated: Any) -> No
         ("terminated", terminated, "biu"),
         ("truncated", truncated, "biu"),
     ):
-        # Libraries return what is like a number: scalars and arrays of NumPy, tensors, without a shape.
+        # Libraries return what is like a number: arrays and tensors without a shape.
         try:
             array = np.asarray(value)
         except Exception:
