@@ -128,12 +128,12 @@ def check_flags(env_id: str, reward: Any, terminated: Any, truncated: Any) -> No
         ("terminated", terminated, "biu"),
         ("truncated", truncated, "biu"),
     ):
-        # Libraries return what is like a number: NumPy's scalars, arrays of one, tensors.
+        # Libraries return what is like a number: arrays and tensors without a shape.
         try:
             array = np.asarray(value)
         except Exception:
             raise wrong_value(env_id, name, value) from None
-        if array.size != 1 or array.dtype.kind not in kinds:
+        if array.shape != () or array.dtype.kind not in kinds:
             raise wrong_value(env_id, name, value)
 
 
