@@ -187,7 +187,7 @@ def test_a_simulator_of_tensors_names_its_recipe() -> None:
         settled("impala", **{"env.id": "torch/Cartpole"}).lines
     )
     found = settled("ondevice", **{"env.id": "torch/Cartpole", "sim.device": "cpu"}).config
-    assert found.sim.num_envs == 1024 and found.runner.learner_threads == 1
+    assert found.sim.num_envs == 2048 and found.runner.learner_threads == 1
     found = settled("ondevice", **{"env.id": "torch/Cartpole", "sim.device": "cuda"}).config
     assert found.sim.num_envs == 4096
 

@@ -141,7 +141,7 @@ def for_simulator(choices: Choices, *, on_cpu: bool) -> None:
     """Of the recipe that trains on a device."""
     small = choices["env.id"].startswith("torch/")
     if on_cpu:
-        number = {"sim.num_envs": 1024 if small else 512}
+        number = {"sim.num_envs": 2048 if small else 512}
         choices.choose("of the CPU's caches, not of a GPU's size", number)
     if small:
         choices.choose("observations are short", {"policy.hidden": (64, 64)})
