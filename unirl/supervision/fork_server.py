@@ -61,7 +61,7 @@ def fork_now() -> None:
         return
     resource_tracker.ensure_running()
     spawn = util.spawnv_passfds
-    util.spawnv_passfds = _fork
+    util.spawnv_passfds = _fork  # type: ignore[assignment]
     try:
         process_context(1)
     finally:
