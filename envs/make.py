@@ -104,8 +104,9 @@ def settle_mask(config: EnvConfig) -> EnvConfig:
         return config
     found: list[str] = []
     asking = threading.Thread(target=lambda: found.append(_find_mask(config)), daemon=True)
-    asking.start()
-    asking.join(config.step_timeout)
+    with descendants_ended(keeper=False):  # out here: it marks nothing beside other threads
+        asking.start()
+        asking.join(config.step_timeout)
     if asking.is_alive():
         raise UniRLError(
             f'env "{config.id}" is stuck: no answer to its first reset',

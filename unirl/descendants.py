@@ -198,6 +198,9 @@ def _keep(first: int, parent: int) -> None:
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(ValueError, OSError):  # or the keeper of an outer block ends this one
+        hard = resource.getrlimit(_RLIMIT_LOCKS)[1]
+        resource.setrlimit(_RLIMIT_LOCKS, (hard, hard))
     poll = select.poll()
     poll.register(0, select.POLLIN)
     with contextlib.suppress(OSError):  # it is gone already, and `getppid` says so

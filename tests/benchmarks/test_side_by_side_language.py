@@ -65,8 +65,8 @@ def test_both_sides_train_with_the_same_settings(
     assert terms.entropy_coef == theirs["entropy_coef"]
     # What does not count while the ratio is 1, as in the only update of a batch.
     moot = ("preset", "changed", "singleton", "dual_clip", "log_ratio_clamp", "kl_clamp")
-    moot += ("correction", "correction_level", "correction_high")
-    assert terms.correction == "none"
+    moot += ("correction", "correction_level", "correction_high", "kl_gradient")
+    assert terms.correction == "none" and terms.kl_coef == 0.0
     named = resolve(replace(ours.algorithm, preset="trl:dapo"))
     differing = [
         item.name

@@ -21,6 +21,7 @@ from unirl.llm.group import FINISHES
 DISCOUNT, LAMBDA, COEF = 0.95, 0.9, 0.7
 TERMS = AlgorithmConfig(
     preset="verl:ppo",
+    critic="head",
     whiten="none",
     bootstrap=True,
     discount=DISCOUNT,

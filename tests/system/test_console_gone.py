@@ -155,7 +155,7 @@ def test_a_closed_pipe_does_not_end_a_run(tmp_path: Path) -> None:
     )
     try:
         assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.readline() == "x -> runs/x\n"
+        assert process.stdout.readline().startswith("defaults")
         process.stdout.close()
         assert process.wait(90) == 0
         assert process.stderr.read() == ""

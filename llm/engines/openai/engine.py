@@ -328,11 +328,11 @@ class OpenAiEngine:
         # Some servers refuse to draw none.
         answer = await self._http.post_json("/completions", body | {"max_tokens": 1})
         choices = answer.get("choices") if isinstance(answer, dict) else None
-        told = ((choices or [{}])[0].get("logprobs") or {}).get("token_logprobs") or []
-        told = told[1 : len(tokens)]
-        if len(told) < len(tokens) - 1 or None in told:
+        logps = ((choices or [{}])[0].get("logprobs") or {}).get("token_logprobs") or []
+        logps = logps[1 : len(tokens)]
+        if len(logps) < len(tokens) - 1 or None in logps:
             raise no_prompt_log_probabilities(self._http.url)
-        return [float(one) for one in told]
+        return [float(one) for one in logps]
 
     def _check_sampling(self, how: SamplingConfig) -> None:
         cut = how.top_p < 1 or how.top_k > 0

@@ -186,8 +186,8 @@ class VllmEngine:
         how = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, watermarking=False)
         name = f"probe-{uuid.uuid4().hex[:8]}"
         output = await self.core.ask(self._finished(list(tokens), how, name), "to judge a text")
-        told = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
-        return [float(each[token].logprob) for token, each in told]
+        offered = zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
+        return [float(each[token].logprob) for token, each in offered]
 
     def _parameters(self, request: Request, join: StopJoin | None) -> Any:
         from vllm import SamplingParams
