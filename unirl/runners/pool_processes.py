@@ -20,6 +20,7 @@ from unirl.runners.loop import TrainLoop
 from unirl.runners.pipeline import Pipeline
 from unirl.runners.plan import Plan
 from unirl.runners.run_actor import run_actor
+from unirl.supervision.process_settings import is_stopped
 from unirl.supervision.restarts import Restarts
 from unirl.supervision.supervisor import KillReason, Supervisor, WorkerProcess
 
@@ -149,26 +150,30 @@ class PoolProcesses:
         return f"{number} unfinished slot(s) {'issued again' if reissue else 'discarded'}"
 
     def kill_hung(self) -> None:
-        """Kill actors that hold slots and give no sign of life, and helpers that owe a step."""
+        """Kill actors that give no sign of life though they hold slots or were stopped, and helpers
+        that owe a step.
+        """
         seconds = self._runner.hang_seconds
         idle = {
-            (pipeline.plan.name, status.member): status.idle_seconds
+            (pipeline.plan.name, status.member): bool(status.num_running)
             for pipeline in self.pipelines
             for status in pipeline.queue.members()
-            if status.num_running and status.idle_seconds > seconds
+            if status.idle_seconds > seconds
         }
         for actor in self.actors:
             member = self.members.get(actor, 0)
             pipeline = self._find(actor.index)[0]
-            hangs = (pipeline.plan.name, member) in idle
+            holds = idle.get((pipeline.plan.name, member))
+            # One without a slot may be waiting for its turn; a stopped one never takes it.
+            hangs = holds or (holds is not None and actor.pid is not None and is_stopped(actor.pid))
             if actor.retired_at is not None:
                 hangs = time.monotonic() - actor.retired_at > seconds
             if hangs and actor.alive and not actor.kill_reason:
                 log.warning("%s hangs, killed: %s", actor.name, pipeline.queue.describe())
                 actor.kill(
                     KillReason(
-                        "it held a slot without a sign of life for longer than "
-                        f"runner.hang_seconds, {seconds:g} s",
+                        f"it {'held a slot' if holds else 'was stopped'} without a sign of life "
+                        f"for longer than runner.hang_seconds, {seconds:g} s",
                         "raise runner.hang_seconds, or make unrolls shorter",
                     )
                 )

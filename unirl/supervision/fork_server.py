@@ -19,7 +19,7 @@ from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 
-from unirl.supervision.process_settings import LEARNERS_SIGNALS
+from unirl.supervision.process_settings import LEARNERS_SIGNALS, is_stopped
 from unirl.supervision.temp_folders import claim
 
 log = logging.getLogger(__name__)
@@ -104,11 +104,9 @@ def wake_server() -> None:
     known to have ended.
     """
     pid = _server_pid()
-    if pid is None:
-        return
-    with contextlib.suppress(OSError):
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-            log.warning("the fork server (process %d) is stopped: woken", pid)
+    if pid is not None and is_stopped(pid):
+        log.warning("the fork server (process %d) is stopped: woken", pid)
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
 
