@@ -3,7 +3,6 @@ readable errors."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,7 +18,7 @@ from unirl.envs import catalog
 from unirl.envs.ale import AleEngine
 from unirl.envs.config import EnvConfig
 from unirl.envs.envpool import EnvPoolEngine, known_ids
-from unirl.envs.guard import making
+from unirl.envs.guard import final, making
 from unirl.envs.gym import GymEngine
 from unirl.envs.last_action import LastAction, LastActionEnv
 from unirl.envs.multi_agent import parallel, pettingzoo
@@ -94,27 +93,16 @@ def known_env_ids() -> list[str]:
 
 def settle_mask(config: EnvConfig) -> EnvConfig:
     """The config with env.action_mask decided where it is auto, which `make_vec` takes for an entry
-    of the observation alone. An environment of its own is made and reset once, under the deadline
-    of a step, since only its info says whether it gives masks. What fails there is left to those
-    who meet it again with the means to report it.
+    of the observation alone. An environment of its own is made and reset once, within
+    env.make_timeout, since only its info says whether it gives masks. What fails there is left to
+    those who meet it again with the means to report it.
     """
     if config.action_mask != "auto" or config.is_sim or config.is_atari:
         return config
     if config.engine in ("vector", "envpool"):
         return config
-    found: list[str] = []
-    asking = threading.Thread(target=lambda: found.append(_find_mask(config)), daemon=True)
-    with descendants_ended(keeper=False):  # out here: it marks nothing beside other threads
-        asking.start()
-        asking.join(config.step_timeout)
-    if asking.is_alive():
-        raise UniRLError(
-            f'env "{config.id}" is stuck: no answer to its first reset',
-            f"it must take at most {config.step_timeout:g} s, and env.action_mask auto asks whether"
-            " its info has a mask",
-            "raise env.step-timeout, find what it waits for, or set env.action_mask to none",
-        )
-    return replace(config, action_mask=found[0] if found else "auto")
+    with descendants_ended(keeper=False), final(), making(config.id, config.make_timeout):
+        return replace(config, action_mask=_find_mask(config))
 
 
 def _find_mask(config: EnvConfig) -> str:
