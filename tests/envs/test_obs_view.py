@@ -270,6 +270,6 @@ def test_a_first_reset_that_hangs_is_given_up_and_one_that_fails_is_left_to_the_
     def hang(self: Any, **_: Any) -> Any:
         time.sleep(2.0)
 
-    with pytest.raises(UniRLError, match="was not made within 0.1 s: it hung in"):
+    with pytest.raises(UniRLError, match=r"was not made within 0\.1 s: it hung in"):
         settle_mask(replace(given(None, reset=hang), make_timeout=0.1))
     assert settle_mask(given(reset=Given._info)).action_mask == "auto"
