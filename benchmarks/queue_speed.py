@@ -166,10 +166,7 @@ def main() -> None:
             stream = move(age, flags.slots, 0.0, NUM_BYTES)
             found(f"stream, max_staleness {age}, mean", statistics.mean(stream))
             bare = move_bare(age, flags.slots)
-            found(
-                f"the same without a queue, stream, max_staleness {age}, mean",
-                statistics.mean(bare),
-            )
+            found(f"{BARE}stream, max_staleness {age}, mean", statistics.mean(bare))
         empty = move(1, flags.slots, 0.0, 0)
         found("empty slots, max_staleness 1, mean", statistics.mean(empty))
         found("waking a sleeping learner", statistics.median(move(1, 400, 1e-3, 0)))
