@@ -3,7 +3,7 @@
 # `make test-fast` runs the tests without processes, trainings and models: two minutes, for the loop while editing.
 # `make gpu`  on a machine with a GPU, prepared or not: its tests and its figures. Elsewhere it says what it would run.
 #
-# Settings: TORCH=2.13.0 (exact version), VENV=.venv, PYTHON=python3.12, PYTEST_ARGS="-k queue", JOBS=3 (tests side by
+# Settings: TORCH=2.13.0 (exact version), VENV=.venv, PYTHON=python3.12, PYTEST_ARGS="-k queue", JOBS=2 (tests side by
 # side), PIP_ARGS (more arguments for pip, such as the index that holds torch's small build for machines without a GPU).
 
 VENV ?= .venv
@@ -11,8 +11,8 @@ VENV ?= .venv
 TORCH ?= 2.13.0
 PIP_ARGS ?=
 PYTEST_ARGS ?=
-# Tests that wait for processes leave a core idle: one job more than there are cores.
-JOBS ?= 3
+# Many tests start processes of their own: more jobs than cores make them wait for each other.
+JOBS ?= 2
 NAME ?= cartpole
 CONFIG ?= configs/cartpole.toml
 

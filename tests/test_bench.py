@@ -112,11 +112,11 @@ def test_cpu_time_of_laps_is_that_of_work_alone() -> None:
 def test_stages_in_turns_add_up_to_their_window(recipe: str) -> None:
     small = {"policy.hidden": (8,), "sampler.num_envs": 4} if recipe == "appo" else SMALL
     started = time.monotonic()
-    figures = measure_apart(unirl.make_plan(recipe, **small), 0.2)
+    figures = measure_apart(unirl.make_plan(recipe, **small), 1.0)
     seconds = sum(one["seconds"] for one in figures.values())
     assert [*figures, "end_to_end"] == list(STAGES)
     # What is left is handing slots over, and what the clocks take.
-    assert 0.1 < seconds < time.monotonic() - started
+    assert 0.5 < seconds < time.monotonic() - started
     assert len({one["env_steps"] for one in figures.values()}) == 1
     for stage, one in figures.items():
         assert one["env_steps_per_second"] > 10 and one["core_us_per_env_step"] > 0, stage

@@ -35,7 +35,7 @@ children = [
     for new in (False, True)
 ]
 [child.stdout.readline() for child in children]
-time.sleep(0.5)  # both hold their memory for several samples
+time.sleep(1.0)  # both hold their memory for several samples
 [child.communicate(b"end") for child in children]
 """
 

@@ -84,7 +84,7 @@ class OnTerminal:
         return self.exit_code is not None
 
     def wait_for_end(self) -> None:
-        wait_until(self.has_ended, "the run did not end", 30)
+        wait_until(self.has_ended, "the run did not end", 90)
         wait_until(lambda: not session(self.pid), "processes of the run are left", 10)
 
     def kill(self) -> None:

@@ -57,7 +57,7 @@ class _Turns:
     """One actor fills a batch of slots, the learner learns from it, the weights are published."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._events, transport = plan, EventLoop(), LocalTransport()
+        self._plan, self._events, transport = plan, EventLoop(), LocalTransport(takes_turns=True)
         spec, queue = plan.learner.spec, replace(plan.learner.queue, max_staleness=0)
         self._queue = transport.queue(spec, queue, reasons=plan.learner.reasons)
         self._client = self._queue.join()

@@ -83,7 +83,7 @@ class InlineRunner:
 
     def __init__(self, plan: Plan, *, rank: int = 0, agree: Agree | None = None) -> None:
         self._plan, self._rank = plan, rank
-        self._pipelines = make_pipelines(plan, LocalTransport(), agree=agree)
+        self._pipelines = make_pipelines(plan, LocalTransport(takes_turns=True), agree=agree)
         self._members = {
             (number, index): _Member(
                 pool,

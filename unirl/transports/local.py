@@ -40,7 +40,10 @@ class LocalQueueMemory:
 
 
 class LocalTransport:
-    """For learners and actors that take turns: weights are lent, not copied."""
+    """takes_turns: learner and actors are never at work at once; weights are lent, not copied."""
+
+    def __init__(self, *, takes_turns: bool = False) -> None:
+        self._takes_turns = takes_turns
 
     def queue(
         self,
@@ -52,8 +55,8 @@ class LocalTransport:
     ) -> TableServer:
         return TableServer(LocalQueueMemory(spec, config, shares, reasons))
 
-    def weights(self, example: Weights) -> LentWeightStore:
-        return LentWeightStore()
+    def weights(self, example: Weights) -> LentWeightStore | LocalWeightStore:
+        return LentWeightStore() if self._takes_turns else LocalWeightStore()
 
     def cells(self, number: int) -> LocalCells:
         return LocalCells(number)
