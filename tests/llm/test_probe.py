@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.llm.completion_server import CompletionServer
+from tests.llm.tiny_experts import tiny_experts
 from unirl.errors import UniRLError
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
 from unirl.llm.models.model import ModelConfig, flat_weights
@@ -24,26 +25,6 @@ from unirl.llm.models.plain import PlainModel  # noqa: E402
 from unirl.llm.models.tiny import make_tiny, tiny_model, tiny_tokenizer  # noqa: E402
 
 SMALL = {"width": 32, "layers": 2}
-
-
-def moe(seed: int) -> Any:
-    """A mixture of experts."""
-    settings = transformers.Qwen3MoeConfig(
-        vocab_size=74,
-        hidden_size=32,
-        intermediate_size=64,
-        moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_experts=4,
-        num_experts_per_tok=2,
-        max_position_embeddings=128,
-        initializer_range=0.15,
-    )
-    torch.manual_seed(seed)
-    return transformers.Qwen3MoeForCausalLM(settings).eval()
 
 
 def small(seed: int) -> Any:
@@ -61,7 +42,7 @@ def keep_a_copy(layer: Any) -> None:
     layer.forward = kept.forward
 
 
-@pytest.mark.parametrize("make", [small, moe])
+@pytest.mark.parametrize("make", [small, tiny_experts])
 def test_an_engine_with_a_stale_kernel_is_refused_at_its_first_swap(make: Any) -> None:
     model = make(0)
     keep_a_copy(model.model.layers[1].mlp)
@@ -71,7 +52,7 @@ def test_an_engine_with_a_stale_kernel_is_refused_at_its_first_swap(make: Any) -
     assert engine.version == -1
 
 
-@pytest.mark.parametrize("make", [small, moe])
+@pytest.mark.parametrize("make", [small, tiny_experts])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sound_engine_is_not_refused(make: Any, dtype: torch.dtype) -> None:
     engine = hf_engine(make(0).to(dtype))
@@ -123,7 +104,7 @@ def test_a_plain_model_says_what_the_model_says_and_draws_no_random_numbers(
     tmp_path: Path,
 ) -> None:
     tokens = tuple(range(4, 30))
-    for make in (small, moe):
+    for make in (small, tiny_experts):
         model = make(1)
         model.save_pretrained(tmp_path / make.__name__)
         state = torch.get_rng_state()

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.llm.tiny_experts import tiny_experts
 from unirl.errors import UniRLError
 from unirl.llm.engine import Completion, EngineConfig, EngineFailed, Request, SamplingConfig
 from unirl.llm.engines.vllm.engine import VllmEngine
@@ -289,25 +290,8 @@ def test_stale_kernels_are_found_by_the_proof(engine: VllmEngine, ask: Ask) -> N
 
 
 def experts(seed: int) -> Any:
-    """A mixture of experts: what vLLM repacks on CPU, and does not repack by itself."""
-    import transformers
-
-    settings = transformers.Qwen3MoeConfig(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=128,
-        moe_intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        num_experts=4,
-        num_experts_per_tok=2,
-        max_position_embeddings=512,
-        initializer_range=0.15,
-    )
-    torch.manual_seed(seed)
-    return transformers.Qwen3MoeForCausalLM(settings).eval()
+    """What vLLM repacks on CPU, and does not repack by itself."""
+    return tiny_experts(seed, width=64, vocabulary=96)
 
 
 def test_a_mixture_of_experts_computes_with_each_swap(tmp_path: Path) -> None:

@@ -53,8 +53,9 @@ class OnTerminal:
         self.exit_code: int | None = None
         self.pid, self.master = pty.fork()
         if self.pid == 0:
-            for number in ignore:  # as nohup does, and a shell with what is in its background
-                signal.signal(number, signal.SIG_IGN)
+            # As nohup does, and a shell with what is in its background; the tests may run so, too.
+            for number in (signal.SIGHUP, signal.SIGQUIT, *ignore):
+                signal.signal(number, signal.SIG_IGN if number in ignore else signal.SIG_DFL)
             os.chdir(folder)
             environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
             environment["TERM"] = "xterm-256color"
@@ -84,7 +85,7 @@ class OnTerminal:
         return self.exit_code is not None
 
     def wait_for_end(self) -> None:
-        wait_until(self.has_ended, "the run did not end", 90)
+        wait_until(self.has_ended, "the run did not end", 30)
         wait_until(lambda: not session(self.pid), "processes of the run are left", 10)
 
     def kill(self) -> None:

@@ -99,6 +99,8 @@ def test_programs_end_with_an_actor_that_hangs_and_with_the_run(
     token: float, tmp_path: Path
 ) -> None:
     others = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    unirl.make_plan("impala", by_kind=True, **settings("impala", token))
+    assert not programs(token), "left by the environment whose steps were timed"
     plan = unirl.make_plan("impala", **settings("impala", token), **{"runner.hang_seconds": 1.0})
     assert not programs(token), "left by the environment that was asked for its spaces"
     runner = ProcessesRunner(plan, log_dir=tmp_path)

@@ -92,9 +92,8 @@ def choose(arguments: Sequence[str], options: type[T], command: str) -> tuple[Ch
         )
     names = [str(table.pop("name")) for table in tables.values() if "name" in table]
     module = registry.recipe(recipe)
-    # Importing a recipe of one's own may have started anything; language recipes import late what
-    # their processes need, and a fresh server loads that once for all.
-    if recipe in registry.RECIPES and recipe != "grpo":
+    # Importing a recipe of one's own may have started anything.
+    if recipe in registry.RECIPES and not getattr(module, "IMPORTS_LATE", False):
         fork_now()
     for path, table in tables.items():
         configs.check_keys(module.Config, table, f"in {path}")

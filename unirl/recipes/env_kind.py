@@ -21,9 +21,11 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
+from unirl.descendants import descendants_ended
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import agents_of, make_vec
+from unirl.envs.make import spaces as env_spaces
 from unirl.envs.vector import VectorEnv
 from unirl.errors import format_error
 from unirl.policy import PolicyConfig
@@ -87,13 +89,7 @@ def kind_of(env: EnvConfig, *, may_time: bool = True, deadline_seconds: float = 
     if env.is_sim:
         return EnvKind("simulator", "its environments are tensors on one device")
     num_agents = max(1, len(agents_of(env)))
-    # One environment needs no process of its own.
-    env = replace(env, engine="sync") if env.engine == "async" else env
-    vec = make_vec(env, num_agents)
-    try:
-        observation, action = vec.observation_space, vec.action_space
-    finally:
-        vec.close()
+    observation, action = env_spaces(env)
     stepping, why = _known(env) or ("quick", "nothing is known of it")
     if may_time and _known(env) is None:
         stepping, why = _timed(env, num_agents, deadline_seconds)
@@ -139,15 +135,18 @@ def _timed(env: EnvConfig, num_envs: int, deadline_seconds: float) -> tuple[Step
     found: list[tuple[Stepping, str]] = []
 
     def work() -> None:
+        # One environment needs no process of its own.
+        one = replace(env, engine="sync") if env.engine == "async" else env
         try:
-            found.append(_time_steps(make_vec(env, num_envs), num_envs))
+            found.append(_time_steps(make_vec(one, num_envs), num_envs))
         except Exception as error:
             log.debug("steps could not be timed", exc_info=error)
             found.append(("quick", f"its steps could not be timed: {format_error(error)}"))
 
     thread = threading.Thread(target=work, name="unirl-step-time", daemon=True)
-    thread.start()
-    thread.join(deadline_seconds)
+    with descendants_ended(keeper=False):  # out here: it marks nothing beside other threads
+        thread.start()
+        thread.join(deadline_seconds)
     return found[0] if found else ("slow", f"a few steps took more than {deadline_seconds:g} s")
 
 

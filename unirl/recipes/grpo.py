@@ -36,6 +36,9 @@ from unirl.recipes.modes import Mode, ModeQueue, ModeRunner, queue_of, runner_of
 from unirl.runners.config import RunConfig, RunnerConfig
 from unirl.runners.plan import LearnerPlan, Plan
 
+IMPORTS_LATE = True
+"""What its processes need is not imported with the recipe: their fork server loads it for all."""
+
 
 @dataclass(frozen=True)
 class Config:
