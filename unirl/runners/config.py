@@ -34,8 +34,8 @@ class RunnerConfig:
     restart_window_seconds: float = 600.0
     """Restarts longer ago than this do not count against `max_restarts`."""
     hang_seconds: float = 120.0
-    """An actor process that holds slots and gives no sign of life for this long is killed and
-    restarted; a single sample of many in flight that makes no progress for as long is discarded.
+    """An actor process that gives no sign of life for this long, though it holds slots or was
+    stopped, is killed and restarted; a single sample of many in flight that makes no progress for as long is discarded.
     """
 
     def __post_init__(self) -> None:
