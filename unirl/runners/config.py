@@ -35,7 +35,8 @@ class RunnerConfig:
     """Restarts longer ago than this do not count against `max_restarts`."""
     hang_seconds: float = 120.0
     """An actor process that gives no sign of life for this long, though it holds slots or was
-    stopped, is killed and restarted; a single sample of many in flight that makes no progress for as long is discarded.
+    stopped, is killed and restarted; a single sample of many in flight that makes no progress for
+    as long is discarded.
     """
 
     def __post_init__(self) -> None:
