@@ -109,9 +109,7 @@ def checkout(revision: str | None) -> Iterator[Path | None]:
 
 def one_round(tree: Path, cases: Sequence[str]) -> dict[str, Row]:
     """Each case once, and what no start-up can be quicker than."""
-    rows = {
-        name: timed(tree, [sys.executable, "-c", code]) for name, code in FLOORS.items()
-    } | {
+    rows = {name: timed(tree, [sys.executable, "-c", code]) for name, code in FLOORS.items()} | {
         words: timed(tree, [sys.executable, "-m", "unirl", *words.split()]) for words in ANSWERS
     }
     with tempfile.TemporaryDirectory(prefix="unirl-startup-") as folder:
@@ -162,12 +160,16 @@ def started(tree: Path, words: Sequence[str], stamps: Path) -> Row:
             process.wait()
     if process.returncode or not stamps.exists():
         raise SystemExit(f"{shlex.join(command)} in {tree}:\n{said.decode()[-2000:]}")
-    reached = {name: float(value) for name, value in map(str.split, stamps.open())}
+    reached = {
+        name: (float(seconds), float(more))
+        for name, seconds, more in map(str.split, stamps.read_text().splitlines())
+    }
     row, before = {"first line": first_line}, begin
     for name in PARTS:
-        row[name], before = reached[name] - before, reached[name]
-    made = {name: reached[name] for name in ("num_made", "making_seconds")}
-    return {**row, **made, "total": reached["update"] - begin}
+        row[name], before = reached[name][0] - before, reached[name][0]
+    row["making"], row["num_made"] = reached["made"]
+    end, row["cpu"] = reached["update"]
+    return {**row, "total": end - begin}
 
 
 def imports(tree: Path, words: str) -> str:
@@ -204,18 +206,20 @@ def report(found: dict[str, list[Row]]) -> str:
     for key in keys:
         name = f"`unirl {CASES.get(key, key)}`" if key not in FLOORS else key
         spread = [row["total"] for row in found[f"now {key}"]]
-        rows.append(
-            [name, *cells(medians(key, "total")), f"{min(spread):.2f} - {max(spread):.2f}"]
-        )
+        rows.append([name, *cells(medians(key, "total")), f"{min(spread):.2f} - {max(spread):.2f}"])
     text = measure.table(["seconds", *names, *tail, "now, min - max"], rows)
-    parts = ("first line", *PARTS, "making_seconds", "num_made")
+    parts = ("first line", *PARTS, "cpu", "making", "num_made")
     rows = []
     for key in keys:
         if key in CASES:
-            for name, column in zip(names, zip(*(medians(key, p) for p in parts), strict=True)):
+            for name in names:
+                column = [
+                    statistics.median(row[part] for row in found[f"{name} {key}"]) for part in parts
+                ]
                 *seconds, number = column
                 rows.append([key, name, *(f"{value:.2f}" for value in seconds), f"{number:.0f}"])
-    titles = ["start" if p == "started" else p for p in parts[:-2]] + ["envs made", "how many"]
+    titles = ["start" if p == "started" else p for p in parts[:-3]]
+    titles += ["CPU", "envs made in", "number"]
     rounds = min(len(rows) for rows in found.values())
     return f"{text}\n\n{measure.table(['', '', *titles], rows)}\n\nMedians of {rounds} rounds."
 

@@ -1,5 +1,7 @@
-"""Runs `unirl` as `python -m unirl` does, and writes down when its start-up has come how far: a line
-of name and seconds of the system's monotonic clock each, in the file that UNIRL_STAMPS names.
+"""Runs `unirl` as `python -m unirl` does, and writes down when its start-up has come how far.
+
+The file that UNIRL_STAMPS names gets a line each of name, seconds of the system's monotonic clock,
+and CPU seconds of the learner's process so far.
 
     UNIRL_STAMPS=stamps.txt python benchmarks/startup_stamps.py train @cartpole
 
@@ -24,24 +26,21 @@ class Stamps:
     """When each name was first reached; flush writes them, before anything else can end the run."""
 
     def __init__(self) -> None:
-        self._times: dict[str, float] = {}
+        self._times: dict[str, tuple[float, float]] = {}
         self._pid = os.getpid()
         self.num_made, self.making_seconds = 0, 0.0
 
     def reach(self, name: str) -> None:
         """Now, if it was not reached before."""
-        self._times.setdefault(name, time.monotonic())
+        self._times.setdefault(name, (time.monotonic(), time.process_time()))
 
     def flush(self) -> None:
         """Write all, once."""
         if self._times and os.getpid() == self._pid:  # not in a fork
-            values = {
-                **self._times,
-                "num_made": self.num_made,
-                "making_seconds": self.making_seconds,
-            }
+            values = {**self._times, "made": (self.making_seconds, self.num_made)}
             with open(os.environ["UNIRL_STAMPS"], "w") as file:
-                file.writelines(f"{name} {value}\n" for name, value in values.items())
+                for name, (seconds, more) in values.items():
+                    file.write(f"{name} {seconds} {more}\n")
             self._times = {}
 
 

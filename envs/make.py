@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -16,6 +17,7 @@ from unirl.action_space import find_mask
 from unirl.descendants import descendants_ended
 from unirl.envs import catalog
 from unirl.envs.ale import AleEngine
+from unirl.envs.answers import asked_once
 from unirl.envs.config import EnvConfig
 from unirl.envs.envpool import EnvPoolEngine, known_ids
 from unirl.envs.guard import final, making
@@ -60,20 +62,34 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
     """Observation and action space of one environment, or of one agent; builds an environment with
     the configured engine and closes it."""
     if config.is_multi_agent:
-        agents = _agents(config)
+        agents = asked_once("agents", config, partial(_agents, config))
         obs_fields(agents.observation_space, 1, config.id)
         action_fields(agents.action_space, 1, config.id)
         observation = agents.observation_space
         if config.last_action:
             observation = LastAction(observation, agents.action_space, config.id).observation_space
         return observation, agents.action_space
-    # One environment needs no process of its own.
     with descendants_ended(keeper=False):
-        env = make_vec(replace(config, engine="sync") if config.engine == "async" else config, 1)
-        try:
-            return env.observation_space, env.action_space
-        finally:
-            env.close()
+        with _explained(config):
+            one = _for_one(config)
+        return asked_once("spaces", one, partial(_spaces_of_one, one))
+
+
+def _for_one(config: EnvConfig) -> EnvConfig:
+    """One environment needs no process of its own, and no threads. Raises as find_spec does."""
+    name = config.engine
+    known = config.is_atari or config.is_sim or config.is_multi_agent
+    if name == "auto" and not known and catalog.find_spec(config).vector_entry_point is None:
+        name = "sync"
+    return replace(config, engine="sync" if name == "async" else name, num_threads=1)
+
+
+def _spaces_of_one(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
+    env = make_vec(config, 1)
+    try:
+        return env.observation_space, env.action_space
+    finally:
+        env.close()
 
 
 def agents_of(config: EnvConfig) -> tuple[str, ...]:
@@ -83,7 +99,8 @@ def agents_of(config: EnvConfig) -> tuple[str, ...]:
     """
     if not config.is_multi_agent:
         return ()
-    return tuple(str(agent) for agent in _agents(config).names)
+    agents = asked_once("agents", config, partial(_agents, config))
+    return tuple(str(agent) for agent in agents.names)
 
 
 def known_env_ids() -> list[str]:
@@ -102,25 +119,26 @@ def settle_mask(config: EnvConfig) -> EnvConfig:
     if config.engine in ("vector", "envpool"):
         return config
     with descendants_ended(keeper=False), final(), making(config.id, config.make_timeout):
-        return replace(config, action_mask=_find_mask(config))
+        try:
+            one = _for_one(config)
+            found = asked_once("mask", one, partial(_find_mask, one))
+        except Exception:  # who makes it next meets it again, and explains it
+            return config
+    return replace(config, action_mask=found)
 
 
 def _find_mask(config: EnvConfig) -> str:
     quiet = replace(config, action_mask="none")
+    if config.is_multi_agent:
+        return parallel.find_mask_source(quiet, pettingzoo.find_factory(quiet))
+    if config.engine == "auto":
+        return "auto"  # of a vector class its entries alone can tell, and do so without a reset
+    engine = GymEngine(quiet, catalog.find_spec(config), 1, "sync")
     try:
-        if config.is_multi_agent:
-            return parallel.find_mask_source(quiet, pettingzoo.find_factory(quiet))
-        spec = catalog.find_spec(config)
-        if config.engine == "auto" and spec.vector_entry_point is not None:
-            return "auto"  # its entries alone can tell, and do so without a reset
-        engine = GymEngine(quiet, spec, 1, "sync")
-        try:
-            reset = engine.env.reset
-            return mask_source_of(engine.observation_space, engine.action_space, lambda: reset()[1])
-        finally:
-            engine.close()
-    except Exception:  # who makes it next meets it again, and explains it
-        return "auto"
+        reset = engine.env.reset
+        return mask_source_of(engine.observation_space, engine.action_space, lambda: reset()[1])
+    finally:
+        engine.close()
 
 
 def _wrap(env: VectorEnv, config: EnvConfig) -> VectorEnv:

@@ -12,6 +12,7 @@ import torch
 from unirl.config.rules import check_setting
 from unirl.device import copy_weights
 from unirl.errors import UniRLError
+from unirl.imports import large_imports
 from unirl.llm.models.tiny import tiny_model, tiny_tokenizer
 from unirl.llm.models.transformers import brief, import_transformers
 
@@ -92,6 +93,7 @@ def check_effect(config: ModelConfig) -> None:
             raise UniRLError(f"model.{name} is {value!r} and has no effect", *reason)
 
 
+@large_imports()
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     if config.path == TINY:
         return tiny_tokenizer()
@@ -107,6 +109,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         ) from error
 
 
+@large_imports()
 def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> PreTrainedModel:
     """The model without dropout, in eval mode: adapters and gradients are the learner's affair.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unirl.errors import UniRLError
+from unirl.imports import large_imports
 from unirl.llm.models.transformers import import_transformers
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+@large_imports()
 def tiny_model(
     seed: int = 0,
     *,

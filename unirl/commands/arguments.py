@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,9 +12,11 @@ from unirl import config as configs
 from unirl import registry
 from unirl.commands.shipped import config_file
 from unirl.errors import UniRLError
+from unirl.imports import keep_imported, large_imports
 from unirl.supervision.fork_server import fork_now
 
 if TYPE_CHECKING:
+    from unirl.envs.answers import Answers
     from unirl.recipes.env_kind import EnvKind
     from unirl.runners.plan import Plan
 
@@ -56,6 +58,8 @@ class Chosen:
     """Defaults that the environment's kind gave, and why."""
     kind: EnvKind | None = None
     """What they depend on."""
+    answers: Answers = field(default_factory=dict)
+    """What its environments said when they were asked for it."""
 
     @property
     def title(self) -> str:
@@ -63,7 +67,10 @@ class Chosen:
 
     def plan(self) -> Plan:
         """The plan; nothing is started."""
-        plan: Plan = self.module.plan(self.config)
+        from unirl.envs.answers import answers_kept
+
+        with answers_kept(self.answers):
+            plan: Plan = self.module.plan(self.config)
         return replace(plan, notes=(*self.notes, *plan.notes))
 
 
@@ -91,10 +98,7 @@ def choose(arguments: Sequence[str], options: type[T], command: str) -> tuple[Ch
             f"try unirl {command} @pong, and see unirl list configs",
         )
     names = [str(table.pop("name")) for table in tables.values() if "name" in table]
-    module = registry.recipe(recipe)
-    # Importing a recipe of one's own may have started anything.
-    if recipe in registry.RECIPES and not getattr(module, "IMPORTS_LATE", False):
-        fork_now()
+    module = recipe_to_train(recipe)
     for path, table in tables.items():
         configs.check_keys(module.Config, table, f"in {path}")
     positional, own, changes = parse_with_recipe(arguments, options, module.Config)
@@ -107,12 +111,27 @@ def choose(arguments: Sequence[str], options: type[T], command: str) -> tuple[Ch
             if surplus[0].endswith(".toml")
             else f"see unirl {command} --help",
         )
+    from unirl.envs.answers import answers_kept
     from unirl.recipes.defaults import settle
 
+    answers: Answers = {}
     table = configs.merge(*tables.values(), configs.nest(module.Config, changes))
-    settled = settle(module, configs.from_mapping(module.Config, table), table)
+    with answers_kept(answers):
+        settled = settle(module, configs.from_mapping(module.Config, table), table)
     name = names[-1] if names else None
-    return Chosen(name, recipe, module, settled.config, settled.lines, settled.kind), own
+    chosen = (settled.config, settled.lines, settled.kind, answers)
+    return Chosen(name, recipe, module, *chosen), own
+
+
+def recipe_to_train(name: str) -> ModuleType:
+    """Import a recipe, and let processes of its runs be forks of this one."""
+    with large_imports():
+        module = registry.recipe(name)
+    keep_imported()
+    # Importing a recipe of one's own may have started anything.
+    if name in registry.RECIPES and not getattr(module, "IMPORTS_LATE", False):
+        fork_now()
+    return module
 
 
 def recipe_and_files(arguments: Sequence[str], options: type) -> tuple[str | None, list[Path]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.commands import run_folder
-from unirl.commands.arguments import first, one_run, parse_with_recipe
+from unirl.commands.arguments import first, one_run, parse_with_recipe, recipe_to_train
 from unirl.commands.session import is_main_process, start
 from unirl.errors import UniRLError
 
@@ -33,7 +33,7 @@ def resume(arguments: Sequence[str]) -> int:
     """
     where = run_folder.find(first(arguments, "resume"))
     run_dir = run_folder.folder_of(where)
-    module, _ = run_folder.read_config(run_dir)
+    module, _ = run_folder.read_config(run_dir, recipe_to_train)
     positional, options, changes = parse_with_recipe(arguments, ResumeOptions, module.Config)
     one_run(positional, "resume")
     # Before the checkpoint is read: a run that still trains would delete it.

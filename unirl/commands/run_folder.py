@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -133,7 +133,9 @@ def folder_of(path: Path) -> Path:
     return path.parent.parent if path.parent.name == "checkpoints" else path
 
 
-def read_config(run_dir: Path) -> tuple[ModuleType, dict[str, Any]]:
+def read_config(
+    run_dir: Path, find_recipe: Callable[[str], ModuleType] = registry.recipe
+) -> tuple[ModuleType, dict[str, Any]]:
     """The recipe of a run and the tables of its config.toml, keys checked."""
     table = configs.load_toml(run_dir / "config.toml")
     name = table.pop("recipe", None)
@@ -144,7 +146,7 @@ def read_config(run_dir: Path) -> tuple[ModuleType, dict[str, Any]]:
             "add the line with the recipe it was trained with",
         )
     table.pop("name", None)
-    module = registry.recipe(name)
+    module = find_recipe(name)
     configs.check_keys(module.Config, table, f"in {run_dir / 'config.toml'}")
     return module, table
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from unirl.commands.run_folder import mark_failed
 from unirl.errors import UniRLError
+from unirl.imports import large_imports
 from unirl.storage import disk
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def start(
 
     Under torchrun only the first process writes and prints; the others train along.
     """
-    from unirl.launch.run import run_in_folder
+    with large_imports():
+        from unirl.launch.run import run_in_folder
     from unirl.supervision.process_settings import name_process
 
     name_process("unirl learner")

@@ -24,7 +24,7 @@ from gymnasium import Space, spaces
 from unirl.descendants import descendants_ended
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
-from unirl.envs.make import agents_of, make_vec
+from unirl.envs.make import agents_of, make_vec, settle_mask
 from unirl.envs.make import spaces as env_spaces
 from unirl.envs.vector import VectorEnv
 from unirl.errors import format_error
@@ -88,6 +88,7 @@ def kind_of(env: EnvConfig, *, may_time: bool = True, deadline_seconds: float = 
     """
     if env.is_sim:
         return EnvKind("simulator", "its environments are tensors on one device")
+    env = settle_mask(env)  # as a plan does it, which asks the same
     num_agents = max(1, len(agents_of(env)))
     observation, action = env_spaces(env)
     stepping, why = _known(env) or ("quick", "nothing is known of it")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.errors import UniRLError
+from unirl.report.records import record
 from unirl.storage import disk
 
 
@@ -64,7 +65,6 @@ class TensorBoardSink:
     def __init__(self, folder: Path, resume_step: int | None = None) -> None:
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise UniRLError(
                 f"TensorBoard's event files cannot be written: {error}",
@@ -81,7 +81,6 @@ class TensorBoardSink:
             f".{os.getpid()}.{time.monotonic_ns()}"
         )
         self._file = open(self._path, "xb")  # noqa: SIM115
-        self._records: Any = RecordWriter(self._file)
         self._append(self._event(file_version="brain.Event:2"))
         if resume_step is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
@@ -102,7 +101,7 @@ class TensorBoardSink:
     def _append(self, event: Any) -> None:
         event.wall_time = time.time()
         try:
-            self._records.write(event.SerializeToString())
+            self._file.write(record(event.SerializeToString()))
             self._file.flush()
         except OSError as error:
             self.close()  # what could not be written must not be tried again when Python ends

@@ -4,6 +4,6 @@ import gc
 
 import unirl.supervision.worker  # noqa: F401  and torch with it
 
-# The collector would write to every object it visits, and so copy the shared pages.
-gc.collect()
+# The collector would write to every object it visits, and so copy the shared pages; one pass would
+# copy as many, and keep the first process waiting.
 gc.freeze()
