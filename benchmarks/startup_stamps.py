@@ -38,9 +38,11 @@ class Stamps:
         """Write all, once."""
         if self._times and os.getpid() == self._pid:  # not in a fork
             values = {**self._times, "made": (self.making_seconds, self.num_made)}
-            with open(os.environ["UNIRL_STAMPS"], "w") as file:
+            path = os.environ["UNIRL_STAMPS"]
+            with open(path + ".tmp", "w") as file:
                 for name, (seconds, more) in values.items():
                     file.write(f"{name} {seconds} {more}\n")
+            os.replace(path + ".tmp", path)
             self._times = {}
 
 

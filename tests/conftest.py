@@ -33,7 +33,6 @@ HEAVY = (
     "envs/test_atari.py",
     "envs/test_faults.py",
     "envs/test_pettingzoo.py",
-    "learners/test_optimizer.py::test_updating_does_not_import",
     "learners/test_parallel.py",
     "learners/test_truncation.py",
     "llm/test_adapter_transfer.py",

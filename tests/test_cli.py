@@ -85,6 +85,24 @@ def test_answers_that_need_no_torch_do_not_wait_for_it() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_training_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
+    not_used = [
+        *("torch._dynamo", "torch._inductor", "sympy", "transformers", "datasets", "pandas"),
+        *("tensorboard.summary", "tensorboard.compat.tensorflow_stub", "matplotlib", "scipy"),
+        *("ale_py", "mujoco", "envpool", "pettingzoo"),
+    ]
+    words = ["train", "@cartpole", "--runs-dir", str(tmp_path), "--run.total-steps", "1"]
+    code = (
+        "import sys, unirl\n"
+        "assert not {'torch', 'gymnasium', 'numpy'} & set(sys.modules)\n"
+        "from unirl.cli import main\n"
+        f"assert main({words!r}) == 0\n"
+        f"assert not set({not_used!r}) & set(sys.modules), set({not_used!r}) & set(sys.modules)"
+    )
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
 def test_python_m_unirl_is_the_command() -> None:
     done = run_python("-m", "unirl", "trian")
     assert done.returncode == 2

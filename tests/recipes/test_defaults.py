@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec
 
 import unirl
 from tests.toy_envs import FAULT, toy_env
 from unirl import config as configs
 from unirl import registry
+from unirl.commands.arguments import choose
+from unirl.commands.train import TrainOptions
 from unirl.config.writing import to_mapping
 from unirl.envs.config import EnvConfig
 from unirl.recipes.defaults import Settled, settle
@@ -48,6 +53,25 @@ def test_a_shipped_config_says_itself_whatever_its_kind_would_change(
     config = configs.from_mapping(module.Config, table)
     found = settle(module, config, table, num_cores)
     assert found.config == config, found.lines
+
+
+def test_a_command_asks_an_environment_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Counted(gymnasium.Wrapper[Any, Any, Any, Any]):
+        def __init__(self) -> None:
+            made.append(self)
+            super().__init__(CartPoleEnv())
+
+    env_id = "unirl-test/Counted-v0"
+    spec = EnvSpec(env_id, entry_point=Counted)
+    monkeypatch.setitem(gymnasium.registry, env_id, spec)
+    chosen, _ = choose(["impala", "--env.id", env_id], TrainOptions, "train")
+    assert len(made) == 3, "for its mask, its spaces, and the time of its steps"
+    chosen.plan()
+    assert len(made) == 3, "and what it said is kept"
+    chosen.module.plan(chosen.config)
+    assert len(made) == 6, "for this command alone"
 
 
 def test_flags_win_over_the_kind_and_the_kind_over_the_class() -> None:

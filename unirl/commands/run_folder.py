@@ -156,9 +156,11 @@ def load(where: Path, changes: Mapping[str, Any] | None = None) -> tuple[Plan, C
 
     changes: flags of the recipe, which change the run's config.
     """
+    from unirl.envs.answers import answers_kept
     from unirl.storage.checkpoint import load_checkpoint
 
     module, table = read_config(folder_of(where))
     table = configs.merge(table, configs.nest(module.Config, changes or {}))
-    plan: Plan = module.plan(configs.from_mapping(module.Config, table))
+    with answers_kept({}):
+        plan: Plan = module.plan(configs.from_mapping(module.Config, table))
     return plan, load_checkpoint(where)
