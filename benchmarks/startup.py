@@ -49,7 +49,7 @@ CASES = {
     "resume": "resume",
 }
 """`resume` continues what `cartpole` has left in the same round."""
-FLOORS = {"import torch": "import torch"}
+BASES = {"import torch": "import torch"}
 ANSWERS = ("--help", "list recipes")
 """What answers without training."""
 Row = dict[str, float]
@@ -114,12 +114,12 @@ def checkout(revision: str | None) -> Iterator[Path | None]:
 def one_round(trees: Mapping[str, Path], cases: Sequence[str]) -> Iterator[tuple[str, Row]]:
     """Each case once with each tree, one after the other, and what no start can be quicker than."""
     with tempfile.TemporaryDirectory(prefix="unirl-startup-") as folder:
-        for key in (*FLOORS, *ANSWERS, *cases):
+        for key in (*BASES, *ANSWERS, *cases):
             for name, tree in trees.items():
                 runs = Path(folder, name)
                 runs.mkdir(exist_ok=True)
-                if key in FLOORS:
-                    row = timed(tree, [sys.executable, "-c", FLOORS[key]])
+                if key in BASES:
+                    row = timed(tree, [sys.executable, "-c", BASES[key]])
                 elif key in ANSWERS:
                     row = timed(tree, [sys.executable, "-m", "unirl", *key.split()])
                 else:
@@ -211,11 +211,11 @@ def report(found: dict[str, list[Row]]) -> str:
         ratio = [f"{values[0] / values[-1]:.2f}" if values[-1] else "-"] if both else []
         return [*(f"{value:{form}}" for value in values), *ratio]
 
-    keys = [key for key in (*FLOORS, *ANSWERS, *CASES) if f"now {key}" in found]
+    keys = [key for key in (*BASES, *ANSWERS, *CASES) if f"now {key}" in found]
     tail = ["ratio"] if both else []
     rows = []
     for key in keys:
-        name = f"`unirl {CASES.get(key, key)}`" if key not in FLOORS else key
+        name = f"`unirl {CASES.get(key, key)}`" if key not in BASES else key
         spread = [row["total"] for row in found[f"now {key}"]]
         rows.append([name, *cells(medians(key, "total")), f"{min(spread):.2f} - {max(spread):.2f}"])
     text = measure.table(["seconds", *names, *tail, "now, min - max"], rows)

@@ -19,7 +19,11 @@ import torch
 from unirl.supervision.fork_server import process_context
 
 MODULES = ("unirl.launch", "unirl.llm.rewards.worker", "unirl.recipes.appo", "unirl.recipes.grpo")
-PRELOAD = ("transformers.modeling_utils", "unirl.report.sinks", "tensorboard.summary.writer")
+PRELOAD = (
+    "transformers.modeling_utils",
+    "unirl.report.sinks",
+    "tensorboard.compat.proto.event_pb2",
+)
 
 
 def start_server() -> None:
