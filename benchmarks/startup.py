@@ -211,7 +211,9 @@ def report(found: dict[str, list[Row]]) -> str:
         ratio = [f"{values[0] / values[-1]:.2f}" if values[-1] else "-"] if both else []
         return [*(f"{value:{form}}" for value in values), *ratio]
 
-    keys = [key for key in (*BASES, *ANSWERS, *CASES) if f"now {key}" in found]
+    keys = [
+        key for key in (*BASES, *ANSWERS, *CASES) if all(f"{name} {key}" in found for name in names)
+    ]
     tail = ["ratio"] if both else []
     rows = []
     for key in keys:
@@ -231,8 +233,9 @@ def report(found: dict[str, list[Row]]) -> str:
                 rows.append([key, name, *(f"{value:.2f}" for value in seconds), f"{number:.0f}"])
     titles = ["start" if p == "started" else p for p in parts[:-3]]
     titles += ["CPU", "envs made in", "number"]
-    rounds = min(len(rows) for rows in found.values())
-    return f"{text}\n\n{measure.table(['', '', *titles], rows)}\n\nMedians of {rounds} rounds."
+    number = [len(found[f"{name} {key}"]) for key in keys for name in names]
+    rounds = f"Medians of {min(number)} to {max(number)} rounds."
+    return f"{text}\n\n{measure.table(['', '', *titles], rows)}\n\n{rounds}"
 
 
 if __name__ == "__main__":
