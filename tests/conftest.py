@@ -11,20 +11,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import hypothesis
 import pytest
-import torch
-
-from tests.forked import start_server
-
-# The same examples in every run: a red build is caused by the change, never by chance.
-hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
-hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 TESTS = Path(__file__).resolve().parent
 HEAVY = (
     "actors/test_evaluate.py",
+    "actors/test_evaluate_device.py::test_mujoco_draws",
     "actors/test_inference.py",
     "benchmarks",
     "envs/sim/test_gym_cartpole.py",
@@ -66,6 +58,7 @@ HEAVY = (
     "report/test_video.py",
     "runners",
     "storage/test_checkpoint",
+    "supervision/test_fork_server.py",
     "system",
     "test_bench",
     "test_cli.py",
@@ -113,12 +106,23 @@ def is_heavy(path: Path, test: str = "") -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # CI has two cores, and many tests start processes of their own.
-    torch.set_num_threads(1)
     if not hasattr(config, "workerinput"):  # xdist's workers inherit the variable
         locks = tempfile.TemporaryDirectory(prefix="unirl-tests-")
         config.add_cleanup(locks.cleanup)
         os.environ[LOCKS] = locks.name
+        if config.getoption("numprocesses", None):
+            return  # it hands out tests, and the workers wait for what it imports
+    import hypothesis
+    import torch
+
+    # CI has two cores, and many tests start processes of their own.
+    torch.set_num_threads(1)
+    # The same examples in every run: a red build is caused by the change, never by chance.
+    hypothesis.settings.register_profile(
+        "repeatable", deadline=None, derandomize=True, print_blob=True
+    )
+    hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
+    hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -129,6 +133,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    import torch
+
     for item in items:
         is_gpu = item.get_closest_marker("gpu") is not None
         if is_gpu and not torch.cuda.is_available():
@@ -153,6 +159,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # engine import transformers again, five seconds of a core.
     starts_processes = any(item.get_closest_marker("fast") is None for item in session.items)
     if starts_processes and hasattr(session.config, "workerinput"):
+        from tests.forked import start_server
+
         start_server()
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from unirl.supervision.fork_server import process_context
+from unirl.supervision.fork_server import fork_now, process_context
+from unirl.supervision.process_settings import LEARNERS_SIGNALS
 
 MODULES = ("unirl.launch", "unirl.llm.rewards.worker", "unirl.recipes.appo", "unirl.recipes.grpo")
 PRELOAD = (
@@ -36,30 +37,44 @@ def start(
     *arguments: Any,
     environ: Mapping[str, str] | None = None,
     output: Path | None = None,
+    errors: Path | None = None,
+    forks: bool = True,
 ) -> BaseProcess:
-    """A process that runs a function of a module, in a session of its own; its exit code is what
-    the function returns. output: what it prints is appended there.
+    """A process that runs a function of a module in this folder, in a session of its own; its exit
+    code is what the function returns. output: what it prints is appended there, and what it prints
+    as errors to `errors`, if there is such a file. forks: its runs' own fork servers have loaded
+    all that it has; False: the function calls `fork_now`, or needs none.
     """
-    work = (dict(os.environ) | dict(environ or {}), output, function, arguments)
+    environ = dict(os.environ) | dict(environ or {})
+    work = (os.getcwd(), environ, output, errors or output, forks, function, arguments)
     process = process_context(1, MODULES, PRELOAD).Process(target=_run, args=work)
     process.start()
     return process
 
 
 def _run(
-    environ: Mapping[str, str], output: Path | None, function: Callable[..., Any], arguments: Any
+    folder: str,
+    environ: Mapping[str, str],
+    output: Path | None,
+    errors: Path | None,
+    forks: bool,
+    function: Callable[..., Any],
+    arguments: Any,
 ) -> None:
     os.setsid()
+    os.chdir(folder)
     os.environ.clear()
     os.environ.update(environ)
-    if output is not None:
-        with output.open("ab") as file:
-            os.dup2(file.fileno(), sys.stdout.fileno())
-            os.dup2(file.fileno(), sys.stderr.fileno())
-    # The fork server blocks Ctrl-C, and that is inherited.
+    for path, stream in ((output, sys.stdout), (errors, sys.stderr)):
+        if path is not None:
+            with path.open("ab") as file:
+                os.dup2(file.fileno(), stream.fileno())
+    # The fork server blocks the signals that end a learner, and that is inherited.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEARNERS_SIGNALS)
     torch.set_num_threads(1)
+    if forks:
+        fork_now()  # or a run's own server would load all of it once more
     sys.exit(function(*arguments))
 
 

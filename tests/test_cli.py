@@ -353,7 +353,7 @@ def test_ctrl_c_finishes_the_update_and_prints_how_to_continue(
 ) -> None:
     from unirl.storage.checkpoint import load_checkpoint
 
-    flags = [*SMALL[:-1], "1e9", *ONE_THREAD, "--runner.kind", runner]
+    flags = [*SMALL[:-1], "1e9", *ONE_THREAD, "--runner.kind", runner, "--run.log-seconds", "0.2"]
     words, step = ["train", "impala", *flags, "--name", "x"], 0
     for num_sessions in range(1, sessions + 1):
         out = train_until_ctrl_c(words, tmp_path / "runs/x/metrics.jsonl")
@@ -371,27 +371,22 @@ def test_ctrl_c_finishes_the_update_and_prints_how_to_continue(
 def train_until_ctrl_c(words: list[str], metrics: Path) -> str:
     """Press Ctrl-C once this session has written metrics; returns what it printed in the end."""
     size = metrics.stat().st_size if metrics.is_file() else 0
-    process = subprocess.Popen(
-        [sys.executable, "-m", "unirl", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    out, err = (Path(f"{name}-{size}.txt").absolute() for name in ("out", "err"))
+    process = forked.start(cli.main, words, output=out, errors=err)
     try:
         deadline = time.monotonic() + 90
         while not (metrics.is_file() and metrics.stat().st_size > size):
-            assert process.poll() is None and time.monotonic() < deadline
+            assert process.is_alive() and time.monotonic() < deadline, err.read_text()
             time.sleep(0.05)
         # A terminal interrupts everyone: the learner and its actors.
+        assert process.pid is not None
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        process.join(60)
     finally:
         process.kill()
-    assert process.returncode == 0, err
-    assert err == ""
-    return out
+    assert process.exitcode == 0, err.read_text()
+    assert err.read_text() == ""
+    return out.read_text()
 
 
 # ------------------------------------------------------------------------------- after training

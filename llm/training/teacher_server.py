@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unirl.errors import ActorFailed, UniRLError
 from unirl.llm.group import Group
-from unirl.llm.http import BadStatus, HttpClient, bearer
+from unirl.llm.http import PAUSES, BadStatus, HttpClient, bearer
 from unirl.llm.training.token_batch import TokenBatch
 
 
@@ -22,14 +22,22 @@ class TeacherServer:
     """Asks for log-probabilities at temperature 1, the model's own: servers give no others.
 
     name: what the server calls the model. seconds: in which it must answer each group, and for how
-    long a server that went away is waited for. Raises UniRLError when it has no such model or
-    refuses.
+    long a server that went away is waited for. pauses: before each further attempt. Raises
+    UniRLError when it has no such model or refuses.
     """
 
-    def __init__(self, url: str, name: str, *, key_variable: str = "", seconds: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        key_variable: str = "",
+        seconds: float,
+        pauses: Sequence[float] = PAUSES,
+    ) -> None:
         self._name, self._seconds = name, seconds
         key = bearer(key_variable, "teacher.api_key_variable")
-        self._http = HttpClient(url, key, seconds=seconds, section="teacher")
+        self._http = HttpClient(url, key, seconds=seconds, pauses=pauses, section="teacher")
 
     def check(self) -> None:
         try:

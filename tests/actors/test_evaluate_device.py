@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import importlib.util
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests import forked
 from tests.envs.sim.countdown import Countdown
 from unirl.actors.evaluate import make_evaluator
 from unirl.actors.evaluate_device import DeviceEvaluator
@@ -27,7 +27,6 @@ from unirl.policy import Policy, PolicyConfig
 from unirl.recipes import ondevice
 
 CPU, SMALL = torch.device("cpu"), PolicyConfig(hidden=(8,))
-ROOT = Path(ondevice.__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -153,42 +152,33 @@ def test_a_simulator_without_pictures_is_refused_in_three_parts() -> None:
     assert len(error.value.parts) == 3 and "torch/Cartpole" in error.value.remedy
 
 
-def test_mujoco_draws_the_worlds_of_warp() -> None:
+def draw_worlds() -> None:
+    assert "mujoco" not in sys.modules
+    config, small = EnvConfig("warp/Cartpole", max_episode_steps=4), PolicyConfig(hidden=(8,))
+    make = partial(make_device_env, config, device=torch.device("cpu"))
+    spec = make(1).spec
+    weights = Policy(spec.observation_space, spec.action_space, small, seed=0).weights()
+    evaluator = DeviceEvaluator(make, small, 1)
+    assert evaluator.evaluate(weights, 3).lengths == [4] * 3
+    try:
+        frames = list(evaluator.frames(weights))
+    except UniRLError as error:
+        assert len(error.parts) == 3 and "MUJOCO_GL" in error.remedy, error.parts
+        print("refused")
+    else:
+        assert len(frames) == 4 and np.ptp(frames[0]) > 0
+        print("drawn")
+
+
+def test_mujoco_draws_the_worlds_of_warp(tmp_path: Path) -> None:
     for package in ("mujoco_warp", "warp"):
-        pytest.importorskip(package, reason="the warp/ tasks need it")
+        if importlib.util.find_spec(package) is None:
+            pytest.skip("the warp/ tasks need it")
     # MuJoCo reads MUJOCO_GL when it is imported: a process of its own.
-    script = (
-        "from functools import partial\n"
-        "import numpy, torch\n"
-        "from unirl.actors.evaluate_device import DeviceEvaluator\n"
-        "from unirl.errors import UniRLError\n"
-        "from unirl.envs.config import EnvConfig\n"
-        "from unirl.envs.sim.make import make_device_env\n"
-        "from unirl.policy import Policy, PolicyConfig\n"
-        "torch.set_num_threads(1)\n"
-        "config = EnvConfig('warp/Cartpole', max_episode_steps=4)\n"
-        "small = PolicyConfig(hidden=(8,))\n"
-        "make = partial(make_device_env, config, device=torch.device('cpu'))\n"
-        "spec = make(1).spec\n"
-        "weights = Policy(spec.observation_space, spec.action_space, small, seed=0).weights()\n"
-        "evaluator = DeviceEvaluator(make, small, 1)\n"
-        "assert evaluator.evaluate(weights, 3).lengths == [4] * 3\n"
-        "try:\n"
-        "    frames = list(evaluator.frames(weights))\n"
-        "except UniRLError as error:\n"
-        "    assert len(error.parts) == 3 and 'MUJOCO_GL' in error.remedy, error.parts\n"
-        "    print('refused')\n"
-        "else:\n"
-        "    assert len(frames) == 4 and numpy.ptp(frames[0]) > 0\n"
-        "    print('drawn')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "MUJOCO_GL": "egl"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    output = tmp_path / "said.txt"
+    process = forked.start(draw_worlds, environ={"MUJOCO_GL": "egl"}, output=output, forks=False)
+    process.join(300)
+    process.kill()
+    assert process.exitcode == 0, output.read_text()
     # Without EGL here: said in three parts, and the evaluation worked all the same.
-    assert done.stdout.split()[-1] in ("drawn", "refused")
+    assert output.read_text().split()[-1] in ("drawn", "refused")

@@ -4,33 +4,52 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import forked
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.py"
 
 
-def run(*words: str, code: int = 0, python: str = sys.executable) -> str:
-    done = subprocess.run(
-        [python, str(SCRIPT), *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+def run_script(words: Sequence[str]) -> None:
+    """As `python benchmarks/gpu.py` in the checkout."""
+    os.chdir(ROOT)
+    sys.argv = [str(SCRIPT), *words]
+    sys.path.insert(0, str(SCRIPT.parent))
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., str]:
+    """The script with these words; what it says."""
+
+    def started(*words: str, code: int = 0) -> str:
+        output = tmp_path / "said.txt"
+        output.write_text("")
+        path = {"PYTHONPATH": str(ROOT)}
+        process = forked.start(run_script, words, environ=path, output=output, forks=False)
+        process.join(200)
+        process.kill()
+        said = output.read_text()
+        assert process.exitcode == code, said
+        return said
+
+    return started
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it would begin")
-def test_without_a_gpu_it_says_what_it_would_run_and_ends_well(tmp_path: Path) -> None:
+def test_without_a_gpu_it_says_what_it_would_run_and_ends_well(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
     said = run("--out", str(tmp_path / "out"))
     assert said.startswith(f"No GPU here (torch {torch.__version__}")
     limits = [int(words[1]) for words in map(str.split, said.splitlines()[2:])]
@@ -41,11 +60,11 @@ def test_without_a_gpu_it_says_what_it_would_run_and_ends_well(tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_part_is_refused() -> None:
+def test_an_unknown_part_is_refused(run: Callable[..., str]) -> None:
     assert "there is no part simm. There are tests, sim," in run("--parts", "simm", code=1)
 
 
-def test_parts_run_once_and_write_the_block(tmp_path: Path) -> None:
+def test_parts_run_once_and_write_the_block(tmp_path: Path, run: Callable[..., str]) -> None:
     out, file = tmp_path / "out", tmp_path / "RESULTS.md"
     file.write_text("# Before\n\n<!-- gpu -->\nNot run yet.\n<!-- /gpu -->\n\n# After\n")
     words = ["--cpu", "--bare", "--out", str(out), "--results", str(file)]
@@ -69,7 +88,9 @@ def test_parts_run_once_and_write_the_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_part_that_is_installed_runs_on_the_cpu(tmp_path: Path) -> None:
+def test_every_part_that_is_installed_runs_on_the_cpu(
+    tmp_path: Path, run: Callable[..., str]
+) -> None:
     out = tmp_path / "out"
     parts = "sim,train,ant,pong,halfcheetah,publish,grpo"
     run("--cpu", "--bare", "--out", str(out), "--parts", parts)

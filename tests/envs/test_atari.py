@@ -109,9 +109,12 @@ def test_rewards_are_raw(engine: Any) -> None:
     env = make_vec(EnvConfig("ALE/MsPacman-v5", engine, num_threads=1), 4)
     env.reset(0)
     rng = np.random.default_rng(0)
-    rewards = np.stack([env.step(rng.integers(0, 9, 4)).reward for _ in range(150)])
-    assert rewards.max() >= 10, "a pill is worth 10 points"
-    assert rewards.dtype == np.float32
+    for _ in range(150):
+        reward = env.step(rng.integers(0, 9, 4)).reward
+        assert reward.dtype == np.float32
+        if reward.max() >= 10:
+            break
+    assert reward.max() >= 10, "a pill is worth 10 points"
     env.close()
 
 
@@ -124,7 +127,7 @@ def test_a_seed_gives_one_trajectory_on_any_number_of_threads(engine: Any) -> No
         env = make_vec(config, 3)
         rng = np.random.default_rng(1)
         start = env.reset(seed)
-        obs = np.stack([start, *(env.step(rng.integers(0, 4, 3)).obs for _ in range(60))])
+        obs = np.stack([start, *(env.step(rng.integers(0, 4, 3)).obs for _ in range(20))])
         env.close()
         return obs
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests import forked
 from tests.toy_envs import toy_env
 from unirl.envs.config import EnvConfig
 from unirl.envs.make import known_env_ids, make_vec, spaces
@@ -104,39 +106,40 @@ def test_no_environments_is_refused() -> None:
         make_vec(EnvConfig(), 0)
 
 
-def test_a_missing_package_names_the_extra_to_install() -> None:
+def make_without_packages() -> None:
+    """Make environments whose packages are missing, and print what is said."""
+    warnings.simplefilter("ignore")
+    for name in ("ale_py", "mujoco", "envpool", "Box2D"):
+        assert name not in sys.modules
+        sys.modules[name] = None  # type: ignore[assignment]
+    environments: list[tuple[str, Any]] = [
+        ("ALE/Pong-v5", "auto"),
+        ("HalfCheetah-v5", "auto"),
+        ("CartPole-v1", "envpool"),
+        ("HalfCheetah-v4", "envpool"),
+        ("LunarLander-v3", "auto"),
+    ]
+    for env_id, engine in environments:
+        try:
+            make_vec(EnvConfig(env_id, engine), 1)
+        except UniRLError as error:
+            print(env_id, len(error.parts), error.remedy)
+    print("CartPole-v1" in known_env_ids(), "ALE/Pong-v5" in known_env_ids())
+
+
+def test_a_missing_package_names_the_extra_to_install(tmp_path: Path) -> None:
     # In a process of its own, where the packages cannot be imported, as if they were not installed.
-    script = """
-        import sys
-        for name in ("ale_py", "mujoco", "envpool", "Box2D"):
-            sys.modules[name] = None
-        from unirl.errors import UniRLError
-        from unirl.envs.config import EnvConfig
-        from unirl.envs.make import known_env_ids, make_vec
-        for env_id, engine in [("ALE/Pong-v5", "auto"), ("HalfCheetah-v5", "auto"),
-                               ("CartPole-v1", "envpool"), ("HalfCheetah-v4", "envpool"),
-                               ("LunarLander-v3", "auto")]:
-            try:
-                make_vec(EnvConfig(env_id, engine), 1)
-            except UniRLError as error:
-                print(env_id, len(error.parts), error.remedy)
-        print("CartPole-v1" in known_env_ids(), "ALE/Pong-v5" in known_env_ids())
-    """
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.stdout.splitlines() == [
+    process = forked.start(make_without_packages, output=tmp_path / "said.txt")
+    process.join(120)
+    said = (tmp_path / "said.txt").read_text()
+    assert said.splitlines() == [
         "ALE/Pong-v5 3 pip install 'unirl[atari]'",
         "HalfCheetah-v5 3 pip install 'unirl[mujoco]'",
         "CartPole-v1 3 pip install 'unirl[envpool]'",
         "HalfCheetah-v4 3 pip install 'unirl[envpool]'",
         "LunarLander-v3 3 pip install 'unirl[box2d]'",
         "True False",
-    ], result.stderr
+    ], said
 
 
 def test_a_module_is_imported_first_to_register_its_environments(
@@ -303,8 +306,8 @@ def test_a_stuck_environment_is_named_at_the_deadline_and_its_process_ends() -> 
         steps(env, 1)
     pids = workers(env)
     env.close()
-    assert time.monotonic() - started < 10
-    assert gone_within(pids, 5)
+    assert time.monotonic() - started < 30
+    assert gone_within(pids, 30)
 
 
 def test_a_killed_worker_is_reported_and_the_others_end() -> None:
@@ -316,7 +319,7 @@ def test_a_killed_worker_is_reported_and_the_others_end() -> None:
         steps(env, 5)
     env.close()
     env.close()
-    assert gone_within(pids, 5)
+    assert gone_within(pids, 30)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the tie to the parent is Linux's prctl")
@@ -347,7 +350,7 @@ def test_workers_die_with_a_parent_that_is_killed_and_survive_ctrl_c() -> None:
     finally:
         parent.kill()
         parent.wait()
-    assert gone_within(pids, 5)
+    assert gone_within(pids, 30)
     parent.stdout.close()
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import subprocess
 import sys
-import textwrap
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import unirl
+from tests import forked
 from tests.toy_envs import CountingAgents
 from unirl.actors.evaluate import make_evaluator
 from unirl.actors.vector import ActorConfig, make_vector_actor, unroll_spec
@@ -39,7 +38,6 @@ from unirl.policy import Policy, PolicyConfig
 from unirl.storage.checkpoint import load_checkpoint
 from unirl.transports.local import LocalWeightStore
 
-ROOT = Path(__file__).resolve().parents[2]
 COUNTING = EnvConfig("pettingzoo/tests.toy_envs:CountingAgents")
 DUEL = EnvConfig("pettingzoo/unirl/Duel")
 needs_package = pytest.mark.skipif(
@@ -487,33 +485,30 @@ def test_an_unknown_game_is_explained(name: str, message: str) -> None:
     assert len(caught.value.parts) == 3
 
 
-def test_a_missing_package_names_what_installs_it() -> None:
+def make_without(missing: Sequence[str], env_ids: Sequence[str]) -> None:
+    """Make environments where packages are missing, and print what is said."""
+    warnings.simplefilter("ignore")
+    for name in missing:
+        assert name not in sys.modules
+        sys.modules[name] = None  # type: ignore[assignment]
+    print("pettingzoo/unirl/Duel" in known_env_ids(), "CartPole-v1" in known_env_ids())
+    make_vec(EnvConfig("pettingzoo/unirl/Duel"), 2).reset(0)
+    for env_id in env_ids:
+        try:
+            make_vec(EnvConfig(env_id), 2)
+        except UniRLError as error:
+            print(len(error.parts), error.remedy)
+
+
+def test_a_missing_package_names_what_installs_it(tmp_path: Path) -> None:
     # In a process of its own, where the packages cannot be imported, as if they were not installed.
-    script = """
-        import sys
-        for name in sys.argv[1].split(","):
-            sys.modules[name] = None
-        from unirl.errors import UniRLError
-        from unirl.envs.config import EnvConfig
-        from unirl.envs.make import known_env_ids, make_vec
-        print("pettingzoo/unirl/Duel" in known_env_ids(), "CartPole-v1" in known_env_ids())
-        make_vec(EnvConfig("pettingzoo/unirl/Duel"), 2).reset(0)
-        for env_id in sys.argv[2:]:
-            try:
-                make_vec(EnvConfig(env_id), 2)
-            except UniRLError as error:
-                print(len(error.parts), error.remedy)
-    """
+    output = tmp_path / "said.txt"
 
     def said(missing: str, *env_ids: str) -> list[str]:
-        result = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), missing, *env_ids],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        return result.stdout.splitlines() or [result.stderr]
+        output.write_text("")
+        process = forked.start(make_without, missing.split(","), env_ids, output=output)
+        process.join(120)
+        return output.read_text().splitlines()
 
     extra = "3 pip install 'unirl[multiagent]'"
     assert said("pettingzoo", "pettingzoo/classic/rps_v2") == ["True True", extra]

@@ -103,10 +103,12 @@ def test_every_objective_learns_cartpole_with_actions_as_tokens(objective: Any) 
     policy = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
     optimiser = torch.optim.Adam(policy.parameters(), lr=0.02)
     algorithm = resolve(AlgorithmConfig(objective=objective, aggregation="token-mean"))
-    lengths = []
+    lengths: list[float] = []
     for update in range(30):
         seen, action, sequence, length = play(policy, update)
         lengths.append(float(length.float().mean()))
+        if len(lengths) > 2 and np.mean(lengths[-3:]) > 120:
+            break
         with torch.no_grad():
             logp = policy(seen).log_softmax(-1).gather(1, action[:, None]).squeeze(1)
         mask = torch.ones(action.numel(), dtype=torch.bool)
@@ -126,5 +128,5 @@ def test_every_objective_learns_cartpole_with_actions_as_tokens(objective: Any) 
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-    assert np.mean(lengths[:1]) < 50
-    assert max(np.mean(lengths[i : i + 3]) for i in range(len(lengths) - 2)) > 120
+    assert lengths[0] < 50
+    assert np.mean(lengths[-3:]) > 120

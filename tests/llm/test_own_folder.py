@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import forked
 from unirl.llm.engines.vllm.adapter import AdapterFolder
 from unirl.llm.weights.own_folder import OwnFolder, remove_ownerless
 from unirl.llm.weights.process import is_running, start_time
 from unirl.llm.weights.transfer import FileSender
 
-_KILLED = """
-import os, signal, sys, torch
-from unirl.llm.weights.transfer import FileSender
-FileSender(sys.argv[1]).write({"w": torch.zeros(3)}, torch.float32)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+
+def write_and_die(folder: str, temporary: str) -> None:
+    tempfile.tempdir = temporary
+    FileSender(folder).write({"w": torch.zeros(3)}, torch.float32)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def left_behind(folder: str, temporary: Path) -> None:
     """By a sender that was killed."""
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, folder],
-        env=os.environ | {"TMPDIR": str(temporary)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert done.returncode == -9, done.stderr
+    process = forked.start(write_and_die, folder, str(temporary), forks=False)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("named", [False, True])

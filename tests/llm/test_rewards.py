@@ -126,7 +126,7 @@ def test_async_functions_run_side_by_side_up_to_the_limit() -> None:
     for concurrency in (10, 1):
         config = {"weights": {f"{OWN}:slow": 1.0}, "concurrency": concurrency}
         loop_seconds.append(judged(["0.1"] * 10, **config)[1])
-    assert loop_seconds[1] >= 1.0 > 3 * loop_seconds[0] / 2
+    assert loop_seconds[1] >= 1.0 and loop_seconds[1] > 1.5 * loop_seconds[0]
 
 
 def test_no_more_calls_start_per_second_than_allowed() -> None:
@@ -154,18 +154,19 @@ def test_a_result_that_is_there_is_never_lost_to_a_blocked_event_loop() -> None:
 
 
 def test_what_ignores_its_cancellation_does_not_hold_up_the_rest() -> None:
-    async def stubborn(until: float) -> None:
-        while time.monotonic() < until:
+    async def stubborn(until: float, over: asyncio.Event) -> None:
+        while time.monotonic() < until and not over.is_set():
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.02)
 
     async def whole() -> float:
-        began = time.monotonic()
+        began, over = time.monotonic(), asyncio.Event()
         with pytest.raises(TimeoutError):
-            await within(stubborn(began + 3.0), 0.05)
+            await within(stubborn(began + 30.0, over), 0.05)
+        over.set()
         return time.monotonic() - began
 
-    assert asyncio.run(whole()) < 2.0
+    assert asyncio.run(whole()) < 10.0
 
 
 def test_a_reward_that_never_scores_ends_the_run() -> None:

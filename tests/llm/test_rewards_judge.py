@@ -83,7 +83,7 @@ class Judge:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
 
     def asked(self, number: int = 0) -> str:
         content: str = self.requests[number]["messages"][0]["content"]
@@ -292,7 +292,7 @@ def test_a_judge_that_hangs_loses_its_own_sample_alone() -> None:
         scores = judged(server.url, ["a", "hang", "b"], question="{text}", timeout_seconds=0.7)
         took = time.monotonic() - began
     assert [score.outcome for score in scores] == [SCORE, TIMED_OUT, SCORE]
-    assert took < 5
+    assert took < 15
 
 
 def test_a_deadline_during_repetitions_tells_what_was_wrong() -> None:

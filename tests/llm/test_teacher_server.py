@@ -29,10 +29,14 @@ from unirl.storage.checkpoint import load_checkpoint
 GROUPS = make_groups((3, [1, 4, 2]), (2, [3, 1]), (1, [2, 2, 2, 5]), seed=3)
 TABLE = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(5))
 EVERYTHING = torch.ones(9, dtype=torch.bool)
+PAUSES = (0.01, 0.03, 0.1, 0.2)
+"""Between attempts: a tenth of the usual ones."""
 
 
-def teacher_at(server: CompletionServer, name: str = "table") -> TeacherServer:
-    return TeacherServer(server.url, name, seconds=20.0)
+def teacher_at(
+    server: CompletionServer, name: str = "table", seconds: float = 20.0
+) -> TeacherServer:
+    return TeacherServer(server.url, name, seconds=seconds, pauses=PAUSES)
 
 
 def wanted(train: Tensor) -> Tensor:
@@ -94,13 +98,13 @@ def test_a_server_that_is_gone_is_reported_plainly_and_waited_for() -> None:
     assert "teacher.url" in str(gone.value)
     # Not the learner's fault: what it has is saved before the run ends.
     with pytest.raises(ActorFailed, match="cannot be reached"):
-        TeacherServer(server.url, "table", seconds=0.2).logp(tokens, EVERYTHING)
+        teacher_at(server, seconds=0.2).logp(tokens, EVERYTHING)
 
 
 def test_a_server_that_fails_for_longer_than_its_time_is_reported_plainly() -> None:
     tokens = TokenBatch.of(GROUPS, (1.0,))
     with CompletionServer(weights=TABLE, faults={"/v1/completions": 502}) as server:
-        teacher = TeacherServer(server.url, "table", seconds=0.2)
+        teacher = teacher_at(server, seconds=0.2)
         with pytest.raises(ActorFailed, match=r"refuses.*status 502: .*it is broken"):
             teacher.logp(tokens, EVERYTHING)
 

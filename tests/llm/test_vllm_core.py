@@ -4,13 +4,13 @@ place is a package that only does what takes long: its processes and waits are r
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 _VLLM = """
 import dataclasses
@@ -119,22 +119,23 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def run_script(folder: Path, script: str) -> None:
+    sys.path.insert(0, str(folder))
+    exec(_HEAD + script, {"__name__": "__main__"})
+
+
 def run(folder: Path, script: str, *, build: float, shutdown: float = 0.0) -> float:
     """The script's process must end well; the seconds from its mark "begin" to its end."""
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+    environment = {
         "MARKS": str(folder / "marks"),
         "BUILD_SECONDS": str(build),
         "SHUTDOWN_SECONDS": str(shutdown),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", _HEAD + script],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
+    output = folder / "output.txt"
+    process = forked.start(run_script, folder, script, environ=environment, output=output)
+    process.join(100)
+    process.kill()
+    assert process.exitcode == 0, output.read_text()
     return time.time() - (folder / "marks" / "begin").stat().st_mtime
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import threading
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests import forked
 from unirl.device import PIECE_BYTES
 from unirl.llm.engines.vllm.model_tensors import computed_tensors
 from unirl.llm.engines.vllm.worker import map_shared, read_file
@@ -84,30 +85,30 @@ def test_no_name_of_a_dtype_is_taken_for_anything_else() -> None:
         MemoryLayout.from_json([["w", "load", [1], 0]])
 
 
-_READER = """
-import json, sys, torch
-from unirl.llm.models.checksum import checksum
-from unirl.llm.engines.vllm.worker import map_shared
-from unirl.llm.weights.layout import MemoryLayout
-for line in sys.stdin:
-    info = json.loads(line)
-    weights = MemoryLayout.from_json(info["table"]).views(map_shared(info["path"]))
-    print(checksum(weights), flush=True)
-"""
+def answered(pipe: Connection) -> str:
+    """What the other process says, in time."""
+    assert pipe.poll(60)
+    return str(pipe.recv())
+
+
+def read_two(pipe: Connection) -> None:
+    for _ in range(2):
+        info = json.loads(pipe.recv())
+        weights = MemoryLayout.from_json(info["table"]).views(map_shared(info["path"]))
+        pipe.send(f"{checksum(weights):016x}")
 
 
 def test_another_process_reads_shared_memory_to_the_bit() -> None:
-    sender = SharedMemorySender()
-    with subprocess.Popen(
-        [sys.executable, "-c", _READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as reader:
-        assert reader.stdin is not None and reader.stdout is not None
-        for seed in (0, 1):
-            info = sender.write(some_weights(seed), torch.bfloat16)
-            print(json.dumps(info), file=reader.stdin, flush=True)
-            assert f"{int(reader.stdout.readline()):016x}" == info["checksum"]
-        reader.stdin.close()
-    assert reader.returncode == 0
+    sender, (ours, theirs) = SharedMemorySender(), Pipe()
+    reader = forked.start(read_two, theirs, forks=False)
+    for seed in (0, 1):
+        info = sender.write(some_weights(seed), torch.bfloat16)
+        ours.send(json.dumps(info))
+        assert answered(ours) == info["checksum"]
+    reader.join(60)
+    assert reader.exitcode == 0
+    ours.close()
+    theirs.close()
     sender.close()
     sender.close()
 
@@ -133,18 +134,12 @@ def test_a_file_holds_the_newest_weights_alone(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-_WORKER = """
-import json, sys, torch
-from unirl.llm.models.checksum import checksum
-from unirl.llm.weights.group import join
-from unirl.llm.weights.layout import MemoryLayout
-info = json.loads(sys.stdin.readline())
-group = join(rank=1, **info)
-layout = MemoryLayout.from_json(json.loads(sys.stdin.readline()))
-memory = torch.empty(layout.num_bytes, dtype=torch.uint8)
-group.broadcast([memory])
-print(f"{checksum(layout.views(memory)):016x}")
-"""
+def receive(pipe: Connection, info: dict[str, Any]) -> None:
+    group = join(rank=1, **info)
+    layout = MemoryLayout.from_json(json.loads(pipe.recv()))
+    memory = torch.empty(layout.num_bytes, dtype=torch.uint8)
+    group.broadcast([memory])
+    pipe.send(f"{checksum(layout.views(memory)):016x}")
 
 
 def listening() -> set[tuple[str, int]]:
@@ -165,18 +160,18 @@ def test_weights_of_odd_sizes_reach_another_process_and_no_other_can_listen() ->
     sender = CollectiveSender(1, torch.device("cpu"), 60.0)
     info = {k: v for k, v in sender.introduction().items() if k != "kind"}
     weights = {"w": torch.randn(5, 3), "b": torch.randn(7)}  # 28 bytes at the end
-    with subprocess.Popen(
-        [sys.executable, "-c", _WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as worker:
-        assert worker.stdin is not None and worker.stdout is not None
-        print(json.dumps(info), file=worker.stdin, flush=True)
-        sender.connect()
-        opened = listening() - before
-        sent = sender.write(weights, torch.float32)
-        print(json.dumps(sent["table"]), file=worker.stdin, flush=True)
-        sender.push()
-        assert worker.stdout.readline().strip() == sent["checksum"]
+    ours, theirs = Pipe()
+    worker = forked.start(receive, theirs, info, forks=False)
+    sender.connect()
+    opened = listening() - before
+    sent = sender.write(weights, torch.float32)
+    ours.send(json.dumps(sent["table"]))
+    sender.push()
+    assert answered(ours) == sent["checksum"]
+    worker.join(60)
     sender.close()
+    ours.close()
+    theirs.close()
     assert info["port"] in {port for _, port in opened}
     assert {address for address, _ in opened} == {"0100007F"}  # 127.0.0.1
 

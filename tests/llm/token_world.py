@@ -135,6 +135,7 @@ class TokenWorld:
                 reference=None if ref is None else ref[rows],
             ).token
         # A batch's denominator is that of its tokens alone.
+        lengths, kind = num_tokens.unique(dim=0, return_inverse=True)
         below = torch.stack(
             [
                 denominator(
@@ -143,9 +144,9 @@ class TokenWorld:
                     torch.arange(size).repeat_interleave(each),
                     size,
                 )
-                for each in num_tokens
+                for each in lengths
             ]
-        )
+        )[kind]
         factor = (probability / below)[batch][sequence]
         terms = policy_terms(
             algorithm,

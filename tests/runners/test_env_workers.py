@@ -73,7 +73,7 @@ class Script:
     """A hook that goes through steps, each tried after every update until it returns True."""
 
     def __init__(self, *steps: Callable[[], bool]) -> None:
-        self.steps, self.deadline = list(steps), time.monotonic() + 30
+        self.steps, self.deadline = list(steps), time.monotonic() + 120
 
     def after_update(self, loop: TrainLoop) -> None:
         assert time.monotonic() < self.deadline, f"{len(self.steps)} steps of the script are left"
@@ -116,7 +116,7 @@ def test_a_killed_process_is_replaced_and_every_sample_accounted_for(role: str) 
 
 
 def test_a_worker_that_owes_a_step_for_too_long_is_replaced_and_the_others_continue() -> None:
-    runner = make(**{"env.step_timeout": 0.5})
+    runner = make(**{"env.step_timeout": 1.5})
     started = 0.0
 
     def stop() -> None:
@@ -125,7 +125,7 @@ def test_a_worker_that_owes_a_step_for_too_long_is_replaced_and_the_others_conti
         os.kill(pid_of(runner, "environment worker", 1), signal.SIGSTOP)
 
     def wait() -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not runner.loop.queue.stats().discarded["timeout"]:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -142,7 +142,7 @@ def test_a_worker_may_take_longer_to_reset_all_its_groups_than_for_one_step() ->
         **{
             **FAULT,
             "env.kwargs": {"reset_seconds": 0.5},
-            "env.step_timeout": 1.0,
+            "env.step_timeout": 1.5,
             "sampler.num_workers": 1,
             "sampler.num_groups": 4,
             "sampler.num_envs": 2,
@@ -154,7 +154,7 @@ def test_a_worker_may_take_longer_to_reset_all_its_groups_than_for_one_step() ->
 
 
 def test_a_stopped_policy_worker_is_replaced() -> None:
-    runner = make(**{"runner.hang_seconds": 0.5})
+    runner = make(**{"runner.hang_seconds": 1.5})
     runner.run(
         [
             Every(

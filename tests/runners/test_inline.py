@@ -58,8 +58,8 @@ def train(
     settings = {
         **SMALL,
         **VARIANTS[variant],
-        "run.total_steps": 4000,
-        "run.checkpoint_steps": 700,
+        "run.total_steps": 2000,
+        "run.checkpoint_steps": 350,
         **more,
     }
     plan = unirl.make_plan("impala", **settings)
@@ -90,9 +90,9 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
     tmp_path: Path, variant: str
 ) -> None:
-    first = train(tmp_path / "a", 1500, variant)
-    assert_equal(first, train(tmp_path / "b", 1500, variant))
-    other = train(tmp_path / "c", 1500, variant, **{"run.seed": 2})
+    first = train(tmp_path / "a", 750, variant)
+    assert_equal(first, train(tmp_path / "b", 750, variant))
+    other = train(tmp_path / "c", 750, variant, **{"run.seed": 2})
     assert any(
         not torch.equal(first[name], other[name]) for name in first if name.startswith("model")
     )
@@ -113,10 +113,10 @@ def test_every_actor_has_a_seed_of_its_own() -> None:
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     tmp_path: Path, variant: str
 ) -> None:
-    whole = train(tmp_path / "whole", 3000, variant)
-    # Ends where the whole run also makes a checkpoint: at the first update past 1400 steps.
-    train(tmp_path / "parts", 1400, variant)
-    resumed = train(tmp_path / "parts", 3000, variant, resume=tmp_path / "parts")
+    whole = train(tmp_path / "whole", 1500, variant)
+    # Ends where the whole run also makes a checkpoint: at the first update past 700 steps.
+    train(tmp_path / "parts", 700, variant)
+    resumed = train(tmp_path / "parts", 1500, variant, resume=tmp_path / "parts")
     assert_equal(whole, resumed)
 
 
@@ -128,7 +128,7 @@ def test_max_staleness_is_the_age_of_every_inline_sample(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("core", ["none", "lstm"])
 def test_max_staleness_0_is_exactly_on_policy(tmp_path: Path, core: str) -> None:
-    settings = {**SMALL, "queue.max_staleness": 0, "policy.core": core, "run.total_steps": 2000}
+    settings = {**SMALL, "queue.max_staleness": 0, "policy.core": core, "run.total_steps": 1500}
     unirl.run(unirl.make_plan("impala", **settings), tmp_path / "run", console=False)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     # The learner finds the log-probabilities of the actor again, in every update.

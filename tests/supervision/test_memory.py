@@ -53,7 +53,7 @@ def test_slots_that_memory_cannot_hold_are_refused(
     started = time.monotonic()
     with pytest.raises(UniRLError, match=r"slots need 640\.0 GiB of memory") as error:
         transport.queue(spec, QueueConfig(batch_size=80, max_staleness=1))
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 30.0
     assert len(error.value.parts) == 3
     assert "GiB left" in error.value.rule
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import sys
-from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from tests.system.grpo_rewards import FOLDER
-from unirl import cli
 from unirl.core.actor import ActorContext
 from unirl.core.weights import Weights
 from unirl.llm import assembly
@@ -41,29 +38,15 @@ def make_refusing(context: ActorContext, *, config: Any, version: int, refused: 
     return rollout
 
 
-def run_command(folder: Path, environment: Mapping[str, str], words: Sequence[str]) -> None:
-    """The command line in a process made for it; what it prints goes to `output.txt`."""
-    os.chdir(folder)
-    os.environ.update(environment)
-    with (folder / "output.txt").open("ab") as output:
-        os.dup2(output.fileno(), sys.stdout.fileno())
-        os.dup2(output.fileno(), sys.stderr.fileno())
-    sys.exit(cli.main(words))
-
-
-def processes_of(folder: Path) -> list[int]:
-    """Living processes that were started with this folder in their environment."""
+def session(process: BaseProcess) -> list[int]:
+    """Living processes of the session that this one was started to lead."""
     found = []
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes().split(b"\0")
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if f"{FOLDER}={folder}".encode() in environment and state != "Z":
-            found.append(int(entry.name))
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                state, _, _, leader = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(leader) == process.pid and state not in "ZX":
+                    found.append(int(entry.name))
     return found
 
 

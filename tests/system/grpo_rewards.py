@@ -7,9 +7,7 @@ import time
 from pathlib import Path
 
 FOLDER = "UNIRL_TEST_FAULTS"
-"""Names, in the environment, a folder that reward workers leave their ids in. What a run starts is
-found by it, too.
-"""
+"""Names, in the environment, a folder that reward workers leave their ids in."""
 
 
 def known_worker(text: str, answer: str) -> float:

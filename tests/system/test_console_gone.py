@@ -5,6 +5,7 @@ of its processes, as the signal says.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -17,11 +18,12 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from unirl import cli
 from unirl.storage.checkpoint import load_checkpoint
 
 ROOT = Path(cli.__file__).resolve().parent.parent
-TRAIN = [sys.executable, "-m", "unirl", "train", "impala", "--env.id", "CartPole-v1"]
+TRAIN = ["train", "impala", "--env.id", "CartPole-v1"]
 TRAIN += ["--actor.num-envs", "4", "--actor.num-actors", "1", "--policy.hidden", "[8]"]
 TRAIN += ["--runner.learner-threads", "1", "--run.log-seconds", "0.2", "--run.total-steps"]
 
@@ -45,22 +47,38 @@ def session(leader: int) -> set[int]:
     return found
 
 
+def on_terminal_of(name: str, ignore: tuple[int, ...], words: list[str]) -> int:
+    """A command on a terminal of its own, in a process without one that leads its session."""
+    # As nohup does, and a shell with what is in its background; the tests may run so, too.
+    for number in (signal.SIGHUP, signal.SIGQUIT, *ignore):
+        signal.signal(number, signal.SIG_IGN if number in ignore else signal.SIG_DFL)
+    terminal = os.open(name, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(terminal, stream)
+    for text in (sys.stdout, sys.stderr):
+        assert isinstance(text, io.TextIOWrapper)
+        text.reconfigure(line_buffering=True)
+    return cli.main(words)
+
+
 class OnTerminal:
     """A training on a terminal of its own, whose screen is read all the time."""
 
     def __init__(self, folder: Path, *flags: str, ignore: tuple[int, ...] = ()) -> None:
         self.run = folder / "runs/x"
-        self.exit_code: int | None = None
-        self.pid, self.master = pty.fork()
-        if self.pid == 0:
-            # As nohup does, and a shell with what is in its background; the tests may run so, too.
-            for number in (signal.SIGHUP, signal.SIGQUIT, *ignore):
-                signal.signal(number, signal.SIG_IGN if number in ignore else signal.SIG_DFL)
-            os.chdir(folder)
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-            environment["TERM"] = "xterm-256color"
-            os.execve(sys.executable, [*TRAIN, "1e9", "--name", "x", *flags], environment)
+        self.master, slave = pty.openpty()
+        words = [*TRAIN, "1e9", "--name", "x", "--runs-dir", str(folder / "runs"), *flags]
+        self.process = forked.start(
+            on_terminal_of, os.ttyname(slave), ignore, words, environ={"TERM": "xterm-256color"}
+        )
+        os.close(slave)
+        assert self.process.pid is not None
+        self.pid = self.process.pid
         os.set_blocking(self.master, False)
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.process.exitcode
 
     def wait_for_rows(self, more: int = 1) -> None:
         """Until so many more rows of metrics are written."""
@@ -79,20 +97,17 @@ class OnTerminal:
         self.master = -1
 
     def has_ended(self) -> bool:
-        if self.exit_code is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.exit_code = os.waitstatus_to_exitcode(status) if pid else None
         return self.exit_code is not None
 
     def wait_for_end(self) -> None:
-        wait_until(self.has_ended, "the run did not end", 30)
-        wait_until(lambda: not session(self.pid), "processes of the run are left", 10)
+        wait_until(self.has_ended, "the run did not end")
+        wait_until(lambda: not session(self.pid), "processes of the run are left")
 
     def kill(self) -> None:
         for pid in session(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        wait_until(self.has_ended, "a killed run did not end", 10)
+        wait_until(self.has_ended, "a killed run did not end")
         if self.master >= 0:
             os.close(self.master)
 
@@ -147,7 +162,7 @@ def test_under_nohup_a_closed_terminal_changes_nothing_and_sigquit_ends_all(
 
 def test_a_closed_pipe_does_not_end_a_run(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [*TRAIN, "4e3", "--name", "x", "--run.target-window", "10"],
+        [sys.executable, "-m", "unirl", *TRAIN, "4e3", "--name", "x", "--run.target-window", "10"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

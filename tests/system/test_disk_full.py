@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
 from unirl import cli
 from unirl.storage.checkpoint import load_checkpoint
 
@@ -79,32 +81,49 @@ def test_whatever_cannot_be_written_ends_the_training_in_three_parts(tmp_path: P
         assert part in said or part == "output", said
 
 
+CLONE_NEWNS, CLONE_NEWUSER, MS_REC, MS_PRIVATE = 0x20000, 0x10000000, 0x4000, 0x40000
+
+
+def train_on_small_disk(words: list[str]) -> int:
+    """A command in a user namespace where the folder `small` is a disk of its own, as `unshare -rm`
+    makes it; what the run left there is copied out for the test to read.
+    """
+    system, user, group = ctypes.CDLL(None), os.getuid(), os.getgid()
+    assert system.unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"0 {user} 1"),
+        ("gid_map", f"0 {group} 1"),
+    ):
+        Path(f"/proc/self/{name}").write_text(text)
+    assert system.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None) == 0
+    assert system.mount(b"none", b"small", b"tmpfs", 0, b"size=400k") == 0
+    code = cli.main(words)
+    shutil.copytree("small/x", "kept", symlinks=True)
+    return code
+
+
 @pytest.mark.parametrize("runner", ["inline", "processes"])
 def test_a_full_file_system_ends_the_training_and_resume_continues_with_more_space(
     tmp_path: Path, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if shutil.which("unshare") is None or run(tmp_path, "unshare", "-rm", "true").returncode:
+    mount = ["mount", "-t", "tmpfs", "none", str(tmp_path)]
+    if shutil.which("unshare") is None or run(tmp_path, "unshare", "-rm", *mount).returncode:
         pytest.skip("a file system of its own needs unshare with user namespaces")
-    (tmp_path / "small").mkdir()
-    script = tmp_path / "train.sh"
-    # The mount lives as long as this shell; what is in it is copied out for the test to read.
-    script.write_text(
-        "mount -t tmpfs -o size=400k none small || exit 77\n"
-        '"$@"\n'
-        "code=$?\n"
-        "cp -a small/x kept\n"
-        "exit $code\n"
-    )
+    monkeypatch.chdir(tmp_path)
+    Path("small").mkdir()
     flags = ["--runs-dir", "small", "--run.checkpoint-steps", "500", "--runner.kind", runner]
-    train = [sys.executable, "-m", "unirl", *TRAIN, *flags]
-    done = run(tmp_path, "unshare", "-rm", "sh", str(script), *train)
-    if done.returncode == 77:
-        pytest.skip("mounting a tmpfs is not permitted")
-    assert_explained(done.returncode, done.stderr)
+    errors = tmp_path / "errors.txt"
+    process = forked.start(
+        train_on_small_disk, [*TRAIN, *flags], output=Path(os.devnull), errors=errors, forks=False
+    )
+    process.join(250)
+    process.kill()
+    assert process.exitcode is not None
+    assert_explained(process.exitcode, errors.read_text())
     step = load_checkpoint(tmp_path / "kept").step
     assert step > 0
     words = ["resume", "kept", "--run.total-steps", str(step + 500), "--no-console"]
-    monkeypatch.chdir(tmp_path)
     assert cli.main(words) == 0
     assert load_checkpoint(tmp_path / "kept").step >= step + 500
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import unirl
+from tests import forked
 from tests.runners.test_processes import At, wait_until
 from unirl.errors import ActorFailed, UniRLError
 from unirl.runners.loop import TrainLoop
@@ -49,13 +50,6 @@ class Starts(Fault):
 
 
 gymnasium.register("test/Starts-v0", Starts)
-"""
-SCRIPT = """
-import sys, unirl
-from tests.system.test_env_programs import settings
-if __name__ == "__main__":
-    plan = unirl.make_plan(sys.argv[1], **settings(sys.argv[1], float(sys.argv[2])))
-    unirl.run(plan, sys.argv[3], console=False)
 """
 _tokens = itertools.count()
 
@@ -141,29 +135,30 @@ def test_programs_end_with_an_actor_that_hangs_and_with_the_run(
 def test_programs_end_with_the_learner(
     recipe: str, number: signal.Signals, stop_server: bool, token: float, tmp_path: Path
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    learner = subprocess.Popen(
-        [sys.executable, str(script), recipe, str(token), str(tmp_path / "run")],
-        env=os.environ | {"PYTHONPATH": path},
-        stdout=subprocess.DEVNULL,
-    )
+    output = tmp_path / "output.txt"
+    learner = forked.start(train, recipe, token, tmp_path / "run", output=output)
+    assert learner.pid is not None
     try:
         metrics = tmp_path / "run" / "metrics.jsonl"
         assert wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 60.0)
-        assert programs(token)
+        # All are there: two for each of two environments of two processes.
+        assert wait_until(lambda: len(programs(token)) == 8, 30.0)
         if stop_server:
             for pid in Path(f"/proc/{learner.pid}/task/{learner.pid}/children").read_text().split():
                 if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(int(pid), signal.SIGSTOP)
-        learner.send_signal(number)
+        os.kill(learner.pid, number)
         started = time.monotonic()
-        assert learner.wait(60.0) == (0 if number == signal.SIGINT else -number)
-        assert time.monotonic() - started < 15.0
-        assert wait_until(lambda: not programs(token), 10.0)
+        learner.join(60.0)
+        assert learner.exitcode == (0 if number == signal.SIGINT else -number), output.read_text()
+        assert time.monotonic() - started < 30.0
+        assert wait_until(lambda: not programs(token), 30.0)
     finally:
         learner.kill()
+
+
+def train(recipe: str, token: float, run_dir: Path) -> None:
+    unirl.run(unirl.make_plan(recipe, **settings(recipe, token)), run_dir, console=False)
 
 
 def run_of(recipe: str, token: float, tmp_path: Path, **changes: Any) -> Callable[[], Any]:

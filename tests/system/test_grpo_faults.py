@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,16 @@ import torch
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
-from tests.system.grpo_faults import account, learned, make_refusing, processes_of, run_command
+from tests import forked
+from tests.system.grpo_faults import account, learned, make_refusing, session
 from tests.system.grpo_rewards import FOLDER
 from tests.system.grpo_settings import SMALL
+from unirl import cli
 from unirl.core.tree import flatten
 from unirl.llm.models.tiny import make_tiny
 from unirl.runners.loop import TrainLoop
 from unirl.runners.processes import ProcessesRunner
 from unirl.storage.checkpoint import load_checkpoint
-from unirl.supervision.fork_server import process_context
 
 REWARDS = "tests.system.grpo_rewards"
 GROUP, BATCH = 4, 4
@@ -234,15 +234,6 @@ def assert_same_model(one: Path, other: Path) -> None:
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-def start(run_dir: Path, *words: str) -> BaseProcess:
-    """A command in a process of its own, forked where torch and transformers are loaded."""
-    context = process_context(1, preload=("transformers.modeling_utils",))
-    folder = run_dir.parent.parent
-    process = context.Process(target=run_command, args=(folder, dict(os.environ), words))
-    process.start()
-    return process
-
-
 @pytest.mark.parametrize(
     ("mode", "kills"),
     [
@@ -253,7 +244,12 @@ def start(run_dir: Path, *words: str) -> BaseProcess:
     ],
 )
 def test_a_killed_run_continues_from_its_checkpoint(
-    model: str, mode: str, kills: int, pids: Path, tmp_path: Path
+    model: str,
+    mode: str,
+    kills: int,
+    pids: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Learner, actor and reward workers at once, in the middle of whatever they do."""
     updates = 20 + 20 * kills
@@ -271,19 +267,22 @@ def test_a_killed_run_continues_from_its_checkpoint(
     config.write_text(unirl.config.to_toml(plan.config, recipe="grpo"))
     rng, words = random.Random(2), ("train", "grpo", f"@{config}", "--name", "killed")
     output = tmp_path / "output.txt"
+    monkeypatch.chdir(tmp_path)
     for _ in range(kills):
-        process, before = start(run_dir, *words, "--no-console"), newest(run_dir)
+        process = forked.start(cli.main, [*words, "--no-console"], output=output)
+        before = newest(run_dir)
         until(lambda: newest(run_dir) > before or not process.is_alive(), "no checkpoint")  # noqa: B023
         time.sleep(rng.uniform(0.0, 0.3))
         assert process.is_alive(), output.read_text()
         process.kill()
         process.join()
-        until(lambda: not processes_of(pids), "processes outlive their learner")
+        until(lambda: not session(process), "processes outlive their learner")  # noqa: B023
+        until(lambda: not workers(pids), "reward workers outlive their learner")
         words = ("resume", str(run_dir))
-    process = start(run_dir, *words, "--no-console")
+    process = forked.start(cli.main, [*words, "--no-console"], output=output)
     process.join(DEADLINE_SECONDS)
     assert process.exitcode == 0, output.read_text()
-    until(lambda: not processes_of(pids), "processes are left")
+    until(lambda: not session(process), "processes are left")
     there, missing = account(run_dir)
     assert len(there) == len(set(there)) and not missing
     assert load_checkpoint(run_dir).state["version"] == updates
