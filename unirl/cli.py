@@ -22,6 +22,7 @@ from unirl.commands.algorithms import AlgorithmsOptions, algorithms
 from unirl.commands.arguments import recipe_and_files
 from unirl.commands.bench import BenchOptions, bench
 from unirl.commands.command import Command
+from unirl.commands.doctor import DoctorOptions, doctor
 from unirl.commands.export import export
 from unirl.commands.inspect import (
     EvalOptions,
@@ -83,6 +84,12 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "Try shapes of a plan and write the fastest as TOML.",
             tune,
             TuneOptions,
+        ),
+        "doctor": Command(
+            "[RECIPE|@CONFIG ...] [--json] [--ray.address A]",
+            "Say what of this machine, or of a cluster's nodes, would hold a run back.",
+            doctor,
+            DoctorOptions,
         ),
         "model": Command("smollm2|tiny DIR", "Write a small language model as a folder.", model),
         "export": Command(
