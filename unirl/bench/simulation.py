@@ -220,6 +220,23 @@ class _VirtualEvent(FdEvent):
         self._is_set = False
 
 
+class _PoolEvent(FdEvent):
+    """The event of members that wait for a slot: what it wakes asks again, a moment later."""
+
+    def __init__(self, clock: _Clock, wake: Callable[[], None]) -> None:
+        super().__init__()
+        self._clock, self._wake, self._is_set = clock, wake, False
+
+    def set(self) -> None:
+        if not self._is_set:
+            self._is_set = True
+            self._clock.at(self._clock.now, self._notify)
+
+    def _notify(self) -> None:
+        self._is_set = False
+        self._wake()
+
+
 @dataclass
 class _Node:
     client: QueueClient
@@ -251,7 +268,11 @@ class Simulation:
         }
         self._lock = _VirtualLock(self._clock, self.stations["queue server"])
         memory = LocalQueueMemory(_SPEC, self.config, (1.0,), REASONS)
-        self.server = TableServer(_virtual(memory, self._lock, _VirtualEvent(self._clock)))
+        # All that is not the queue's own, and not real, is here.
+        memory.lock = self._lock  # type: ignore[assignment]
+        memory.learner_event = _VirtualEvent(self._clock)
+        memory.pool_events = [_PoolEvent(self._clock, self._wake)]
+        self.server = TableServer(memory)
         self._nodes = [_Node(self.server.join(name=f"node {i}")) for i in range(shape.num_nodes)]
         self._waiting: deque[tuple[int, int]] = deque()
         self._version = 0
@@ -309,7 +330,6 @@ class Simulation:
         self._lock.seconds = self._release * len(batch.slots)
         self.server.release(batch)
         self._lock.seconds = 0.0
-        self._wake(len(batch.slots))
 
     def _send_weights(self, node: _Node) -> None:
         """One version at a time: a slow node leaves out those that came meanwhile."""
@@ -380,28 +400,20 @@ class Simulation:
         with suppress(LeaseExpired):  # which the server counts as late
             client.commit(slot)
 
-    def _wake(self, number: int) -> None:
-        """Slots were given back: as many of the actors that wait ask again."""
-        for _ in range(min(number, len(self._waiting))):
+    def _wake(self) -> None:
+        """As many of the actors that wait as slots are free ask again."""
+        free = self.server.stats().states["free"]
+        for _ in range(min(free, len(self._waiting))):
             self._ask(*self._waiting.popleft())
 
     def _die(self, index: int) -> None:
         """A node's agent and actors die, and it joins again at once."""
         node = self._nodes[index]
-        num_freed = self.server.revoke(node.client.member)
-        self._wake(num_freed)
+        self.server.revoke(node.client.member)
         first = index * self.shape.members_per_node
         node.client, node.life = self.server.join(name=f"node {index}"), node.life + 1
         for member in range(first, min(first + self.shape.members_per_node, self.shape.members)):
             self._ask(member, node.life)
-
-
-def _virtual(
-    memory: LocalQueueMemory, lock: _VirtualLock, event: _VirtualEvent
-) -> LocalQueueMemory:
-    """Plain memory, whose lock and learner's event are of the virtual clock."""
-    memory.lock, memory.learner_event = lock, event  # type: ignore[assignment]
-    return memory
 
 
 def _due(update: int, num_updates: int, number: int) -> int:
