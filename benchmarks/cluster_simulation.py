@@ -18,8 +18,9 @@ import measure
 from waiting_plan import slots_per_second
 
 from unirl.bench import server_costs
+from unirl.bench.cluster_shape import ClusterShape
 from unirl.bench.server_costs import CallCost, ServerCosts
-from unirl.bench.simulation import ClusterShape, Simulated, Simulation
+from unirl.bench.simulation import Simulated, Simulation
 
 CURVE = Path(__file__).resolve().parent / "curves" / "cluster-simulation.png"
 MEMBERS = (8, 32, 128, 512, 2_048, 10_000)

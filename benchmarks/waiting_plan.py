@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import unirl
-from unirl.bench.simulation import ClusterShape
+from unirl.bench.cluster_shape import ClusterShape
 from unirl.core.learner import LearnerState
 
 SPEC = unirl.SampleSpec({"nothing": unirl.Field((1,), torch.float32, batch_axis=0)})

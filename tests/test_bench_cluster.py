@@ -9,8 +9,9 @@ import pytest
 
 from unirl import cli
 from unirl.bench import server_costs
+from unirl.bench.cluster_shape import ClusterShape
 from unirl.bench.server_costs import CallCost, ServerCosts
-from unirl.bench.simulation import ClusterShape, Simulation
+from unirl.bench.simulation import Simulation
 
 SHAPE = ClusterShape(members=200, updates=12, node_deaths=6, seed=3)
 IDEAL = ClusterShape(

@@ -195,7 +195,7 @@ def _help(name: str, rest: Sequence[str], *, short: bool) -> str:
     command = COMMANDS[name]
     lines = [f"usage: unirl {name} {command.usage}", "", command.summary]
     if (name, *rest[:1]) == ("bench", "cluster"):
-        from unirl.bench.simulation import ClusterShape
+        from unirl.bench.cluster_shape import ClusterShape
 
         lines += _help_table(configs.fields_help(ClusterOptions))
         return "\n".join(lines + _help_table(configs.fields_help(ClusterShape)))

@@ -246,8 +246,9 @@ def disturbance(figures: Iterable[Figures]) -> list[str]:
 
 def _simulate(arguments: Sequence[str]) -> int:
     """A cluster on a virtual clock: its rates, and what limits it."""
+    from unirl.bench.cluster_shape import ClusterShape
     from unirl.bench.server_costs import ServerCosts
-    from unirl.bench.simulation import ClusterShape, Simulation
+    from unirl.bench.simulation import Simulation
     from unirl.bench.table import print_table
 
     own, flags = configs.parse_flags(arguments, ClusterOptions, ClusterShape)
