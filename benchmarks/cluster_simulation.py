@@ -1,4 +1,4 @@
-"""Where one queue server saturates: what each of its calls costs at 8 to 15 000 slots, and clusters
+"""Where one queue server saturates: what each of its calls costs at 9 to 11 250 slots, and clusters
 of up to 10 000 actors simulated around it, on a virtual clock.
 
     python benchmarks/cluster_simulation.py            # measures, simulates, checks 8 real actors
@@ -37,6 +37,7 @@ def shape_of(members: int) -> ClusterShape:
     return ClusterShape(
         members=members,
         members_per_node=16,
+        max_staleness=8,
         unroll_seconds=5.0,
         updates=20 if members <= 512 else 6 if members <= 2_048 else 2,
     )

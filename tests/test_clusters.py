@@ -74,6 +74,7 @@ RAY_JOB = {
             "workerGroupSpecs": [
                 {
                     "groupName!": str,
+                    "labels": dict[str, str],
                     "replicas": int,
                     "minReplicas!": int,
                     "maxReplicas!": int,

@@ -9,7 +9,7 @@
 #SBATCH --time=12:00:00
 #SBATCH --signal=B:TERM@300
 #SBATCH --output=unirl-%j.txt
-TRAIN=${TRAIN:-"impala --env.id ALE/Pong-v5 --run.total-steps 200_000_000"}
+TRAIN=${TRAIN:-"impala --env.id ALE/Pong-v5 --actor.num-actors 32 --queue.batch-size 32 --run.total-steps 200_000_000"}
 RUNS=${RUNS:-$SLURM_SUBMIT_DIR/runs}
 VENV=${VENV:-$HOME/unirl-venv}
 # ======================================================================================================================
@@ -29,10 +29,10 @@ port=$((20000 + SLURM_JOB_ID % 20000))
 
 srun --overlap --nodes=1 --ntasks=1 -w "$head" \
     ray start --head --block --node-ip-address "$address" --port "$port" --dashboard-host 127.0.0.1 \
-    --num-cpus "$SLURM_CPUS_PER_TASK" --resources '{"learner": 1}' &
+    --num-cpus 0 & # the learner's: no CPU of it is for actors
 for node in "${nodes[@]:1}"; do
     srun --overlap --nodes=1 --ntasks=1 -w "$node" \
-        ray start --block --address "$address:$port" --num-cpus "$SLURM_CPUS_PER_TASK" --resources '{"rollout": 1}' &
+        ray start --block --address "$address:$port" --num-cpus "$SLURM_CPUS_PER_TASK" &
 done
 for _ in $(seq 60); do
     ray status --address "$address:$port" > /dev/null 2>&1 && break

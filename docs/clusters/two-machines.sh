@@ -6,7 +6,7 @@ set -euo pipefail
 VENV=${VENV:-$HOME/unirl-venv}
 WORK=${WORK:-$HOME/unirl-work}
 PORT=${PORT:-6379}
-TRAIN=${TRAIN:-"impala --env.id ALE/Pong-v5"}
+TRAIN=${TRAIN:-"impala --env.id ALE/Pong-v5 --actor.num-actors 16 --queue.batch-size 16"}
 
 [ $# -ge 2 ] || { echo "usage: bash two-machines.sh HEAD WORKER [WORKER ...]" >&2; exit 2; }
 head=$1
@@ -31,15 +31,16 @@ trap stop EXIT
 
 # --block keeps `ray start` in the foreground, so that its process id ends all it started.
 on "$head" "nohup ray start --head --block --node-ip-address $address --port $PORT --dashboard-host 127.0.0.1 \
-    --resources '{\"learner\": 1}' > ray.txt 2>&1 < /dev/null & echo \$! > ray.pid"
+    > ray.txt 2>&1 < /dev/null & echo \$! > ray.pid"
 for machine in "${workers[@]}"; do
-    on "$machine" "nohup ray start --block --address $address:$PORT --resources '{\"rollout\": 1}' \
+    on "$machine" "nohup ray start --block --address $address:$PORT \
         > ray.txt 2>&1 < /dev/null & echo \$! > ray.pid"
 done
 
 # Until all have joined, one minute at most.
 for _ in $(seq 30); do
-    on "$head" "ray status --address $address:$PORT" 2> /dev/null | grep -q "rollout" && break
+    joined=$(on "$head" "ray status --address $address:$PORT" 2> /dev/null | grep -c ' node_' || true)
+    [ "$joined" -gt "${#workers[@]}" ] && break
     sleep 2
 done
 on "$head" "unirl doctor --ray.address $address:$PORT" || echo "see above: something would hold a run back" >&2

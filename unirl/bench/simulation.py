@@ -224,7 +224,7 @@ class Simulation:
             slots_per_second=(stats.learned - learned) / seconds,
             possible_slots_per_second=shape.members / shape.unroll_seconds,
             shares={
-                name: (one.busy_seconds - before[name]) / seconds / one.width
+                name: min(1.0, (one.busy_seconds - before[name]) / seconds / one.width)
                 for name, one in self.stations.items()
             },
             staleness_mean=sum(self._ages) / len(self._ages),
@@ -323,9 +323,12 @@ class Simulation:
 
     def _wake(self) -> None:
         """As many of the actors that wait as slots are free ask again."""
-        free = self.server.stats().states["free"]
-        for _ in range(min(free, len(self._waiting))):
-            self._ask(*self._waiting.popleft())
+        num_free = self.server.stats().states["free"]
+        while num_free and self._waiting:
+            member, life = self._waiting.popleft()
+            if self._node(member).life == life:
+                self._ask(member, life)
+                num_free -= 1
 
     def _die(self, index: int) -> None:
         """A node's agent and actors die, and it joins again at once."""

@@ -12,7 +12,8 @@ def redacted(value: Any) -> Any:
     scheme does.
     """
     if isinstance(value, str):
-        return value if value.startswith("env:") else value.partition("://")[0][:20] + _HIDDEN
+        scheme = value.partition("://")[0] if "://" in value else ""
+        return value if value.startswith("env:") else scheme + _HIDDEN
     return [redacted(one) for one in value]
 
 

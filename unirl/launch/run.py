@@ -111,6 +111,8 @@ def _train(
         if run_dir is not None:
             sweep()
             stack.enter_context(log_to_file(run_dir / "log.txt"))
+            if alerts is not None:
+                stack.enter_context(alerts)
             log.info("plan:\n%s", plan.describe())
         stack.enter_context(learner_threads(plan.runner))
         stack.enter_context(ranks.joined(plan.learner.queue.timeout_seconds))
@@ -146,7 +148,7 @@ def _train(
                 own += output.hooks
         if alerts is not None:
             alerts.rows = outputs[0].log
-            hooks[0].append(stack.enter_context(alerts))
+            hooks[0].append(alerts)
         with _stop_on_signals(runner.loops):
             runner.run(*hooks)
         return _result(loop, outputs[0] if outputs else None)
