@@ -50,9 +50,11 @@ def unroll_spec(
     action_space: Space[Any],
     shape: ActorConfig,
     state: Mapping[str, torch.Tensor],
+    *,
+    judged: bool = False,
 ) -> SampleSpec:
     """What one unroll holds: T rows of B environments (obs: T + 1). state: the policy's initial
-    state, [.., size].
+    state, [.., size]. judged: with the values of obs by the policy that acted.
     """
     length, num_envs = shape.unroll_length, shape.num_envs
     fields: dict[str, Field] = {}
@@ -77,6 +79,8 @@ def unroll_spec(
         ("episode_length", torch.int32),
     ):
         fields[name] = Field((length, num_envs), kind)
+    if judged:
+        fields["value"] = Field((length + 1, num_envs), torch.float32)
     fields["carry"] = Field((num_envs,), torch.float32, batch_axis=0)
     for name, value in state.items():
         fields[f"state/{name}"] = Field((num_envs, *value.shape[1:]), value.dtype, batch_axis=0)
@@ -129,13 +133,24 @@ class VectorActor:
         for t in range(self._length):
             self._step(rows, t)
             slot.progress()
+        if "value" in slot.data:
+            self._judge(rows, self._length)
 
     def _step(self, rows: UnrollRows, t: int) -> None:
         # The policy reads the slot's own memory; only a same-step engine wants it to act on
         # something else.
         acting_obs = self._envs.acting_obs
         obs = rows.obs[t] if acting_obs is None else tree_map(torch.as_tensor, acting_obs)
-        action, logp, self._state = self._policy.act(obs, self._state, generator=self._generator)
+        if "value" in rows.data and acting_obs is None:
+            # The learner need not look at everything once more before it begins.
+            (action, logp, _), value = self._policy.act_and_judge(obs, generator=self._generator)
+            rows.data["value"][t].copy_(value)
+        else:
+            action, logp, self._state = self._policy.act(
+                obs, self._state, generator=self._generator
+            )
+            if "value" in rows.data:
+                self._judge(rows, t)
         copy_tree(action, rows.action[t])
         rows.logp[t].copy_(logp)
         self.timers.lap("inference")
@@ -143,6 +158,12 @@ class VectorActor:
         self.timers.lap("env")
         if self._state and self._envs.fillers is not None:
             self._state = zero_state(self._state, torch.from_numpy(self._envs.fillers))
+
+    def _judge(self, rows: UnrollRows, t: int) -> None:
+        with torch.no_grad():
+            alone = tree_map(lambda leaf: leaf[None], rows.obs[t])
+            rows.data["value"][t].copy_(self._policy.value(alone)[0])
+        self.timers.lap("inference")
 
     def close(self) -> None:
         self._envs.close()

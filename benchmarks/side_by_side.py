@@ -64,17 +64,21 @@ CARTPOLE = (
     " --runner.kind processes --queue.max-staleness 1"
     " --actor.num-envs 256 --actor.unroll-length 32"
 )
-# Two actors with an EnvPool of one thread each; one pass over the data.
+# Two actors with an EnvPool of one thread each; one pass over the data, one network for policy and
+# value, observations and returns normalised, as the peer has it.
 HALFCHEETAH = (
     "impala --env.id HalfCheetah-v5 --env.engine envpool --env.num-threads 1"
     " --actor.num-actors 2 --actor.num-envs 128 --actor.unroll-length 32"
     " --queue.batch-size 2 --queue.max-staleness 2 --runner.kind processes"
+    " --learner.epochs 1 --learner.minibatches 1 --policy.shared-torso"
 )
-# Four passes over 8 x 128 decisions in minibatches of 256: what Stable-Baselines3 does on Atari.
+# Four passes over 8 x 128 decisions in minibatches of 256: what Stable-Baselines3 does on Atari,
+# with its network and pixels that are only divided by 255.
 PPO_PONG = (
-    "ppo --env.id ALE/Pong-v5 --env.num-threads 2 --policy.torso nature"
-    " --policy.compute-dtype auto --actor.num-envs 8 --actor.unroll-length 128"
-    " --learner.epochs 4 --learner.minibatches 4 --runner.learner-threads 2"
+    "ppo --env.id ALE/Pong-v5 --policy.torso nature --policy.feature-size 512"
+    " --no-policy.normalize-images --policy.compute-dtype auto --runner.kind processes"
+    " --actor.num-actors 2 --actor.num-envs 4 --actor.unroll-length 128 --env.num-threads 1"
+    " --queue.batch-size 2 --learner.epochs 4 --learner.minibatches 4 --runner.learner-threads 2"
 )
 PPO_CARTPOLE = (
     "ppo --env.id CartPole-v1 --no-policy.shared-torso --actor.num-envs 8"

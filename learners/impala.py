@@ -59,6 +59,8 @@ class ImpalaObjective:
         self, policy: Policy, config: ImpalaLearnerConfig, *, reduce: Reduce | None = None
     ) -> None:
         self._policy, self._config = policy, config
+        self.is_additive = not config.normalize_advantage
+        """The running scale is of whole minibatches, in their order."""
         self._scale = RunningScale(torch.device(config.device), reduce)
 
     def prepare(self, rows: UnrollRows, metrics: Metrics) -> UnrollRows:

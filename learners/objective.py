@@ -14,7 +14,8 @@ from unirl.vtrace import Loss
 UnrollRows: TypeAlias = Mapping[str, Any]
 """A batch or some of its environments: obs [T+1, B, ...], reset [T+1, B] (rows whose recurrent
 state is reset), state [B, ...] before row 0, everything else [T, B, ...]. From `UnrollLearner`:
-action, logp, mask, reward (scaled and clipped), discount (gamma, 0 where terminated)."""
+action, logp, mask, reward (scaled and clipped), discount (gamma, 0 where terminated); value [T+1,
+B] of the policy that acted, where that is always the learner's."""
 
 
 class Losses(NamedTuple):
@@ -36,6 +37,12 @@ class UnrollObjective(Protocol):
     def splits_steps(self) -> bool:
         """Whether `prepare` puts the steps of all environments side by side, [1, T * B], so that
         minibatches hold steps from anywhere. Else they hold whole unrolls.
+        """
+
+    @property
+    def is_additive(self) -> bool:
+        """Whether `losses` of some rows are a share of those of all: it changes and asks nothing
+        else, so that several threads may call it at once.
         """
 
     def prepare(self, rows: UnrollRows, metrics: Metrics) -> UnrollRows:

@@ -98,6 +98,7 @@ class PpoObjective:
         self._reduce = reduce
         self.splits_steps = policy.core is None
         """A policy without memory takes each step on its own."""
+        self.is_additive = True
         self.value_norm: RunningNorm | None = None
         if config.normalize_value:
             # The clip is for wild inputs; a target must come through.
@@ -156,10 +157,13 @@ class PpoObjective:
         return bootstrapped(rows["reward"], rows["truncated"], ahead, self._config.gamma)
 
     def _proximal(self, rows: UnrollRows) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [T, B] and values [T+1, B] of the policy as it is.
+        """Log-probabilities [T, B] and values [T+1, B] of the policy as it is: that which acted, if
+        it left values.
 
         A minibatch at a time: this pass needs no more memory than those that follow.
         """
+        if "value" in rows:
+            return rows["logp"], rows["value"]
         if self._on_policy:
             with torch.no_grad():
                 return rows["logp"], self._policy.value(rows["obs"])

@@ -7,7 +7,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial, reduce
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from unirl.learners.episodes import EpisodeWindow
 from unirl.learners.objective import Losses, UnrollObjective, UnrollRows, select
 from unirl.learners.optimizer import Optimizer
 from unirl.learners.parallel import Ranks
+from unirl.learners.shares import Shares, add_up, gradients, num_shares
 from unirl.metrics.metrics import Metrics
 from unirl.policy import Policy, PolicyConfig
 from unirl.policy.normalize import ReturnNorm, RunningNorm
@@ -32,6 +34,9 @@ from unirl.policy.precision import warn_if_emulated
 from unirl.vtrace import Loss
 
 log = logging.getLogger(__name__)
+
+Share: TypeAlias = Callable[[], UnrollRows]
+"""Gathers some rows of a minibatch."""
 
 
 class UnrollLearner:
@@ -70,6 +75,8 @@ class UnrollLearner:
         self._optimizer = Optimizer(
             self.policy, config.optimizer, schedule=self._schedule, reduce=self._ranks.reduce
         )
+        self._parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        self._shares = Shares(num_shares(self.policy, self._device) if objective.is_additive else 1)
         self._staging = spec.allocate(batch_size) if batch_size > 1 else None
         self._return_norm = ReturnNorm().to(self._device) if config.normalize_reward else None
         self._episodes = EpisodeWindow(num_recent)
@@ -112,6 +119,7 @@ class UnrollLearner:
         """What the objective gets of a batch: rewards scaled and clipped, discounts, resets."""
         rows = {
             **{name: data[name] for name in ("obs", "action", "logp", "mask")},
+            **({"value": data["value"]} if "value" in data else {}),
             "state": data.get("state", {}),
             "reward": self._reward(data),
             # A state is reset after a filler row: also that of the bootstrap row.
@@ -156,7 +164,8 @@ class UnrollLearner:
 
     def _learn(self, rows: UnrollRows, metrics: Metrics) -> None:
         config, divergence, num_epochs = self._config, None, 0
-        once = self.minibatches(rows) if config.shuffle == "batch" else None
+        # Kept where the same are read at each pass; else one at a time needs less memory.
+        once = [_read(each) for each in self.minibatches(rows)] if config.shuffle == "batch" else ()
         while num_epochs < config.epochs:
             divergence = None
             for minibatch in once or self.minibatches(rows):
@@ -171,31 +180,32 @@ class UnrollLearner:
         if config.stop_kl is not None:
             metrics.mean("losses/epochs", num_epochs)
 
-    def minibatches(self, rows: UnrollRows) -> Sequence[UnrollRows] | Iterator[UnrollRows]:
+    def minibatches(self, rows: UnrollRows) -> Iterator[Sequence[Share]]:
         """The batch split along its environments, in a new random order each time; the batch itself
-        if learner.minibatches is 1.
+        if learner.minibatches is 1. Each in shares that are read when they are asked for.
         """
+        num = rows["mask"].shape[1]
         if self._config.minibatches == 1:
-            return (rows,)
-        order = torch.randperm(
-            rows["mask"].shape[1], generator=self._generator, device=self._device
-        )
-        minibatches = (select(rows, envs) for envs in order.chunk(self._config.minibatches))
-        # All at once only where they are kept anyway: one at a time needs less memory.
-        return tuple(minibatches) if self._config.shuffle == "batch" else minibatches
+            if self._shares.num == 1:
+                yield (lambda: rows,)
+                return
+            order = torch.arange(num, device=self._device)
+        else:
+            order = torch.randperm(num, generator=self._generator, device=self._device)
+        for envs in order.chunk(self._config.minibatches):
+            yield [partial(select, rows, share) for share in envs.chunk(self._shares.num)]
 
-    def _step(self, rows: UnrollRows, metrics: Metrics) -> Loss:
+    def _step(self, shares: Sequence[Share], metrics: Metrics) -> Loss:
         """One step of the optimiser; returns how far the policy was before it."""
-        own = self.objective.losses(rows, metrics)
-        losses = self._over_ranks(own)
-        # This rank's share of the mean is over the rows of all: gradients then need only a sum.
-        policy, value, entropy = (
-            Loss(loss.numerator, total.denominator).mean()
-            for loss, total in zip(own[:3], losses[:3], strict=True)
-        )
-        torch.autograd.backward(
-            policy + self._config.value_coef * value + self._entropy_coef() * entropy
-        )
+        found = self._shares.map(self._losses, shares)
+        for _, counted in found:
+            metrics.update(counted)
+        own = [losses for losses, _ in found]
+        losses = self._over_ranks(own[0] if len(own) == 1 else _sum(own))
+        if len(own) == 1:
+            torch.autograd.backward(self._total(own[0], losses))
+        else:
+            add_up(self._parameters, self._shares.map(partial(self._gradients, losses), own))
         norm = self._optimizer.apply(self.num_steps)
         metrics.ratio("losses/policy", *losses.policy)
         metrics.ratio("losses/value", *losses.value)
@@ -203,6 +213,23 @@ class UnrollLearner:
         metrics.ratio("losses/approx_kl", *losses.divergence)
         metrics.mean("losses/grad_norm", norm)
         return losses.divergence
+
+    def _losses(self, share: Share) -> tuple[Losses, Metrics]:
+        metrics = Metrics()
+        return self.objective.losses(share(), metrics), metrics
+
+    def _gradients(self, losses: Losses, own: Losses) -> Sequence[Tensor | None]:
+        return gradients(self._total(own, losses), self._parameters)
+
+    def _total(self, own: Losses, losses: Losses) -> Tensor:
+        """What is minimised. own: of some of the rows, losses: of all of them. Their share of the
+        mean is over the rows of all: gradients then need only a sum.
+        """
+        policy, value, entropy = (
+            Loss(loss.numerator, total.denominator).mean()
+            for loss, total in zip(own[:3], losses[:3], strict=True)
+        )
+        return policy + self._config.value_coef * value + self._entropy_coef() * entropy
 
     def _over_ranks(self, own: Losses) -> Losses:
         """The losses of this minibatch on all ranks together, without gradient."""
@@ -272,6 +299,22 @@ class UnrollLearner:
         # The state of another kind of device: minibatches continue from a seed of this moment.
         log.warning("minibatches are drawn from a new seed: the checkpoint is of another device")
         self._generator.manual_seed(derive_seed(self._generator.initial_seed(), self.num_steps))
+
+
+def _read(shares: Sequence[Share]) -> Sequence[Share]:
+    """The same, read now and kept."""
+
+    def keep(rows: UnrollRows) -> Share:
+        return lambda: rows
+
+    return [keep(share()) for share in shares]
+
+
+def _sum(shares: Sequence[Losses]) -> Losses:
+    """The losses of all rows, without gradient."""
+    parts = zip(*shares, strict=True)
+    totals = (reduce(Loss.__add__, part) for part in parts)
+    return Losses(*(Loss(total.numerator.detach(), total.denominator) for total in totals))
 
 
 def make_unroll_learner(

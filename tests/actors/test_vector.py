@@ -29,6 +29,7 @@ def make(
     num_envs: int = 2,
     policy: PolicyConfig | None = None,
     seed: int = 0,
+    judged: bool = False,
 ) -> tuple[VectorActor, Slot, Policy]:
     config = policy or PolicyConfig(hidden=(8,))
     actor = ActorConfig(1, num_envs, length)
@@ -38,7 +39,8 @@ def make(
     made = make_vector_actor(
         ActorContext(0, seed, store), env=env, policy=config, actor=actor, gamma=GAMMA
     )
-    spec = unroll_spec(*spaces(env), actor, learner_policy.initial_state(1))
+    state = learner_policy.initial_state(1)
+    spec = unroll_spec(*spaces(env), actor, state, judged=judged)
     return made, Slot(0, 0, spec.allocate()), learner_policy
 
 
@@ -164,6 +166,26 @@ def test_in_a_same_step_engine_the_policy_acts_on_first_observations_not_on_fina
         actor.produce(slot)
         logp = policy.unroll(obs, {}).distribution.log_prob(slot.data["action"])
         torch.testing.assert_close(slot.data["logp"], logp, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_values_are_those_of_what_the_slot_shows_and_change_no_action(
+    engine: str, shared: bool
+) -> None:
+    env = toy_env("Counting", kwargs={"autoreset_mode": engine})
+    config = PolicyConfig(hidden=(8,), shared_torso=shared)
+    plain, without, _ = make(env, policy=config, length=7)
+    actor, slot, policy = make(env, policy=config, length=7, judged=True)
+    for _ in range(2):
+        plain.produce(without)
+        actor.produce(slot)
+        assert torch.equal(slot.data["action"], without.data["action"])
+        assert torch.equal(slot.data["logp"], without.data["logp"])
+        with torch.no_grad():
+            values = policy.value(slot.data["obs"])
+        assert slot.data["value"].unique().numel() > 3
+        torch.testing.assert_close(slot.data["value"], values, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["mlp", "lstm"])

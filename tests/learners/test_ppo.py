@@ -177,6 +177,24 @@ def test_explained_variance_is_one_for_a_perfect_value_and_zero_for_a_constant_o
     assert metrics.flush()["losses/explained_variance"] == pytest.approx(1.0)
 
 
+def test_values_that_the_acting_policy_left_are_not_computed_again(
+    make: Callable[..., Any], random_slot: Callable[..., Slot]
+) -> None:
+    learner, policy, spec = make("ppo", **PLAIN)
+    slot = random_slot(spec, 1)
+    act_on_policy(policy, slot)
+    data = slot.data
+    with torch.no_grad():
+        value = policy.value(data["obs"])
+    found, again, other = (
+        learner.objective.prepare(learner.rows(rows), Metrics())
+        for rows in ({**data, "value": value}, data, {**data, "value": value + 1.0})
+    )
+    for name in ("target", "advantage", "prox_logp", "prox_value"):
+        torch.testing.assert_close(found[name], again[name], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(found["target"], other["target"])
+
+
 @pytest.mark.parametrize("name", ["policy_clip", "value_clip"])
 def test_a_clip_that_leaves_no_room_is_refused_in_three_parts(name: str) -> None:
     with pytest.raises(UniRLError, match=f"learner.{name} is -0.1") as error:
@@ -191,7 +209,7 @@ def test_without_memory_minibatches_mix_steps_and_add_up_to_the_batch(
     slot = random_slot(spec, 1)
     rows = learner.objective.prepare(learner.rows(slot.data), Metrics())
     whole = learner.objective.losses(rows, Metrics())
-    parts = list(learner.minibatches(rows))
+    parts = [share() for (share,) in learner.minibatches(rows)]
     found = [learner.objective.losses(part, Metrics()) for part in parts]
     for name in ("policy", "value", "entropy", "divergence"):
         want = getattr(whole, name)

@@ -16,7 +16,7 @@ from unirl.policy.action_head import make_action_head
 from unirl.policy.config import PolicyConfig
 from unirl.policy.distributions import Distribution
 from unirl.policy.initialize import linear
-from unirl.policy.inputs import ObservationInputs
+from unirl.policy.inputs import Inputs, ObservationInputs
 from unirl.policy.networks import Torso
 from unirl.policy.precision import settle_dtype
 from unirl.policy.recurrent import Core, State
@@ -121,6 +121,18 @@ class Policy(nn.Module):
         return ActResult(action, distribution.log_prob(action), state)
 
     @torch.no_grad()
+    def act_and_judge(
+        self, obs: Any, *, generator: torch.Generator | None = None
+    ) -> tuple[ActResult, Tensor]:
+        """`act` of a policy without memory, and the values of obs, float32 [B]."""
+        inputs = self.inputs(obs)
+        features = self.torso(inputs)
+        distribution = self._distribution(features, obs)
+        action = distribution.sample(generator)
+        value = self.value_head(self._value_features(inputs, features, obs).float()).squeeze(-1)
+        return ActResult(action, distribution.log_prob(action), {}), value
+
+    @torch.no_grad()
     def act_groups(
         self, obs: Any, state: State, generators: Sequence[torch.Generator]
     ) -> list[ActResult]:
@@ -166,11 +178,18 @@ class Policy(nn.Module):
             features = self.core.unroll(features, state, reset)
         value_features = features
         if self.value_torso is not None:
-            if self.value_inputs is not None:
-                inputs = self.value_inputs(flat)
-            value_features = self.value_torso(inputs).unflatten(0, shape)
+            value_features = self._value_features(inputs, features, flat).unflatten(0, shape)
         value = self.value_head(value_features.float()).squeeze(-1)
         return Unroll(self._distribution(features, obs), value)
+
+    def _value_features(self, inputs: Inputs, features: Tensor, obs: Any) -> Tensor:
+        """What the value function reads of rows [N, ...]; features: the actor's of them."""
+        if self.value_torso is None:
+            return features
+        own: Tensor = self.value_torso(
+            inputs if self.value_inputs is None else self.value_inputs(obs)
+        )
+        return own
 
     def value(self, obs: Any) -> Tensor:
         """Values of observations (tree of [K, B, ...]) on their own: float32 [K, B]."""

@@ -61,5 +61,6 @@ def plan(config: Config) -> Plan:
         config.actor.unroll_length if config.policy.core == "none" else None,
     )
     check_agents(config.env, config.actor.num_envs)
-    found = probe(config.env, config.policy, config.actor)
+    on_policy = config.queue.max_staleness == 0
+    found = probe(config.env, config.policy, config.actor, on_policy=on_policy)
     return vector_plan("ppo", config, found, bind_learner(config, found, PpoObjective))

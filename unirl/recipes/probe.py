@@ -35,14 +35,21 @@ class EnvFacts:
     fingerprint: Mapping[str, Any]
 
 
-def probe(env: EnvConfig, policy: PolicyConfig, actor: ActorConfig) -> EnvFacts:
-    """Make one environment and one policy, ask them, and let them go."""
+def probe(
+    env: EnvConfig, policy: PolicyConfig, actor: ActorConfig, *, on_policy: bool = False
+) -> EnvFacts:
+    """Make one environment and one policy, ask them, and let them go. on_policy: what is learned is
+    always of the policy that acted, whose values then need not be computed again where that is
+    dear.
+    """
     with final():
         observation_space, action_space = spaces(env)
-    state = Policy(observation_space, action_space, policy, seed=0).initial_state(1)
+    module = Policy(observation_space, action_space, policy, seed=0)
+    state = module.initial_state(1)
+    judged = on_policy and not state and bool(module.inputs.images)
     return EnvFacts(
         spaces=(observation_space, action_space),
-        spec=unroll_spec(observation_space, action_space, actor, state),
+        spec=unroll_spec(observation_space, action_space, actor, state, judged=judged),
         fingerprint=fingerprint_of(env.id, (observation_space, action_space), policy),
     )
 

@@ -22,7 +22,8 @@ class RunnerConfig:
     abruptly.
     """
     learner_threads: int = 0
-    """Torch threads of the learner. 0: torch's choice when inline, one when actors run beside it.
+    """Torch threads of the learner; from images each learns a share of every minibatch. 0: torch's
+    choice when inline, one when actors run beside it.
     """
     actor_niceness: int = 10
     """Processes only: how much actors, environment workers and what they start give way to the
