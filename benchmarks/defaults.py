@@ -93,7 +93,7 @@ def compare_speed(case: Case, flags: argparse.Namespace) -> list[list[object]]:
     """Plain and tuned in turns; the ratio of each pair is what counts."""
     with tempfile.TemporaryDirectory(prefix="unirl-defaults-") as folder:
         best = tuned(case, flags.tune_seconds, Path(folder))
-        window = Window(flags.seconds, warm_up_seconds=2.0)
+        window = Window(flags.seconds, warm_up_seconds=2.0, start_seconds=4.0)
         plain: list[Row] = []
         fast: list[Row] = []
         for i in range(flags.rounds):
