@@ -92,8 +92,8 @@ def unirl(words: list[str], timeout_seconds: float) -> str:
 def compare_speed(case: Case, flags: argparse.Namespace) -> list[list[object]]:
     """Plain and tuned in turns; the ratio of each pair is what counts."""
     with tempfile.TemporaryDirectory(prefix="unirl-defaults-") as folder:
-        best = tuned(case, flags.tune_seconds, Path(folder))
-        window = Window(flags.seconds, warm_up_seconds=2.0, start_seconds=4.0)
+        best = flags.tuned or tuned(case, flags.tune_seconds, Path(folder))
+        window = Window(flags.seconds, warm_up_seconds=2.0, start_seconds=flags.start_seconds)
         plain: list[Row] = []
         fast: list[Row] = []
         for i in range(flags.rounds):
@@ -146,6 +146,8 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, help="one part instead of both")
     parser.add_argument("--rounds", type=int, default=3, help="pairs of the comparison of speed")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a run of a pair")
+    parser.add_argument("--start-seconds", type=float, default=4.0, help="until its first update")
+    parser.add_argument("--tuned", type=Path, help="a file of unirl tune, instead of tuning now")
     parser.add_argument("--tune-seconds", type=float, default=3.0, help="of a shape that is tried")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--max-seconds", type=float, help="of a training, on a busy machine, say")
