@@ -34,10 +34,11 @@ from unirl.envs.guard import final, making
 from unirl.envs.last_action import LastAction
 from unirl.envs.make import agents_of, make_vec, settle_mask
 from unirl.envs.obs_check import ShapeCheck, check_finite
-from unirl.envs.obs_view import check_allowed, viewed
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_writer, obs_reader, one_by_one
 from unirl.envs.vector import VectorEnv
+from unirl.envs.view.masks import check_allowed
+from unirl.envs.view.obs_view import viewed
 from unirl.errors import EnvCrashed, UniRLError, format_error
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import for_cpu

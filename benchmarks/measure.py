@@ -229,18 +229,39 @@ def write_block(name: str, body: str, *, results: Path = RESULTS) -> None:
 
     The date, the machine and the command line of this process are written under the body.
     """
-    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     command = shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
-    block = f"{start}\n{body.strip()}\n\n{today}, {machine()}: `{command}`\n{end}"
-    text = results.read_text() if results.exists() else ""
-    if start in text and end in text:
-        before, rest = text.split(start, 1)
-        text = before + block + rest.split(end, 1)[1]
-    else:
-        text = f"{text.rstrip()}\n\n{block}\n".lstrip()
+    _replace(name, f"{body.strip()}\n\n{today}, {machine()}: `{command}`", results)
+
+
+def write_rows(
+    name: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, results: Path = RESULTS
+) -> None:
+    """Replace rows of the table in a block, or append those whose first cell is not there yet; a
+    last cell says when and where each was measured.
+    """
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    measured = f"{today}, {machine().partition(', Linux')[0]}"
+    found = _block(name, results.read_text() if results.exists() else "")[1].splitlines()
+    fresh = table([*columns, "measured"], [[*row, measured] for row in rows]).splitlines()
+    lines = {line.split(" | ")[0]: line for line in found[2:] + fresh[2:]}
+    _replace(name, "\n".join([*fresh[:2], *lines.values()]), results)
+
+
+def _block(name: str, text: str) -> tuple[str, str, str]:
+    """What stands before, within and after a block; an empty one at the end where it is missing."""
+    start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if start not in text or end not in text:
+        return f"{text.rstrip()}\n\n".lstrip(), "", "\n"
+    before, rest = text.split(start, 1)
+    within, after = rest.split(end, 1)
+    return before, within.strip(), after
+
+
+def _replace(name: str, body: str, results: Path) -> None:
+    before, _, after = _block(name, results.read_text() if results.exists() else "")
     aside = results.with_suffix(".tmp")
-    aside.write_text(text)
+    aside.write_text(f"{before}<!-- {name} -->\n{body}\n<!-- /{name} -->{after}")
     aside.replace(results)
 
 

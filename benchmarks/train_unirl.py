@@ -29,6 +29,8 @@ class Window:
 
     seconds: float
     warm_up_seconds: float
+    start_seconds: float = 10.0
+    """How long the first update may take."""
 
     @property
     def timeout_seconds(self) -> float:
@@ -41,7 +43,8 @@ def train_unirl(env: str, arguments: list[str], window: Window) -> Row:
     with tempfile.TemporaryDirectory(prefix="unirl-benchmark-") as folder:
         command = [sys.executable, "-m", "unirl", "train", *arguments]
         command += ["--runs-dir", folder, "--name", "run", "--no-console"]
-        command += ["--run.max-seconds", str(window.warm_up_seconds + window.seconds + 10)]
+        whole = window.start_seconds + window.warm_up_seconds + window.seconds
+        command += ["--run.max-seconds", str(whole)]
         command += ["--run.total-steps", FAR, "--run.log-seconds", "0.5"]
         command += ["--run.checkpoint-steps", FAR, "--run.eval-steps", "0"]
         command += ["--run.target-return", "none", "--run.anneal-over", "steps"]

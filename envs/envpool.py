@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from unirl.envs.ale import preprocessing
 from unirl.envs.config import EnvConfig
-from unirl.envs.obs_view import refuse_mask
 from unirl.envs.vector import EngineStep, env_seeds
+from unirl.envs.view.masks import refuse_mask
 from unirl.errors import UniRLError
 
 

@@ -23,8 +23,9 @@ from gymnasium.vector import VectorEnv as GymVectorEnv
 from unirl.envs.config import EnvConfig
 from unirl.envs.lives import EpisodicLife
 from unirl.envs.obs_check import ShapeCheck
-from unirl.envs.obs_view import refuse_mask, viewed
 from unirl.envs.vector import EngineStep, env_seeds
+from unirl.envs.view.masks import refuse_mask
+from unirl.envs.view.obs_view import viewed
 from unirl.errors import EnvCrashed, UniRLError
 
 Wrapper = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from unirl.action_space import parts
 from unirl.core.tree import tree_map
-from unirl.envs.obs_view import OBS
 from unirl.envs.spaces import Leaf, action_fields
 from unirl.envs.vector import EnvStep, VectorEnv
+from unirl.envs.view.obs_view import OBS
 from unirl.errors import UniRLError
 
 LAST_ACTION = "last_action"

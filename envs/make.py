@@ -24,12 +24,13 @@ from unirl.envs.guard import final, making
 from unirl.envs.gym import GymEngine
 from unirl.envs.last_action import LastAction, LastActionEnv
 from unirl.envs.multi_agent import parallel, pettingzoo
-from unirl.envs.obs_view import MaskedEnv, batch_view, mask_source_of
 from unirl.envs.random_bursts import RandomBurstEnv
 from unirl.envs.sim.engine import SimEngine
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_fields, obs_fields
 from unirl.envs.vector import EngineEnv, VectorEngine, VectorEnv
+from unirl.envs.view.masks import MaskedEnv, detect_mask_source
+from unirl.envs.view.obs_view import batch_view
 from unirl.errors import UniRLError
 
 
@@ -136,7 +137,7 @@ def _find_mask(config: EnvConfig) -> str:
     engine = GymEngine(quiet, catalog.find_spec(config), 1, "sync")
     try:
         reset = engine.env.reset
-        return mask_source_of(engine.observation_space, engine.action_space, lambda: reset()[1])
+        return detect_mask_source(engine.observation_space, engine.action_space, lambda: reset()[1])
     finally:
         engine.close()
 

@@ -17,9 +17,10 @@ from unirl.action_space import find_mask
 from unirl.envs.config import EnvConfig
 from unirl.envs.guard import check_flags, making
 from unirl.envs.multi_agent.obs_rows import ObsRows
-from unirl.envs.obs_view import ObsView, mask_source_of
 from unirl.envs.spaces import action_writer, one_by_one
 from unirl.envs.vector import Bools, EnvStep, env_seeds
+from unirl.envs.view.masks import detect_mask_source
+from unirl.envs.view.obs_view import ObsView
 from unirl.errors import UniRLError
 
 
@@ -91,7 +92,7 @@ def find_mask_source(config: EnvConfig, factory: Factory) -> str:
     env = _build(config, factory)
     try:
         agents = _agents(env, config)
-        return mask_source_of(
+        return detect_mask_source(
             agents.observation_space,
             agents.action_space,
             lambda: {key for info in env.reset()[1].values() for key in info},

@@ -178,6 +178,19 @@ def test_a_block_is_replaced_and_its_neighbours_stay(measure: ModuleType, tmp_pa
     assert text.count("<!-- cartpole -->") == text.count("<!-- /cartpole -->") == 1
 
 
+def test_a_row_replaces_the_one_of_its_name(measure: ModuleType, tmp_path: Path) -> None:
+    results = tmp_path / "RESULTS.md"
+    results.write_text("<!-- speed -->\n<!-- /speed -->\ntail\n")
+    for rows in ([["pong", 1], ["cartpole", 2]], [["pong", 3]], [["acrobot", 4]]):
+        measure.write_rows("speed", ["name", "rate"], rows, results=results)
+    lines = results.read_text().splitlines()
+    assert lines[1].startswith("| name | rate | measured |")
+    assert [line[: line.rindex(" | ")] for line in lines[3:6]] == [
+        "| pong | 3", "| cartpole | 2", "| acrobot | 4",
+    ]  # fmt: skip
+    assert lines[6:] == ["<!-- /speed -->", "tail"]
+
+
 def _command_line(pid: str) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")

@@ -20,6 +20,7 @@ from unirl.envs.config import EnvConfig
 from unirl.envs.make import make_vec, settle_mask
 from unirl.envs.make import spaces as spaces_of
 from unirl.envs.spaces import action_fields
+from unirl.envs.view.masks import mask_writer
 from unirl.errors import UniRLError
 
 HYBRID = ACTIONS["hybrid"]
@@ -114,6 +115,12 @@ def test_a_mask_that_cannot_be_obeyed_is_an_error_that_names_the_environment(
         env.step(np.zeros(1, np.int64))
     assert "test/Given-v0" in caught.value.what and len(caught.value.parts) == 3
     env.close()
+
+
+def test_a_dictionary_is_no_mask_of_choices_without_names() -> None:
+    write = mask_writer(MultiDiscrete([2, 2]), "test/Given-v0")
+    with pytest.raises(UniRLError, match="does not fit"):
+        write({"left": [1, 0], "right": [1, 1]}, np.ones(4, np.int8))
 
 
 @pytest.mark.parametrize(

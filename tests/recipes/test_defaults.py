@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from unirl import config as configs
 from unirl import registry
 from unirl.commands.arguments import choose
 from unirl.commands.train import TrainOptions
-from unirl.config.writing import to_mapping
+from unirl.config.writing import to_mapping, value_to_toml
 from unirl.envs.config import EnvConfig
 from unirl.recipes.defaults import Settled, settle
 from unirl.recipes.env_kind import classify, kind_of
@@ -95,6 +96,24 @@ def test_in_python_the_kind_counts_where_it_is_asked_for() -> None:
     assert by_class.config.actor.num_envs == 8 and not by_class.notes
     assert by_kind.config.actor.num_envs == 512 and "vectorised" in by_kind.notes[0]
     assert by_kind.run.total_steps == 200_000
+
+
+@pytest.mark.parametrize("recipe", ["impala", "ppo", "appo"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3", "ALE/Pong-v5"])
+def test_what_is_printed_is_what_differs_from_the_classes(recipe: str, env_id: str) -> None:
+    found, plain = settled(recipe, **{"env.id": env_id}), registry.recipe(recipe).Config()
+    said = dict(re.findall(r"([a-z_.]+\.[a-z_]+) (\[.*?\]|[^,:]+)", "\n".join(found.lines[1:])))
+    before, after = (dict(leaves(to_mapping(one))) for one in (plain, found.config))
+    changed = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    assert said == {key: value_to_toml(after[key]) for key in changed - {"env.id"}}
+
+
+def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {

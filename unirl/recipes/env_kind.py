@@ -145,7 +145,8 @@ def _timed(env: EnvConfig, num_envs: int, deadline_seconds: float) -> tuple[Step
             found.append(("quick", f"its steps could not be timed: {format_error(error)}"))
 
     thread = threading.Thread(target=work, name="unirl-step-time", daemon=True)
-    with descendants_ended(keeper=False):  # out here: it marks nothing beside other threads
+    # Entered before there is a second thread: beside others it does nothing.
+    with descendants_ended(keeper=False):
         thread.start()
         thread.join(deadline_seconds)
     return found[0] if found else ("slow", f"a few steps took more than {deadline_seconds:g} s")

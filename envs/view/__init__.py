@@ -1,0 +1,1 @@
+"""What a policy is shown of an environment."""
