@@ -54,7 +54,9 @@ SCRIPT = """
 import sys, unirl
 from tests.system.test_env_programs import settings
 if __name__ == "__main__":
-    plan = unirl.make_plan(sys.argv[1], **settings(sys.argv[1], float(sys.argv[2])))
+    recipe, _, kind = sys.argv[1].partition(" ")
+    found = settings(recipe, float(sys.argv[2])) | {"runner.kind": kind or "processes"}
+    plan = unirl.make_plan(recipe, **found)
     unirl.run(plan, sys.argv[3], console=False)
 """
 _tokens = itertools.count()
@@ -133,13 +135,27 @@ def test_programs_end_with_an_actor_that_hangs_and_with_the_run(
         others.wait()
 
 
+def children(pid: int, word: str) -> list[int]:
+    """Those of a process whose command line holds this."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            if word in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(int(child))
+    return found
+
+
 @pytest.mark.parametrize(
-    ("recipe", "number", "stop_server"),
-    [("impala", signal.SIGKILL, False), ("appo", signal.SIGINT, True)],
-    ids=["killed", "ctrl-c with a stopped fork server"],
+    ("recipe", "number", "first"),
+    [
+        ("impala", signal.SIGKILL, "kill the keepers"),
+        ("impala inline", signal.SIGKILL, ""),
+        ("appo", signal.SIGINT, "stop the fork server"),
+        pytest.param("appo", signal.SIGKILL, "", marks=pytest.mark.slow),
+    ],
 )
 def test_programs_end_with_the_learner(
-    recipe: str, number: signal.Signals, stop_server: bool, token: float, tmp_path: Path
+    recipe: str, number: signal.Signals, first: str, token: float, tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -153,10 +169,17 @@ def test_programs_end_with_the_learner(
         metrics = tmp_path / "run" / "metrics.jsonl"
         assert wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 60.0)
         assert programs(token)
-        if stop_server:
-            for pid in Path(f"/proc/{learner.pid}/task/{learner.pid}/children").read_text().split():
-                if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(int(pid), signal.SIGSTOP)
+        if first == "stop the fork server":
+            for pid in children(learner.pid, "forkserver"):
+                os.kill(pid, signal.SIGSTOP)
+        if first == "kill the keepers":
+            keepers = set(children(learner.pid, "descendants.py"))
+            for pid in keepers:
+                os.kill(pid, signal.SIGKILL)
+            assert wait_until(
+                lambda: bool(set(children(learner.pid, "descendants.py")) - keepers), 10.0
+            )
+            time.sleep(0.5)  # the new one must be there to wait
         learner.send_signal(number)
         started = time.monotonic()
         assert learner.wait(60.0) == (0 if number == signal.SIGINT else -number)

@@ -119,6 +119,7 @@ class ProcessesRunner:
         """
         queue, supervisor = pipeline.queue, self.processes.supervisor
         started = progress = time.monotonic()
+        limit = pipeline.plan.queue.timeout_seconds
         seen: tuple[int, int] | None = None
         while True:
             try:
@@ -135,7 +136,7 @@ class ProcessesRunner:
                 found = (queue.stats().committed, supervisor.num_restarts)
                 if found != seen:
                     seen, progress = found, time.monotonic()
-                elif time.monotonic() - progress >= pipeline.plan.queue.timeout_seconds:
+                elif time.monotonic() - progress >= limit + supervisor.pauses.within(limit):
                     raise ActorFailed(
                         f"the learner waited {time.monotonic() - progress:.0f} s for a slot",
                         queue.describe(),
