@@ -169,10 +169,10 @@ def second_run(training: Training, rng: random.Random) -> Fault:
 
 
 def fill_disk(training: Training, rng: random.Random) -> Fault:
-    path = training.root / "filler"
+    path = training.root / "disk" / "filler"
     at = time.monotonic()
     with path.open("wb") as file:
-        free = os.statvfs(training.root)
+        free = os.statvfs(path.parent)
         os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail - 1) * free.f_frsize)
     until(lambda: training.ended, "a full disk does not end it")
     noticed = time.monotonic()
@@ -183,7 +183,7 @@ def fill_disk(training: Training, rng: random.Random) -> Fault:
 
 WORKER, DIED = "env worker", "(actor|worker) . (died|was killed)"
 KINDS = (
-    Kind("terminal closed", close_terminal, ALL, (0, 129)),
+    Kind("terminal closed", close_terminal, ALL, (0, -signal.SIGHUP)),
     Kind("pipe of the output closed", close_pipe),
     Kind("SIGHUP", partial(signal_main, signal.SIGHUP), ends=(0,)),
     Kind("SIGTERM", partial(signal_main, signal.SIGTERM), ALL, (0,)),

@@ -25,16 +25,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import measure
 from fault_kinds import Kind, possible
+from small_machine import folder_with_a_small_disk, small_cgroup
 from training_under_faults import (
     DEADLINE_SECONDS,
     LOOK_SECONDS,
     Training,
-    folder_on_a_small_disk,
     require,
-    small_cgroup,
     spread,
 )
 
@@ -61,8 +61,19 @@ class Trial:
         self.training, self.rng = training, random.Random(seed)
         self.found: dict[str, Found] = defaultdict(Found)
         self.lost = self.twice = self.most_log_bytes = 0
+        self.failed: list[str] = []
 
-    def bring(self, kind: Kind) -> None:
+    def try_out(self, kind: Kind) -> None:
+        """Bring it and look; what does not hold is told in the table, and at the end."""
+        try:
+            self._bring(kind)
+            self._look(kind)
+        except RuntimeError as error:
+            print(f"FAILED: {kind.name}: {error}\n{self.training.log()[-3000:]}", flush=True)
+            self.failed.append(f"{kind.name}: {error}")
+            self.training.begin_again()
+
+    def _bring(self, kind: Kind) -> None:
         training, found = self.training, self.found[kind.name]
         sessions = len(training.exits)
         fault = kind.bring(training, self.rng)
@@ -77,7 +88,7 @@ class Trial:
         for code in training.exits[sessions:]:
             require(code in kind.ends, f"{kind.name}: a session ended with {code}")
 
-    def look(self, kind: Kind) -> None:
+    def _look(self, kind: Kind) -> None:
         """By the next checkpoint: what was lost, learned twice, or left."""
         training, found = self.training, self.found[kind.name]
         training.wait_for_checkpoint()
@@ -104,7 +115,7 @@ class Trial:
             f" logs of processes held at most {self.most_log_bytes / 1e6:.0f} MB."
         )
         print(text, flush=True)
-        require(account.lost == 0 and account.twice == 0 and not left, "see above")
+        self.failed += [text] if account.lost or account.twice or left else []
         return text
 
     def rows(self) -> list[list[object]]:
@@ -134,7 +145,7 @@ def trial(recipe: str, seed: int) -> Iterator[tuple[Trial, list[Kind], str]]:
     """A training that learns, the kinds of faults that it can meet, and which it cannot."""
     with (
         small_cgroup(MEMORY_BYTES) as cgroup,
-        folder_on_a_small_disk(DISK_BYTES) as (folder, is_small),
+        folder_with_a_small_disk(DISK_BYTES) as (folder, is_small),
     ):
         training = Training(recipe, folder, cgroup)
         kinds, refused = possible(recipe, cgroup, is_small)
@@ -150,14 +161,18 @@ def trial(recipe: str, seed: int) -> Iterator[tuple[Trial, list[Kind], str]]:
                 training.signal(pid, 9)
 
 
-def one_by_one(recipe: str, seed: int, only: str) -> tuple[list[list[object]], str]:
+Outcome: TypeAlias = tuple[list[list[object]], str, list[str]]
+"""Rows of the table, what is to be said below it, and what did not hold."""
+
+
+def one_by_one(recipe: str, seed: int, only: str) -> Outcome:
     with trial(recipe, seed) as (tried, kinds, refused):
         for kind in kinds:
             if only in kind.name:
-                tried.bring(kind)
-                tried.look(kind)
+                tried.try_out(kind)
         text = tried.end()
-        return tried.rows(), " ".join(filter(None, [text, refused and f"Not tried: {refused}."]))
+        text += f" Not tried: {refused}." if refused else ""
+        return tried.rows(), text, tried.failed
 
 
 class Stretches:
@@ -182,9 +197,7 @@ class Stretches:
         return self.steps[with_faults] / self.seconds[with_faults]
 
 
-def soak(
-    recipe: str, seed: int, minutes: float, pause: Path | None
-) -> tuple[list[list[object]], str]:
+def soak(recipe: str, seed: int, minutes: float, pause: Path | None) -> Outcome:
     """Some minutes with a fault every 20 s, a minute without, and so on."""
     with trial(recipe, seed) as (tried, kinds, refused):
         stretches, deck, count = Stretches(tried.training, pause), list[Kind](), 0
@@ -192,8 +205,7 @@ def soak(
         def one_fault() -> None:
             began = time.monotonic()
             kind = deck.pop()
-            tried.bring(kind)
-            tried.look(kind)
+            tried.try_out(kind)
             time.sleep(max(0.0, EVERY_SECONDS - time.monotonic() + began))
 
         while stretches.seconds[True] < 60.0 * minutes:
@@ -218,7 +230,8 @@ def soak(
             f" {FAULTS_BETWEEN} faults ({stretches.rate(False):,.0f}).\n\n{text}"
         )
         print(text, flush=True)
-        return tried.rows(), text + (f" Not tried: {refused}." if refused else "")
+        text += f" Not tried: {refused}." if refused else ""
+        return tried.rows(), text, tried.failed
 
 
 def with_own_mounts() -> None:
@@ -243,19 +256,17 @@ def main() -> None:
     parser.add_argument("--no-write", action="store_true", help="leave RESULTS.md as it is")
     flags = parser.parse_args()
     with_own_mounts()
-    rows: list[list[object]] = []
-    texts = []
     if flags.soak_minutes:
         recipe = flags.recipe or "appo"
-        rows, text = soak(recipe, flags.seed, flags.soak_minutes, flags.pause_file)
-        texts.append(text)
+        outcomes = [soak(recipe, flags.seed, flags.soak_minutes, flags.pause_file)]
     else:
-        for recipe in [flags.recipe] if flags.recipe else ["appo", "impala"]:
-            more, text = one_by_one(recipe, flags.seed, flags.only)
-            rows += more
-            texts.append(text)
-    body = measure.table(COLUMNS, rows) + "\n\n" + "\n\n".join(texts)
+        recipes = [flags.recipe] if flags.recipe else ["appo", "impala"]
+        outcomes = [one_by_one(recipe, flags.seed, flags.only) for recipe in recipes]
+    rows = [row for outcome in outcomes for row in outcome[0]]
+    body = "\n\n".join([measure.table(COLUMNS, rows), *(outcome[1] for outcome in outcomes)])
     print(body)
+    failed = [what for outcome in outcomes for what in outcome[2]]
+    require(not failed, "\n".join(failed))
     if not flags.no_write:
         measure.write_block("fault-soak" if flags.soak_minutes else "faults", body)
 

@@ -2,9 +2,9 @@
 
     python benchmarks/recorded_run.py FOLDER      # with what is in FOLDER/settings.json
 
-It continues where the newest checkpoint of FOLDER/run is. FOLDER/learned.txt has a line for each
-session, `from VERSION`, and one for each update: its time, the version that it starts from, the
-steps learned before, and its tickets. An update that a later session made again does not count.
+It continues where the newest checkpoint of FOLDER/disk/run is. FOLDER/learned.txt has a line for
+each session, `from VERSION`, and one for each update: its time, the version that it starts from,
+the steps learned before, and its tickets. An update that a later session made again does not count.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def main(folder: Path) -> int:
 
     fork_now()  # as the commands do
     settings = json.loads((folder / "settings.json").read_text())
-    run_dir = folder / "run"
+    run_dir = folder / "disk" / "run"
     resume = run_dir if (run_dir / "checkpoints" / "latest").exists() else None
     version = load_checkpoint(run_dir).state["version"] if resume else 0
     with (folder / "learned.txt").open("a") as file:

@@ -13,7 +13,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,12 +26,17 @@ MARK = "UNIRL_FAULTS"
 """In the environment of all that a training starts, unless that drops it."""
 LOOK_SECONDS, DEADLINE_SECONDS = 0.04, 150.0
 HANG_SECONDS, MAKE_SECONDS, FG_SECONDS = 2.0, 4.0, 3.0
-# A shell with job control, which a terminal can stop and which brings the run to the foreground
-# again some seconds later.
+# A shell with job control, which a terminal can stop. It brings a run that was stopped to the
+# foreground again, some seconds later and not before the file HOLD is gone.
 SHELL = f"""
 "$@" 2>> "$ERRORS"
 code=$?
-while [ $code = 148 ]; do sleep {FG_SECONDS}; fg; code=$?; done
+while [ $code = 147 ] || [ $code = 148 ]; do
+    sleep {FG_SECONDS}
+    while [ -e "$HOLD" ]; do sleep 0.1; done
+    fg
+    code=$?
+done
 exit $code
 """
 SIZES: dict[str, dict[str, Any]] = {
@@ -106,7 +110,9 @@ def spread(values: list[float]) -> str:
 
 
 class Training:
-    """One run, which continues from session to session. root: an empty folder."""
+    """One run, which continues from session to session. root: an empty folder, but for the disk of
+    the run's own folder.
+    """
 
     def __init__(self, recipe: str, root: Path, cgroup: Path | None = None) -> None:
         self.recipe, self.root, self.cgroup = recipe, root, cgroup
@@ -135,7 +141,7 @@ class Training:
             **SIZES[recipe],
         }
         (root / "settings.json").write_text(json.dumps(settings))
-        self.run_dir, self.learned = root / "run", Learned(root / "learned.txt")
+        self.run_dir, self.learned = root / "disk" / "run", Learned(root / "learned.txt")
         self.shell: subprocess.Popen[bytes] | None = None
         self.pid, self.pipe, self.master = 0, -1, -1
         self.exits = list[int]()
@@ -145,6 +151,7 @@ class Training:
     def start(self) -> None:
         """Begin or continue."""
         (self.root / "pid").unlink(missing_ok=True)
+        self.pid = 0
         self.master, slave = pty.openpty()
         path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {
@@ -154,6 +161,7 @@ class Training:
             "TMPDIR": str(self.root / "temp"),
             MARK: str(self.root),
             "ERRORS": str(self.root / "output.txt"),
+            "HOLD": str(self.root / "hold"),
         }
         if self.cgroup is not None:
             environment[CGROUP] = str(self.cgroup)
@@ -190,7 +198,8 @@ class Training:
     @property
     def ended(self) -> bool:
         """Whether this session is over."""
-        return self.shell is not None and self.shell.poll() is not None
+        # A shell whose terminal is closed does not wait.
+        return self.shell is not None and self.shell.poll() is not None and not stat(self.pid)
 
     def clean_up(self) -> int:
         """Let go of a session that ended; its exit code."""
@@ -201,6 +210,15 @@ class Training:
         self.pipe = self.master = -1
         self.exits.append(code)
         return code
+
+    def begin_again(self) -> None:
+        """Kill what there is, and continue."""
+        for pid in self.processes():
+            self.signal(pid, signal.SIGKILL)
+        until(lambda: self.ended, "it cannot be killed")
+        self.clean_up()
+        self.start()
+        self.wait_until_healthy()
 
     def members(self) -> dict[str, int]:
         """The worker processes that there are by now, by name."""
@@ -257,11 +275,13 @@ class Training:
 
     def stop_while(self, held: Callable[[], bool]) -> None:
         """Stop all of it meanwhile, as Ctrl-Z does."""
-        group = os.getpgid(self.pid)
-        os.killpg(group, signal.SIGSTOP)
+        hold = self.root / "hold"
+        hold.touch()
+        os.killpg(os.getpgid(self.pid), signal.SIGSTOP)
         while held():
             time.sleep(LOOK_SECONDS)
-        os.killpg(group, signal.SIGCONT)
+        hold.unlink()
+        until(lambda: (stat(self.pid) or ("", "T", 0))[1] != "T", "fg does not continue it")
         self.wait_until_healthy()
 
     def log(self) -> str:
@@ -340,39 +360,3 @@ class Training:
         self.signal(self.pid, signal.SIGTERM)
         until(lambda: self.ended, "it does not end")
         self.clean_up()
-
-
-@contextlib.contextmanager
-def small_cgroup(num_bytes: int) -> Iterator[Path | None]:
-    """A cgroup whose processes have so much memory; None where none can be made."""
-    top = Path("/sys/fs/cgroup")
-    version_1 = (top / "memory").is_dir()
-    folder = (top / "memory" if version_1 else top) / f"unirl-faults-{os.getpid()}"
-    try:
-        folder.mkdir()
-        name = "memory.limit_in_bytes" if version_1 else "memory.max"
-        (folder / name).write_text(str(num_bytes))
-    except OSError:
-        yield None
-        return
-    try:
-        yield folder
-    finally:
-        with contextlib.suppress(RuntimeError):
-            until(lambda: not (folder / "cgroup.procs").read_text(), "", 10.0)
-        folder.rmdir()
-
-
-@contextlib.contextmanager
-def folder_on_a_small_disk(num_bytes: int) -> Iterator[tuple[Path, bool]]:
-    """A folder in memory of its own, and whether it is: where mounting is not allowed, it is an
-    ordinary one.
-    """
-    with tempfile.TemporaryDirectory(prefix="unirl-faults-") as name:
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "none", name]
-        is_small = subprocess.run(mount, capture_output=True).returncode == 0
-        try:
-            yield Path(name), is_small
-        finally:
-            if is_small:
-                subprocess.run(["umount", "-l", name], check=False)
