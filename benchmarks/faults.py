@@ -64,7 +64,7 @@ class Trial:
         self.failed: list[str] = []
 
     def try_out(self, kind: Kind) -> None:
-        """Bring it and look; what does not hold is told in the table, and at the end."""
+        """Bring it and look; what does not hold is said, and again at the end."""
         try:
             self._bring(kind)
             self._look(kind)
@@ -183,9 +183,14 @@ class Stretches:
         self.steps, self.seconds = Counter[bool](), Counter[bool]()
 
     def over(self, with_faults: bool, work: Callable[[], object]) -> None:
-        """One stretch; not while the file `pause` exists: then the whole training is stopped."""
+        """One stretch; not while the file `pause` exists: then the whole training is stopped, and a
+        file `.held` beside it says so.
+        """
         if self._pause is not None and self._pause.exists():
+            held = self._pause.with_suffix(".held")
+            held.touch()
             self.training.stop_while(self._pause.exists)
+            held.unlink()
         self.training.learned.read()
         started, steps = time.monotonic(), self.training.learned.steps
         work()

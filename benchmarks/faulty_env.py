@@ -1,6 +1,6 @@
 """A pole on a cart whose step takes 5 ms, and that does on demand what environments must not do.
 
-Whoever wants a fault puts a file into the folder `wanted`; the first process that finds it in a
+To want a fault, put a file into the folder `wanted`: the first process that finds it in a
 step, or while an environment is made, moves it to `met`, writes its number there, and does what the
 name of the file says.
 """
