@@ -18,7 +18,7 @@ def test_nobody_is_judged_hung_for_a_time_in_which_all_were_stopped(
 ) -> None:
     flags = ["--runner.kind", "processes", "--runner.hang-seconds", "1", "--no-console"]
     # An unroll of some tenths of a second: the actor is somewhere in it.
-    run = on_terminal(*flags, "--actor.unroll-length", "1000", "--run.checkpoint-steps", "1e9")
+    run = on_terminal(*flags, "--actor.unroll-length", "500", "--run.checkpoint-steps", "1e9")
     run.wait_for_rows()
     for _ in range(3):
         os.killpg(run.pid, signal.SIGSTOP)

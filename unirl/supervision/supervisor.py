@@ -253,14 +253,14 @@ class Supervisor:
         while not self._closing.is_set():
             with self._lock:
                 watched = list(self.processes)
-            if (seconds := self.pauses.look()) > 0.0:
-                log.info("this process did not run for %.1f s; nobody is judged for that", seconds)
             wake_server()
             if self._marks.keep_keeper():
                 log.warning("the keeper was ended from outside: another one is started")
             self._memory.sample((one.name, one.pid) for one in watched)
             # Only to be prompt: a child that a dead process left behind may hold its sentinel open.
             wait([w.process.sentinel for w in watched if w.process], timeout=_WATCH_SECONDS)
+            if (seconds := self.pauses.look()) > 0.0:
+                log.info("this process did not run for %.1f s; nobody is judged for that", seconds)
             try:
                 self._owner.check()
                 for worker in watched:
