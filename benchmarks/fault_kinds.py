@@ -152,8 +152,13 @@ def start_programs(training: Training, rng: random.Random) -> Fault:
 
 
 def print_much(training: Training, rng: random.Random) -> Fault:
-    at = ask("prints without end", "", training, rng).at
-    return Fault(at, lambda: any((training.run_dir / "logs").glob("*.before.txt")))
+    since, at = time.time(), ask("prints without end", "", training, rng).at
+
+    def shortened() -> bool:
+        found = (training.run_dir / "logs").glob("*.before.txt")
+        return any(path.stat().st_mtime > since for path in found)
+
+    return Fault(at, shortened)
 
 
 def second_run(training: Training, rng: random.Random) -> Fault:
