@@ -39,7 +39,7 @@ from training_under_faults import (
 )
 
 EVERY_SECONDS, CALM_SECONDS, FAULTS_BETWEEN = 20.0, 60.0, 9
-MEMORY_BYTES, DISK_BYTES = 3 * 2**30, 2**30
+MEMORY_BYTES, DISK_BYTES = 2 * 2**30, 2**30
 OWN_MOUNTS = "UNIRL_FAULTS_OWN_MOUNTS"
 
 
@@ -152,6 +152,7 @@ def trial(recipe: str, seed: int) -> Iterator[tuple[Trial, list[Kind], str]]:
         training.start()
         try:
             training.wait_until_healthy()
+            training.wait_for_checkpoint()
             yield Trial(training, seed), kinds, "; ".join(refused)
         except BaseException:
             print(training.log()[-4000:], (folder / "output.txt").read_text()[-4000:])
@@ -261,6 +262,7 @@ def main() -> None:
     parser.add_argument("--no-write", action="store_true", help="leave RESULTS.md as it is")
     flags = parser.parse_args()
     with_own_mounts()
+    measure.exit_on_terminate()
     if flags.soak_minutes:
         recipe = flags.recipe or "appo"
         outcomes = [soak(recipe, flags.seed, flags.soak_minutes, flags.pause_file)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import os
 import signal
 import subprocess
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from unirl.transports.locks import ProcessLock
@@ -78,8 +78,10 @@ class Faulty(CartPoleEnv):
         return False
 
     def _eat(self) -> bool:
+        # As fast as the kernel can: sooner than a step may take.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
         while True:
-            self._kept.append(np.ones(2**23))
+            self._kept.append(mmap.mmap(-1, 2**28, flags=flags))
 
     def _stop_with_the_lock(self) -> bool:
         with contextlib.ExitStack() as held:

@@ -323,9 +323,9 @@ class Training:
         assert self.shell is not None
         members, programs = self.members(), self.programs()
         known = {self.shell.pid, self.pid, *children(self.pid), *programs}
-        steppers = sum(name.startswith("env worker") for name in members) or len(members)
         found = [f"process {command(p)[:60]}" for p in self.processes() if p not in known]
-        if (more := len(programs) - 2 * steppers) > 0:
+        # Policy workers make an environment too, to see its spaces.
+        if (more := len(programs) - 2 * len(members)) > 0:
             found.append(f"{more} programs")
         return found
 
