@@ -24,7 +24,7 @@ from recorded_run import CGROUP, Account, Learned, account
 HERE = Path(__file__).resolve().parent
 MARK = "UNIRL_FAULTS"
 """In the environment of all that a training starts, unless that drops it."""
-LOOK_SECONDS, DEADLINE_SECONDS = 0.04, 150.0
+LOOK_SECONDS, DEADLINE_SECONDS = 0.04, 300.0
 HANG_SECONDS, MAKE_SECONDS, FG_SECONDS = 2.0, 4.0, 3.0
 # A shell with job control, which a terminal can stop. It brings a run that was stopped to the
 # foreground again, some seconds later and not before the file HOLD is gone.
