@@ -6,7 +6,7 @@ life ends no episode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -30,7 +30,7 @@ from unirl.core.weights import Weights
 from unirl.descendants import descendants_ended
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
-from unirl.envs.guard import final, making
+from unirl.envs.guard import final, making, stepping
 from unirl.envs.last_action import LastAction
 from unirl.envs.make import agents_of, make_vec, settle_mask
 from unirl.envs.obs_check import ShapeCheck, check_finite
@@ -74,6 +74,8 @@ class PolicyEvaluator:
         self._policy_config, self._seed, self._num_envs = policy, seed, num_envs
         self._env_seed = derive_seed(seed, "eval", "environments") % 2**32
         self._env: VectorEnv | None = None
+        self._begin: Callable[[], None] = lambda: None
+        """Called before each step, see `stepping`."""
         self.frames_per_second = 30.0
         """The speed at which the frames look right; known once `frames` gave the first one."""
         self.played = EvalResult([], [])
@@ -90,7 +92,8 @@ class PolicyEvaluator:
             num_rows = max(agents, min(self._num_envs, num_episodes) // agents * agents)
             self._env = make_vec(self._config, num_rows)
             try:
-                return self._evaluate(self._env, weights, num_episodes, deterministic)
+                with self._watched():
+                    return self._evaluate(self._env, weights, num_episodes, deterministic)
             finally:
                 self.close()
 
@@ -100,8 +103,16 @@ class PolicyEvaluator:
         """Pictures [height, width, 3] of whole episodes, one per step."""
         self.played = EvalResult([], [])
         episodes = self._atari_frames if self._config.is_atari else self._gym_frames
-        with descendants_ended(), final():
-            yield from episodes(weights, deterministic, num_episodes)
+        with descendants_ended(), final(), self._watched():
+            for picture in episodes(weights, deterministic, num_episodes):
+                yield picture
+                self._begin()  # not who draws is watched
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """In this block an environment that hangs is named."""
+        with stepping(self._config.id, self._config.step_timeout) as self._begin:
+            yield
 
     def close(self) -> None:
         """Close environments that an interrupted call left open; idempotent."""
@@ -146,6 +157,7 @@ class PolicyEvaluator:
         since_end = 0
         while left.any():
             action = _act(player, obs)
+            self._begin()
             with _explained(self._config.id):
                 step = env.step(action)
             seen = tree_map(lambda leaf: _tensor(leaf)[None], step.obs)

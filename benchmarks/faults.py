@@ -1,188 +1,281 @@
-"""Faults under load: processes are killed, stopped and made to fail at random moments of a run.
+"""Faults: what happens to a training under all that we know to go wrong, one after the other and
+for half an hour at random.
 
-Every few seconds one environment worker or policy worker gets SIGKILL, SIGSTOP or an exception in
-the middle of whatever it does. Measured: how long until it works again (a stopped one must first be
-noticed: env.step_timeout and runner.hang_seconds are 0.5 s here), whether every sample was learned
-once or discarded with a reason, and what is left when the run is over.
+Each fault meets one continuing training of a step of 5 ms, with environment workers and policy
+workers (appo), then with actors (impala). Measured: after how long it was noticed (a line in the
+log, the end of the process), after how long all processes ran again and two more updates were
+learned, and, by the next checkpoint, how many samples were lost or learned twice. A session that
+was ended is started again at once with the same command.
 
-    python benchmarks/faults.py
+    python benchmarks/faults.py                      # each once
+    python benchmarks/faults.py --soak-minutes 30    # one every 20 s, for so long
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import random
-import signal
-import statistics
-import threading
+import subprocess
+import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import measure
+from fault_kinds import Kind, possible
+from small_machine import folder_with_a_small_disk, small_cgroup
+from training_under_faults import (
+    DEADLINE_SECONDS,
+    LOOK_SECONDS,
+    Training,
+    require,
+    spread,
+)
 
-import unirl
-from unirl.core.learner import Learner, LearnerContext
-from unirl.core.sample import Batch
-from unirl.handshake.handshake import Handshake
-from unirl.metrics.metrics import Metrics
-from unirl.runners.processes import ProcessesRunner
-
-FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP, "exception": signal.SIGUSR1}
-NUM_WORKERS, NUM_GROUPS, DEADLINE_SECONDS = 2, 2, 30.0
-
-
-class TicketRecorder:
-    """A learner that remembers which tickets it learned; everything else is the real one's."""
-
-    def __init__(self, learner: Learner, tickets: list[int]) -> None:
-        self._learner, self._tickets = learner, tickets
-
-    def step(self, batch: Batch) -> Metrics:
-        self._tickets += [slot.ticket for slot in batch.slots]
-        return self._learner.step(batch)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._learner, name)
+EVERY_SECONDS, CALM_SECONDS, FAULTS_BETWEEN = 20.0, 60.0, 9
+MEMORY_BYTES, DISK_BYTES = 2 * 2**30, 2**30
+OWN_MOUNTS = "UNIRL_FAULTS_OWN_MOUNTS"
 
 
-def make_recorder(
-    context: LearnerContext, *, make: Callable[[LearnerContext], Learner], tickets: list[int]
-) -> TicketRecorder:
-    return TicketRecorder(make(context), tickets)
+@dataclass
+class Found:
+    """Of one kind of fault."""
+
+    noticed: list[float] = field(default_factory=list)
+    recovered: list[float] = field(default_factory=list)
+    lost: int = 0
+    twice: int = 0
+    left: list[str] = field(default_factory=list)
 
 
-def make_runner(tickets: list[int]) -> ProcessesRunner:
-    plan = unirl.make_plan(
-        "appo",
-        **{
-            "env.id": "unirl-bench/Sleepy-v0",
-            "env.engine": "sync",
-            "env.import_module": "sleepy_env",
-            "env.kwargs": {"step_seconds": 0.0005},
-            "env.step_timeout": 0.5,
-            "sampler.num_workers": NUM_WORKERS,
-            "sampler.num_groups": NUM_GROUPS,
-            "sampler.num_envs": 8,
-            "sampler.unroll_length": 10,
-            "sampler.num_policy_workers": 2,
-            "queue.batch_size": 2,
-            "queue.max_staleness": 3,
-            "learner.minibatches": 2,
-            "learner.epochs": 1,
-            "runner.max_restarts": 10**6,
-            "runner.hang_seconds": 0.5,
-            "run.total_steps": 10**12,
-        },
-    )
-    plan = plan.with_learner(make=partial(make_recorder, make=plan.learner.make, tickets=tickets))
-    return ProcessesRunner(plan)
+class Trial:
+    """Brings faults to a training, and keeps what was found."""
+
+    def __init__(self, training: Training, seed: int) -> None:
+        self.training, self.rng = training, random.Random(seed)
+        self.found: dict[str, Found] = defaultdict(Found)
+        self.lost = self.twice = self.most_log_bytes = 0
+        self.failed: list[str] = []
+
+    def try_out(self, kind: Kind) -> None:
+        """Bring it and look; what does not hold is said, and again at the end."""
+        try:
+            self._bring(kind)
+            self._look(kind)
+        except RuntimeError as error:
+            print(f"FAILED: {kind.name}: {error}\n{self.training.log()[-3000:]}", flush=True)
+            self.failed.append(f"{kind.name}: {error}")
+            self.training.begin_again()
+
+    def _bring(self, kind: Kind) -> None:
+        training, found = self.training, self.found[kind.name]
+        sessions = len(training.exits)
+        fault = kind.bring(training, self.rng)
+        if fault.noticed is not None:
+            deadline = time.monotonic() + DEADLINE_SECONDS
+            while not fault.noticed():
+                require(time.monotonic() < deadline, f"{kind.name}: nobody notices")
+                time.sleep(LOOK_SECONDS)
+            found.noticed.append(time.monotonic() - fault.at)
+        training.wait_until_healthy()
+        found.recovered.append(time.monotonic() - fault.at)
+        for code in training.exits[sessions:]:
+            require(code in kind.ends, f"{kind.name}: a session ended with {code}")
+
+    def _look(self, kind: Kind) -> None:
+        """By the next checkpoint: what was lost, learned twice, or left."""
+        training, found = self.training, self.found[kind.name]
+        training.wait_for_checkpoint()
+        account = training.account()
+        found.lost += account.lost - self.lost
+        found.twice += account.twice - self.twice
+        self.lost, self.twice = account.lost, account.twice
+        found.left += training.left_while_it_runs()
+        self.most_log_bytes = max(self.most_log_bytes, training.log_bytes())
+        print(
+            f"{time.strftime('%H:%M:%S')} {kind.name}: noticed {spread(found.noticed[-1:])},"
+            f" recovered {spread(found.recovered[-1:])} s; {account}; left: {found.left}",
+            flush=True,
+        )
+
+    def end(self) -> str:
+        """End the training; what is left, in a sentence."""
+        training = self.training
+        training.end()
+        account, left = training.account(), training.left()
+        text = (
+            f"{training.recipe}: {account}. Left after the end: {', '.join(left) or 'nothing'} (no"
+            f" process, no program of an environment, nothing in /dev/shm, no temporary folder);"
+            f" logs of processes held at most {self.most_log_bytes / 1e6:.0f} MB."
+        )
+        print(text, flush=True)
+        self.failed += [text] if account.lost or account.twice or left else []
+        return text
+
+    def rows(self) -> list[list[object]]:
+        return [
+            [
+                self.training.recipe,
+                name,
+                len(found.recovered),
+                spread(found.noticed),
+                spread(found.recovered),
+                found.lost,
+                found.twice,
+                ", ".join(sorted(set(found.left))) or "nothing",
+            ]
+            for name, found in self.found.items()
+        ]
 
 
-def handshake_of(runner: ProcessesRunner) -> Handshake:
-    handshake = runner.processes.pools[0].handshake
-    assert isinstance(handshake, Handshake)
-    return handshake
+COLUMNS = [
+    "recipe", "fault", "times", "noticed after, s", "recovered after, s", "lost", "twice",
+    "left over",
+]  # fmt: skip
 
 
-def group_steps(runner: ProcessesRunner, workers: range | list[int]) -> list[int]:
-    handshake = handshake_of(runner)
-    return [
-        handshake.group_totals(group)[1]
-        for worker in workers
-        for group in handshake.layout.groups_of(worker)
-    ]
+@contextmanager
+def trial(recipe: str, seed: int) -> Iterator[tuple[Trial, list[Kind], str]]:
+    """A training that learns, the kinds of faults that it can meet, and which it cannot."""
+    with (
+        small_cgroup(MEMORY_BYTES) as cgroup,
+        folder_with_a_small_disk(DISK_BYTES) as (folder, is_small),
+    ):
+        training = Training(recipe, folder, cgroup)
+        kinds, refused = possible(recipe, cgroup, is_small)
+        training.start()
+        try:
+            training.wait_until_healthy()
+            training.wait_for_checkpoint()
+            yield Trial(training, seed), kinds, "; ".join(refused)
+        except BaseException:
+            print(training.log()[-4000:], (folder / "output.txt").read_text()[-4000:])
+            raise
+        finally:
+            for pid in training.processes():
+                training.signal(pid, 9)
 
 
-def seconds_to_recover(runner: ProcessesRunner, role: str, index: int, number: int) -> float:
-    """Until a new process has replaced it and all groups that need it have been stepped."""
-    is_actor = role == "policy worker"
-    members = runner.actor_pids if is_actor else runner.helper_pids
-    workers = handshake_of(runner).layout.workers_of(index) if is_actor else [index]
-    pid = members()[index]
-    assert pid is not None
-    started = time.monotonic()
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-    while members()[index] == pid:
-        require(time.monotonic() - started < DEADLINE_SECONDS, f"{role} {index} was not replaced")
-        time.sleep(0.005)
-    before = group_steps(runner, workers)
-    while any(a <= b for a, b in zip(group_steps(runner, workers), before, strict=True)):
-        require(time.monotonic() - started < DEADLINE_SECONDS, f"{role} {index} does not step")
-        time.sleep(0.005)
-    return time.monotonic() - started
+Outcome: TypeAlias = tuple[list[list[object]], str, list[str]]
+"""Rows of the table, what is to be said below it, and what did not hold."""
 
 
-def require(held: bool, what: str) -> None:
-    if not held:
-        raise RuntimeError(what)
+def one_by_one(recipe: str, seed: int, only: str) -> Outcome:
+    with trial(recipe, seed) as (tried, kinds, refused):
+        for kind in kinds:
+            if only in kind.name:
+                tried.try_out(kind)
+        text = tried.end()
+        text += f" Not tried: {refused}." if refused else ""
+        return tried.rows(), text, tried.failed
 
 
-def storm(
-    runner: ProcessesRunner, seconds: float, seed: int, found: dict[tuple[str, str], list[float]]
-) -> None:
-    rng = random.Random(seed)
-    try:
-        while min(group_steps(runner, range(NUM_WORKERS))) < 10:
-            time.sleep(0.1)
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(rng.uniform(0.2, 2.0))
-            role = rng.choice(["environment worker", "policy worker"])
-            fault = rng.choice(list(FAULTS))
-            took = seconds_to_recover(runner, role, rng.randrange(2), FAULTS[fault])
-            found[role, fault].append(took)
-        time.sleep(1.0)
-    finally:
-        runner.loop.stop("measured")
+class Stretches:
+    """Steps learned and seconds taken, with faults and without."""
+
+    def __init__(self, training: Training, pause: Path | None) -> None:
+        self.training, self._pause = training, pause
+        self.steps, self.seconds = Counter[bool](), Counter[bool]()
+
+    def over(self, with_faults: bool, work: Callable[[], object]) -> None:
+        """One stretch; not while the file `pause` exists: then the whole training is stopped, and a
+        file `.held` beside it says so.
+        """
+        if self._pause is not None and self._pause.exists():
+            held = self._pause.with_suffix(".held")
+            held.touch()
+            self.training.stop_while(self._pause.exists)
+            held.unlink()
+        self.training.learned.read()
+        started, steps = time.monotonic(), self.training.learned.steps
+        work()
+        self.training.learned.read()
+        self.steps[with_faults] += self.training.learned.steps - steps
+        self.seconds[with_faults] += time.monotonic() - started
+
+    def rate(self, with_faults: bool) -> float:
+        return self.steps[with_faults] / self.seconds[with_faults]
+
+
+def soak(recipe: str, seed: int, minutes: float, pause: Path | None) -> Outcome:
+    """Some minutes with a fault every 20 s, a minute without, and so on."""
+    with trial(recipe, seed) as (tried, kinds, refused):
+        stretches, deck, count = Stretches(tried.training, pause), list[Kind](), 0
+
+        def one_fault() -> None:
+            began = time.monotonic()
+            kind = deck.pop()
+            tried.try_out(kind)
+            time.sleep(max(0.0, EVERY_SECONDS - time.monotonic() + began))
+
+        while stretches.seconds[True] < 60.0 * minutes:
+            if count % FAULTS_BETWEEN == 0:
+                for _ in range(int(CALM_SECONDS / EVERY_SECONDS)):
+                    stretches.over(False, partial(time.sleep, EVERY_SECONDS))
+            if not deck:
+                deck = [kind for kind in kinds if kind.in_soak]
+                tried.rng.shuffle(deck)
+            stretches.over(True, one_fault)
+            count += 1
+            rates = f"{stretches.rate(True):.0f} of {stretches.rate(False):.0f} steps/s"
+            print(f"{stretches.seconds[True] / 60:.1f} minutes: {rates}", flush=True)
+        text = tried.end()
+        goodput = stretches.rate(True) / stretches.rate(False)
+        text = (
+            f"{count} faults in {stretches.seconds[True] / 60:.1f} minutes, one every"
+            f" {EVERY_SECONDS:g} s, all kinds in random order: goodput **{goodput:.3f}**. That is"
+            " steps learned per second, without those that a kill made it learn again, with faults"
+            f" ({stretches.rate(True):,.0f}) over the same of the same run in"
+            f" {stretches.seconds[False] / 60:.1f} minutes without, a minute after every"
+            f" {FAULTS_BETWEEN} faults ({stretches.rate(False):,.0f}).\n\n{text}"
+        )
+        print(text, flush=True)
+        text += f" Not tried: {refused}." if refused else ""
+        return tried.rows(), text, tried.failed
+
+
+def with_own_mounts() -> None:
+    """Where that is allowed, start again with mounts of our own: /dev/shm is empty then."""
+    if OWN_MOUNTS not in os.environ:
+        own = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
+        allowed = subprocess.run([*own, "true"], capture_output=True).returncode == 0
+        os.environ[OWN_MOUNTS] = str(int(allowed))
+        if allowed:
+            os.execvp(own[0], [*own, sys.executable, *sys.argv])
+    if os.environ[OWN_MOUNTS] == "1":
+        subprocess.run(["mount", "-t", "tmpfs", "none", "/dev/shm"], check=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--soak-minutes", type=float, default=0.0, help="0: each fault once")
+    parser.add_argument("--recipe", choices=["appo", "impala"], help="this one only")
+    parser.add_argument("--only", default="", help="faults whose name holds this")
+    parser.add_argument("--pause-file", type=Path, help="the soak is stopped while this exists")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-write", action="store_true", help="leave RESULTS.md as it is")
     flags = parser.parse_args()
-    segments = set(os.listdir("/dev/shm")) if Path("/dev/shm").exists() else set()
-    tickets: list[int] = []
-    runner = make_runner(tickets)
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    thread = threading.Thread(
-        target=storm, args=(runner, flags.seconds, flags.seed, found), daemon=True
-    )
-    thread.start()
-    runner.run([])
-    thread.join()
-    queue = runner.loop.queue
-    stats = queue.stats()
-    out = stats.out
-    lost = stats.started - stats.learned - sum(stats.discarded.values()) - out
-    twice = sum(count - 1 for count in Counter(tickets).values())
-    pids = [*runner.actor_pids(), *runner.helper_pids()]
-    left = sum(pid is not None and Path(f"/proc/{pid}").exists() for pid in pids)
-    left_segments = len(set(os.listdir("/dev/shm")) - segments) if segments else 0
-    rows = [
-        [role, fault, len(times), f"{statistics.median(times):.2f}", f"{max(times):.2f}"]
-        for (role, fault), times in sorted(found.items())
-    ]
-    columns = ["process", "fault", "count", "seconds to recover, median", "longest"]
-    discarded = stats.discarded
-    reasons = ", ".join(f"{number} {reason}" for reason, number in discarded.items() if number)
-    text = measure.table(columns, rows) + (
-        f"\n\n{stats.started} samples begun: {stats.learned} learned ({twice} of them"
-        f" twice), {sum(discarded.values())} discarded ({reasons}), {out} in flight at the end,"
-        f" {lost} lost. Left afterwards: {left} processes, {left_segments} segments in /dev/shm."
-    )
-    print(text)
-    require(lost == 0 and twice == 0 and left == 0 and left_segments == 0, "see above")
+    with_own_mounts()
+    measure.exit_on_terminate()
+    if flags.soak_minutes:
+        recipe = flags.recipe or "appo"
+        outcomes = [soak(recipe, flags.seed, flags.soak_minutes, flags.pause_file)]
+    else:
+        recipes = [flags.recipe] if flags.recipe else ["appo", "impala"]
+        outcomes = [one_by_one(recipe, flags.seed, flags.only) for recipe in recipes]
+    rows = [row for outcome in outcomes for row in outcome[0]]
+    body = "\n\n".join([measure.table(COLUMNS, rows), *(outcome[1] for outcome in outcomes)])
+    print(body)
+    failed = [what for outcome in outcomes for what in outcome[2]]
+    require(not failed, "\n".join(failed))
     if not flags.no_write:
-        measure.write_block("faults", text)
+        measure.write_block("fault-soak" if flags.soak_minutes else "faults", body)
 
 
 if __name__ == "__main__":

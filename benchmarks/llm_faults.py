@@ -1,10 +1,11 @@
 """Faults of a language run: its processes are killed and stopped at random moments.
 
 First in one run in mode async: every few seconds the actor with its engine, or a worker that judges
-completions, gets SIGKILL or SIGSTOP in the middle of whatever it does (a stopped one must first be
-noticed: runner.hang_seconds is 15 s and reward.timeout_seconds 1 s here). Measured: how long until
-the next update is made with new samples. Then a run in mode async is killed as a whole and resumed,
-again and again. Counted: tickets, that is prompts, that were lost or learned twice.
+completions, gets SIGKILL or SIGSTOP in the middle of whatever it does, or a reward hangs (what is
+stopped must first be noticed: runner.hang_seconds is 15 s and reward.timeout_seconds 1 s here).
+Then the same with an engine behind a server that sends broken answers and is killed. Measured: how
+long until it is replaced, and until updates are made with new samples. At last a run is killed as a
+whole and resumed, again and again. Counted: prompts that were lost or learned twice.
 
     python benchmarks/llm_faults.py
 """
@@ -13,10 +14,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -24,34 +27,48 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import measure
+from recorded_run import make_recorder
+from training_under_faults import require, spread, stat, until
 
 import unirl
 from unirl.config import to_toml
-from unirl.core.learner import Learner, LearnerContext
-from unirl.core.sample import Batch
+from unirl.core.learner import Learner
 from unirl.llm.models.tiny import make_tiny
-from unirl.metrics.metrics import Metrics
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import Plan
 from unirl.runners.processes import ProcessesRunner
 from unirl.storage.checkpoint import load_checkpoint
 
-FAULTS = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
+FAULTS = {
+    ("actor", "kill -9"): signal.SIGKILL,
+    ("actor", "SIGSTOP"): signal.SIGSTOP,
+    ("reward worker", "kill -9"): signal.SIGKILL,
+    ("reward worker", "SIGSTOP"): signal.SIGSTOP,
+    ("reward", "hangs"): 0,
+}
+SERVER_FAULTS = {("engine server", "kill -9, away for 3 s"): 0}
 PID_FOLDER = "UNIRL_FAULTS"
 """Names a folder, in the environment: reward workers leave their ids there."""
-GROUP, BATCH, DEADLINE_SECONDS = 4, 8, 240.0
+GROUP, BATCH, DEADLINE_SECONDS, BROKEN_ONE_IN = 4, 8, 240.0, 40
 
 
 def judge(text: str, answer: str) -> float:
-    """The share of right characters, after a moment; leaves the id of its process."""
-    (Path(os.environ[PID_FOLDER]) / f"reward-{os.getpid()}").touch()
+    """The share of right characters, after a moment; leaves the id of its process. Hangs where a
+    file `hang` wants that.
+    """
+    folder = Path(os.environ[PID_FOLDER])
+    (folder / f"reward-{os.getpid()}").touch()
     time.sleep(0.005)
+    with contextlib.suppress(FileNotFoundError):
+        (folder / "hang").rename(folder / f"hung-{os.getpid()}")
+        time.sleep(1e6)
     return sum(a == b for a, b in zip(text, answer, strict=False)) / len(answer)
 
 
@@ -81,30 +98,8 @@ def make_plan(model: Path, **overrides: Any) -> Plan:
     )
 
 
-class PromptRecorder:
-    """A learner that remembers which tickets it learned; everything else is the real one's."""
-
-    def __init__(self, learner: Learner, tickets: list[int]) -> None:
-        self._learner, self._tickets = learner, tickets
-
-    def step(self, batch: Batch) -> Metrics:
-        self._tickets += [slot.ticket for slot in batch.slots]
-        return self._learner.step(batch)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._learner, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._learner, name, value)
-
-
-def make_recorder(
-    context: LearnerContext, *, make: Callable[[LearnerContext], Learner], tickets: list[int]
-) -> PromptRecorder:
-    return PromptRecorder(make(context), tickets)
+def note(learned: list[int], learner: Learner, tickets: list[int]) -> None:
+    learned += tickets
 
 
 class UpdateCounter:
@@ -120,28 +115,10 @@ class UpdateCounter:
         pass
 
 
-def require(held: bool, what: str) -> None:
-    if not held:
-        raise RuntimeError(what)
-
-
-def until(held: Callable[[], bool], what: str) -> None:
-    started = time.monotonic()
-    while not held():
-        require(time.monotonic() - started < DEADLINE_SECONDS, what)
-        time.sleep(0.005)
-
-
-def alive(pid: int) -> bool:
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
 def workers(pid_folder: Path) -> list[int]:
     """Reward workers that have judged and live."""
     found = [int(path.name.removeprefix("reward-")) for path in pid_folder.glob("reward-*")]
-    return [pid for pid in found if alive(pid)]
+    return [pid for pid in found if stat(pid)]
 
 
 def processes_of(pid_folder: Path) -> list[int]:
@@ -151,7 +128,7 @@ def processes_of(pid_folder: Path) -> list[int]:
         with contextlib.suppress(OSError):
             if entry.name.isdecimal() and wanted in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
-    return [pid for pid in found if alive(pid) and pid != os.getpid()]
+    return [pid for pid in found if stat(pid) and pid != os.getpid()]
 
 
 def segments() -> set[str]:
@@ -161,97 +138,154 @@ def segments() -> set[str]:
     return {name for name in names if not name.startswith("sem.")}
 
 
-def seconds_to_recover(
-    runner: ProcessesRunner, counter: UpdateCounter, role: str, pid: int, number: int
-) -> float:
-    """Until the victim is replaced and two more updates are made: the first of them may still take
-    samples that were finished before.
-    """
-    started = time.monotonic()
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-    if role == "actor":
-        until(lambda: runner.actor_pids()[0] != pid, "the actor was not replaced")
-    else:
-        until(lambda: not alive(pid), "the reward worker was not replaced")
-    before = counter.version
-    until(lambda: counter.version >= before + 2, f"no update since a fault of the {role}")
-    return time.monotonic() - started
+class Server:
+    """The engine server, a process of its own."""
+
+    def __init__(self, model: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.url, self._model = f"http://127.0.0.1:{self._port}/v1", model
+        self.start()
+
+    def start(self) -> None:
+        script = str(Path(__file__).with_name("engine_server.py"))
+        self._process = subprocess.Popen(
+            [sys.executable, script, str(self._port), str(self._model), str(BROKEN_ONE_IN)],
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        require(self._process.stdout.readline() == b"ready\n", "the server does not start")
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@dataclass
+class Storm:
+    """Faults of one run in this process, and how long it took to notice them and to recover."""
+
+    runner: ProcessesRunner
+    counter: UpdateCounter
+    pid_folder: Path
+    kinds: Mapping[tuple[str, str], int]
+    server: Server | None = None
+    found: dict[tuple[str, str], list[tuple[float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    error: BaseException | None = None
+
+    def run(self, seconds: float, seed: int) -> None:
+        rng, kinds = random.Random(seed), itertools.cycle(self.kinds)
+        try:
+            until(lambda: self.counter.version >= 3, "it does not learn")
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                time.sleep(rng.uniform(0.2, 1.5))
+                kind = next(kinds)
+                self.found[kind].append(self._bring(kind, rng))
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.runner.loop.stop("measured")
+
+    def _bring(self, kind: tuple[str, str], rng: random.Random) -> tuple[float, float]:
+        """Seconds until the victim is replaced, and until two more updates are made: the first of
+        them may still take samples that were finished before.
+        """
+        role, what = kind
+        if role == "actor":
+            pid = self.runner.actor_pids()[0]
+        elif role == "reward worker":
+            until(lambda: bool(workers(self.pid_folder)), "there is no reward worker")
+            pid = rng.choice(workers(self.pid_folder))
+        started = time.monotonic()
+        if role == "engine server":
+            assert self.server is not None
+            self.server.kill()
+            time.sleep(3.0)
+            self.server.start()
+        elif role == "reward":
+            (self.pid_folder / "hang").touch()
+            until(lambda: any(self.pid_folder.glob("hung-*")), "no reward was judged")
+            started, path = time.monotonic(), next(self.pid_folder.glob("hung-*"))
+            pid = int(path.name.removeprefix("hung-"))
+            path.unlink()
+        else:
+            assert pid is not None
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, self.kinds[kind])
+        if role == "actor":
+            until(lambda: self.runner.actor_pids()[0] != pid, "the actor was not replaced")
+        elif role != "engine server":
+            until(lambda: not stat(pid), f"{role} was not ended")
+        noticed, before = time.monotonic() - started, self.counter.version
+        until(lambda: self.counter.version >= before + 2, f"no update since: {role} {what}")
+        return noticed, time.monotonic() - started
 
 
 def storm(
-    runner: ProcessesRunner,
-    counter: UpdateCounter,
+    plan: Plan,
     pid_folder: Path,
     seconds: float,
     seed: int,
-    found: dict[tuple[str, str], list[float]],
-    errors: list[BaseException],
-) -> None:
-    rng, pairs = random.Random(seed), 0
-    try:
-        until(lambda: counter.version >= 3, "it does not learn")
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(rng.uniform(0.2, 1.5))
-            role = ("actor", "reward worker")[pairs % 2]
-            fault = list(FAULTS)[pairs // 2 % 2]
-            pairs += 1
-            until(lambda: bool(workers(pid_folder)), "there is no reward worker")
-            pid = runner.actor_pids()[0] if role == "actor" else rng.choice(workers(pid_folder))
-            assert pid is not None
-            took = seconds_to_recover(runner, counter, role, pid, FAULTS[fault])
-            found[role, fault].append(took)
-    except BaseException as error:
-        errors.append(error)
-    finally:
-        runner.loop.stop("measured")
-
-
-def storm_of_kills(model: Path, pid_folder: Path, seconds: float, seed: int) -> str:
-    """Actor and reward workers fail; a table."""
-    before = segments()
-    tickets: list[int] = []
-    plan = make_plan(model)
-    make_learner = partial(make_recorder, make=plan.learner.make, tickets=tickets)
-    runner = ProcessesRunner(plan.with_learner(make=make_learner))
-    counter, found = UpdateCounter(), defaultdict[tuple[str, str], list[float]](list)
-    errors: list[BaseException] = []
-    thread = threading.Thread(
-        target=storm, args=(runner, counter, pid_folder, seconds, seed, found, errors), daemon=True
-    )
+    kinds: Mapping[tuple[str, str], int],
+    server: Server | None = None,
+) -> tuple[list[list[object]], str]:
+    """Rows of the table, and the account of the run."""
+    before, tickets = segments(), list[int]()
+    make = partial(make_recorder, make=plan.learner.make, record=partial(note, tickets))
+    runner = ProcessesRunner(plan.with_learner(make=make))
+    faults = Storm(runner, UpdateCounter(), pid_folder, kinds, server)
+    thread = threading.Thread(target=faults.run, args=(seconds, seed), daemon=True)
     thread.start()
-    runner.run([counter])
+    runner.run([faults.counter])
     thread.join()
-    if errors:
-        raise errors[0]
-    queue = runner.loop.queue
-    stats = queue.stats()
-    out = stats.out
-    lost = stats.started - stats.learned - sum(stats.discarded.values()) - out
+    if faults.error is not None:
+        raise faults.error
+    stats = runner.loop.queue.stats()
+    lost = stats.started - stats.learned - sum(stats.discarded.values()) - stats.out
     twice = sum(count - 1 for count in Counter(tickets).values())
     deadline = time.monotonic() + 10.0
     while workers(pid_folder) and time.monotonic() < deadline:
         time.sleep(0.05)
-    pids = [pid for pid in runner.actor_pids() if pid is not None and alive(pid)]
+    pids = [pid for pid in runner.actor_pids() if pid is not None and stat(pid)]
     left = len(pids) + len(workers(pid_folder))
     left_segments = len(segments() - before)
-    rows = [
-        [role, fault, len(times), f"{statistics.median(times):.2f}", f"{max(times):.2f}"]
-        for (role, fault), times in sorted(found.items())
+    rows: list[list[object]] = [
+        [role, fault, len(times), *(spread([one[i] for one in times]) for i in (0, 1))]
+        for (role, fault), times in faults.found.items()
     ]
-    discarded = stats.discarded
-    reasons = ", ".join(f"{number} {reason}" for reason, number in discarded.items() if number)
-    columns = ["process", "fault", "count", "seconds to recover, median", "longest"]
-    text = measure.table(columns, rows) + (
-        f"\n\n{stats.started} prompts begun: {stats.learned} learned ({twice} of them"
-        f" twice), {sum(discarded.values())} discarded ({reasons or 'none'}), {out} in flight at"
-        f" the end, {lost} lost. Left afterwards: {left} processes, {left_segments} segments in"
-        " /dev/shm."
+    reasons = ", ".join(
+        f"{number} {reason}" for reason, number in stats.discarded.items() if number
+    )
+    retries = runner.loop.metrics.flush().get("faults/engine_retries", 0.0)
+    text = (
+        f"{stats.started} prompts begun: {stats.learned} learned ({twice} of them twice),"
+        f" {sum(stats.discarded.values())} discarded ({reasons or 'none'}), {stats.out} in flight"
+        f" at the end, {lost} lost; {retries:.0f} requests asked again. Left afterwards: {left}"
+        f" processes, {left_segments} segments in /dev/shm."
     )
     print(text, flush=True)
     require(not lost and not twice and not left and not left_segments, "see above")
-    return text
+    return rows, text
+
+
+def all_storms(model: Path, pid_folder: Path, seconds: float, seed: int) -> str:
+    """Actor, rewards and then the server of an engine fail; a table."""
+    rows, text = storm(make_plan(model), pid_folder, seconds, seed, FAULTS)
+    server = Server(model)
+    try:
+        plan = make_plan(model, **{"engine.kind": "openai", "engine.url": server.url})
+        more, also = storm(plan, pid_folder, seconds / 3, seed, SERVER_FAULTS, server)
+    finally:
+        server.kill()
+    columns = ["what", "fault", "times", "noticed after, s (longest)", "recovered after, s"]
+    return (
+        f"{measure.table(columns, [*rows, *more])}\n\nEngine hf: {text}\n\nA server that cuts one"
+        f" answer in {BROKEN_ONE_IN} off within its JSON: {also}"
+    )
 
 
 def killed_learners(model: Path, folder: Path, pid_folder: Path, kills: int, seed: int) -> str:
@@ -344,7 +378,7 @@ def main() -> None:
         pid_folder.mkdir()
         os.environ[PID_FOLDER] = str(pid_folder)
         model = make_tiny(folder / "model", width=64, layers=2)
-        text = storm_of_kills(model, pid_folder, flags.seconds, flags.seed)
+        text = all_storms(model, pid_folder, flags.seconds, flags.seed)
         # Another folder: the fork server of this process has the first one in its environment.
         pid_folder = folder / "later"
         pid_folder.mkdir()

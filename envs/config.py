@@ -52,8 +52,9 @@ class EnvConfig:
     limit."""
     step_timeout: float = 300.0
     """Seconds that one step or reset may take in another process (engine async, environment
-    workers) before that process is replaced. More: slower to notice what hangs. An actor process
-    that does not finish an unroll within runner.hang_seconds is replaced whatever this says."""
+    workers) before that process is replaced, and in an evaluation before it ends. More: slower to
+    notice what hangs. An actor process that does not finish an unroll within runner.hang_seconds is
+    replaced whatever this says."""
     make_timeout: float = 120.0
     """Seconds that making the environments of one group or actor may take, and as long again their
     first reset. More: slower to notice one that hangs there."""

@@ -4,12 +4,13 @@ what it returns is looked at.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -20,6 +21,8 @@ from unirl.errors import EnvCrashed, UniRLError, format_error
 
 _NUMBERS = "biuf"
 """NumPy's kinds of what counts as a number."""
+_TICKS = 10
+"""Of a timer, in which a deadline is counted."""
 _AGAIN_SECONDS = 5.0
 """After which a deadline is raised again, where the environment caught it."""
 _MUTE_SECONDS = 15.0
@@ -41,44 +44,83 @@ def making(env_id: str, seconds: float, what: str = "made") -> Iterator[None]:
     In the main thread only; others cannot be interrupted. Code outside of Python that does not
     come back ends the process with the same words.
     """
-    with explained(env_id, f"while it was {what}", "env.kwargs, or the environment"):
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        late = EnvCrashed(
-            f'env "{env_id}" was not {what} within {seconds:g} s',
-            f"making an environment and its first reset may take env.make_timeout, {seconds:g} s",
-            "find what it waits for, or raise env.make_timeout",
-        )
+    late = EnvCrashed(
+        f'env "{env_id}" was not {what} within {seconds:g} s',
+        f"making an environment and its first reset may take env.make_timeout, {seconds:g} s",
+        "find what it waits for, or raise env.make_timeout",
+    )
+    culprit = "env.kwargs, or the environment"
+    with explained(env_id, f"while it was {what}", culprit), _deadline(seconds, late):
+        yield
 
-        def interrupt(number: int, frame: FrameType | None) -> None:
+
+@contextmanager
+def stepping(env_id: str, seconds: float) -> Iterator[Callable[[], None]]:
+    """In this block an environment is stepped that nobody else watches: EnvCrashed where a step, or
+    a reset, takes longer than so many seconds. Call what this yields before each of them.
+
+    In the main thread only, see `making`.
+    """
+    late = EnvCrashed(
+        f'env "{env_id}" did not answer within {seconds:g} s',
+        f"a step or reset may take env.step_timeout, {seconds:g} s",
+        "find what it waits for, or raise env.step_timeout",
+    )
+    with _deadline(seconds, late) as begin:
+        yield begin
+
+
+@contextmanager
+def _deadline(seconds: float, late: EnvCrashed) -> Iterator[Callable[[], None]]:
+    """Raises `late`, with where that was, in this block, so long after it was entered or what it
+    yields was called.
+
+    Ticks of a timer are counted: where this process was stopped (Ctrl-Z), all of that time is one.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    tick, ticks, looks = seconds / _TICKS, 0, 0
+    num_again, num_mute = (math.ceil(s / tick) for s in (_AGAIN_SECONDS, _MUTE_SECONDS))
+    done = threading.Event()
+
+    def begin() -> None:
+        nonlocal ticks, looks
+        ticks = looks = -1  # one is over in part
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal ticks
+        ticks += 1
+        if ticks >= _TICKS and (ticks - _TICKS) % num_again == 0:
             code = frame.f_code if frame is not None else None
             raise _Late(f" in {code.co_filename}:{frame.f_lineno}" if code and frame else "")
 
-        def end() -> None:
-            for part in late.parts:
-                print(part, file=sys.stderr, flush=True)
-            os._exit(2)
+    def end_if_mute() -> None:
+        nonlocal looks
+        while not done.wait(tick):
+            looks += 1
+            if looks >= _TICKS + num_mute:
+                for part in late.parts:
+                    print(part, file=sys.stderr, flush=True)
+                os._exit(2)
 
-        mute = threading.Timer(seconds + _MUTE_SECONDS, end)
-        mute.daemon = True
-        started, before = time.monotonic(), signal.signal(signal.SIGALRM, interrupt)
-        left, again = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_SECONDS)
-        mute.start()
-        try:
-            yield
-        except _Late as hung:
-            what_hung, rule, remedy = late.parts
-            raise EnvCrashed(f"{what_hung}: it hung{hung.where}", rule, remedy) from None
-        finally:
-            mute.cancel()
-            mute.join()
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-            if left:  # another deadline, which this one stood in for
-                signal.setitimer(
-                    signal.ITIMER_REAL, max(1e-3, left - time.monotonic() + started), again
-                )
+    mute = threading.Thread(target=end_if_mute, name="deadline", daemon=True)
+    started, before = time.monotonic(), signal.signal(signal.SIGALRM, interrupt)
+    left, again = signal.setitimer(signal.ITIMER_REAL, tick, tick)
+    mute.start()
+    try:
+        yield begin
+    except _Late as hung:
+        what, rule, remedy = late.parts
+        raise EnvCrashed(f"{what}: it hung{hung.where}", rule, remedy) from None
+    finally:
+        done.set()
+        mute.join()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if left:  # another deadline, which this one stood in for
+            left = max(1e-3, left - time.monotonic() + started)
+            signal.setitimer(signal.ITIMER_REAL, left, again)
 
 
 @contextmanager

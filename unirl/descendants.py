@@ -62,6 +62,13 @@ class Marks:
             process_group=0,  # what ends a whole group must not end the keeper
         )
 
+    def keep_keeper(self) -> bool:
+        """Start another keeper where something ended the first one; whether that was so."""
+        gone = self._keeper is not None and self._keeper.poll() is not None
+        if gone:
+            self.start_keeper()
+        return gone
+
     def end(self, *marks: int, spare: Container[int] = ()) -> int:
         """End all that carry one of these marks, of all of the run where none is given; returns how
         many there were.

@@ -33,6 +33,15 @@ def micros() -> int:
     return time.monotonic_ns() // 1000
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal stopped this process (Linux; elsewhere False)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
 def total_memory() -> tuple[int, str]:
     """Bytes that the processes of this machine or of this cgroup may use, and which of the two
     sets the limit; 0 where nothing says so.

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_PARTS = 10
 _GRACE_SECONDS = 0.05
 _END_SECONDS = 1.0
 
@@ -41,15 +42,15 @@ async def within(call: Coroutine[Any, Any, T], seconds: float) -> T:
     """The result of a call, which is cancelled after so many seconds; raises TimeoutError then.
 
     Unlike asyncio.timeout this never loses a result that is there already: where the event loop was
-    held up, the deadline and the result are found at the same moment.
+    held up, the deadline and the result are found at the same moment. Where all was stopped
+    meanwhile (Ctrl-Z), that is one part of the deadline, whatever it took.
     """
     task = asyncio.ensure_future(call)
     try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-        if not done:
-            done, _ = await asyncio.wait({task}, timeout=_GRACE_SECONDS)
-        if done:
-            return task.result()
+        for timeout in (*[seconds / _PARTS] * _PARTS, _GRACE_SECONDS):
+            done, _ = await asyncio.wait({task}, timeout=timeout)
+            if done:
+                return task.result()
     finally:
         if not task.done():
             task.cancel()

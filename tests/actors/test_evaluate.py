@@ -129,6 +129,23 @@ def test_an_environments_exception_is_reported_with_file_and_line() -> None:
     assert len(error.value.parts) == 3
 
 
+def test_an_environment_that_hangs_in_an_evaluation_is_named() -> None:
+    kwargs = {"sleep_at": 3, "sleep_seconds": 600.0}
+    env = toy_env("Fault", "sync", kwargs=kwargs, step_timeout=0.3)
+    evaluator, weights = evaluator_of(env, num_envs=1)
+    message = r'"toy/Fault-v0" did not answer within 0\.3 s: it hung in .*toy_envs\.py'
+    with pytest.raises(UniRLError, match=message) as caught:
+        evaluator.evaluate(weights, 1)
+    assert len(caught.value.parts) == 3
+
+
+def test_a_long_evaluation_of_quick_steps_is_no_hang() -> None:
+    kwargs = {"reset_seconds": 0.25, "episode_length": 100}
+    env = toy_env("Fault", "sync", kwargs=kwargs, step_timeout=0.3)
+    evaluator, weights = evaluator_of(env, num_envs=1)
+    assert len(evaluator.evaluate(weights, 30).lengths) == 30
+
+
 def test_weights_and_statistics_stay_as_they_were() -> None:
     env, policy = EnvConfig("CartPole-v1"), PolicyConfig(hidden=(8,), normalize_obs=True)
     weights = weights_for(env, policy)

@@ -36,9 +36,11 @@ def distribution(logits: torch.Tensor, temperature: float, top_k: int) -> torch.
 
 @dataclass
 class CompletionServer:
-    """Listens on a free port of this machine between `with`."""
+    """Listens on a port of this machine between `with`."""
 
     model: str = "table"
+    port: int = 0
+    """0: a free one."""
     key: str = ""
     gives_ids: bool = True
     gives_logp: bool = True
@@ -99,7 +101,7 @@ class CompletionServer:
             daemon_threads = True
             request_queue_size = 256  # many connect at once
 
-        self._http = Server(("127.0.0.1", 0), Handler)
+        self._http = Server(("127.0.0.1", self.port), Handler)
         self.url = f"http://127.0.0.1:{self._http.server_port}/v1"
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
         return self

@@ -137,9 +137,11 @@ def test_no_more_calls_start_per_second_than_allowed() -> None:
     assert 0.5 <= seconds < 5
 
 
-def test_a_result_that_is_there_is_never_lost_to_a_blocked_event_loop() -> None:
+@pytest.mark.parametrize("seconds", [0.0, 0.1], ids=["is there", "is near"])
+def test_a_result_is_never_lost_to_a_blocked_event_loop(seconds: float) -> None:
     async def answers(there: asyncio.Event) -> str:
         await there.wait()
+        await asyncio.sleep(seconds)
         return "in time"
 
     async def whole() -> str:

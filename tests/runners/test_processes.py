@@ -129,7 +129,7 @@ def test_a_killed_actor_is_restarted_its_slot_discarded_and_training_continues(
 def test_an_actor_that_is_stopped_with_the_lock_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unirl.transports.locks.LOCK_SECONDS", 0.5)
+    monkeypatch.setattr("unirl.transports.locks.STOPPED_SECONDS", 0.5)
     plan = unirl.make_plan("impala", **{**SMALL, "actor.unroll_length": 1})
     runner = ProcessesRunner(plan, log_dir=tmp_path)
     lock: Any = runner.loop.queue.memory.lock  # type: ignore[attr-defined]

@@ -29,6 +29,22 @@ def test_a_resume_restores_torchs_random_numbers_and_the_training_time(tmp_path:
         runner.close()
 
 
+def test_a_resume_counts_the_samples_that_were_not_finished(tmp_path: Path) -> None:
+    plan = unirl.make_plan("impala", **{"policy.hidden": (8,), "queue.batch_size": 2})
+    one, two = InlineRunner(plan), InlineRunner(plan)
+    client = one.loop.queue.join()
+    slot = client.acquire()
+    slot.first_version = slot.last_version = 0
+    client.commit(slot)
+    client.acquire()
+    restore(two.loop, load_checkpoint(save(one.loop, tmp_path)))
+    state = load_checkpoint(save(two.loop, tmp_path)).state
+    assert state["next_ticket"] == 2 and len(state["ready"]) == 1
+    assert two.loop.metrics.flush()["queue/discarded/shutdown"] == 1
+    for runner in (one, two):
+        runner.close()
+
+
 @pytest.mark.gpu
 def test_a_resume_restores_the_random_numbers_of_the_gpu(tmp_path: Path) -> None:
     """Dropout of adapters draws from them."""

@@ -127,13 +127,27 @@ def test_programs_end_with_an_actor_that_hangs_and_with_the_run(
         others.wait()
 
 
+def children(pid: int, word: str) -> list[int]:
+    """Those of a process whose command line holds this."""
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in path.read_text().split():
+            if word in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(int(child))
+    return found
+
+
 @pytest.mark.parametrize(
-    ("recipe", "number", "stop_server"),
-    [("impala", signal.SIGKILL, False), ("appo", signal.SIGINT, True)],
-    ids=["killed", "ctrl-c with a stopped fork server"],
+    ("recipe", "number", "first"),
+    [
+        ("impala", signal.SIGKILL, "kill the keepers"),
+        ("impala inline", signal.SIGKILL, ""),
+        ("appo", signal.SIGINT, "stop the fork server"),
+        pytest.param("appo", signal.SIGKILL, "", marks=pytest.mark.slow),
+    ],
 )
 def test_programs_end_with_the_learner(
-    recipe: str, number: signal.Signals, stop_server: bool, token: float, tmp_path: Path
+    recipe: str, number: signal.Signals, first: str, token: float, tmp_path: Path
 ) -> None:
     output = tmp_path / "output.txt"
     learner = forked.start(train, recipe, token, tmp_path / "run", output=output)
@@ -142,11 +156,19 @@ def test_programs_end_with_the_learner(
         metrics = tmp_path / "run" / "metrics.jsonl"
         assert wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0, 60.0)
         # All are there: two for each of two environments of two processes.
-        assert wait_until(lambda: len(programs(token)) == 8, 30.0)
-        if stop_server:
-            for pid in Path(f"/proc/{learner.pid}/task/{learner.pid}/children").read_text().split():
-                if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(int(pid), signal.SIGSTOP)
+        expected = 4 if recipe.endswith("inline") else 8
+        assert wait_until(lambda: len(programs(token)) == expected, 30.0)
+        if first == "stop the fork server":
+            for pid in children(learner.pid, "forkserver"):
+                os.kill(pid, signal.SIGSTOP)
+        if first == "kill the keepers":
+            keepers = set(children(learner.pid, "descendants.py"))
+            for pid in keepers:
+                os.kill(pid, signal.SIGKILL)
+            assert wait_until(
+                lambda: bool(set(children(learner.pid, "descendants.py")) - keepers), 10.0
+            )
+            time.sleep(0.5)  # the new one must be there to wait
         os.kill(learner.pid, number)
         started = time.monotonic()
         learner.join(60.0)
@@ -158,7 +180,9 @@ def test_programs_end_with_the_learner(
 
 
 def train(recipe: str, token: float, run_dir: Path) -> None:
-    unirl.run(unirl.make_plan(recipe, **settings(recipe, token)), run_dir, console=False)
+    recipe, _, kind = recipe.partition(" ")
+    found = settings(recipe, token) | {"runner.kind": kind or "processes"}
+    unirl.run(unirl.make_plan(recipe, **found), run_dir, console=False)
 
 
 def run_of(recipe: str, token: float, tmp_path: Path, **changes: Any) -> Callable[[], Any]:

@@ -14,6 +14,7 @@ from unirl.core.actor import AsyncActor
 from unirl.core.queue import QueueClient, QueueServer
 from unirl.core.sample import Slot
 from unirl.errors import DeadlineExceeded, DiscardSlot, LeaseExpired, QueueClosed, ReissueSlot
+from unirl.supervision.pauses import Pauses
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class _Filler:
         """By lease, when a slot in flight made progress."""
         self._alive_at = time.monotonic()
         """When any slot did, or was finished."""
+        self._pauses = Pauses()
         self._idle_since = deque([time.monotonic()])
 
     async def run(self) -> None:
@@ -139,12 +141,14 @@ class _Filler:
 
     def _discard_stuck(self) -> None:
         """Where the actor as a whole is stuck, its supervisor kills it."""
+        self._pauses.look()
+        limit = self._hang_seconds + self._pauses.within(self._hang_seconds)
         now = time.monotonic()
-        if now - self._alive_at > self._hang_seconds:
+        if now - self._alive_at > limit:
             return
         for task, slot in self._slots.items():
             held = now - self._seen[slot.lease]
-            if held > self._hang_seconds and not task.cancelling():
+            if held > limit and not task.cancelling():
                 log.warning(
                     "ticket %d has made no progress for %.0f s and others have: discarded",
                     slot.ticket,

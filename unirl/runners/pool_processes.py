@@ -16,11 +16,12 @@ from unirl.core.pool import HelperContext, HelperHandshake
 from unirl.core.seeding import derive_seed
 from unirl.core.transport import Transport
 from unirl.errors import LockHeld, UniRLError
+from unirl.host import is_stopped
 from unirl.runners.loop import TrainLoop
 from unirl.runners.pipeline import Pipeline
 from unirl.runners.plan import Plan
 from unirl.runners.run_actor import run_actor
-from unirl.supervision.process_settings import is_stopped
+from unirl.supervision.pauses import Pauses
 from unirl.supervision.restarts import Restarts
 from unirl.supervision.supervisor import KillReason, Supervisor, WorkerProcess
 
@@ -149,16 +150,17 @@ class PoolProcesses:
         number = pipeline.queue.revoke(member, reissue=reissue)
         return f"{number} unfinished slot(s) {'issued again' if reissue else 'discarded'}"
 
-    def kill_hung(self) -> None:
+    def kill_hung(self, pauses: Pauses) -> None:
         """Kill actors that give no sign of life though they hold slots or were stopped, and helpers
-        that owe a step.
+        that owe a step. pauses: when they could not.
         """
         seconds = self._runner.hang_seconds
+        limit = seconds + pauses.within(seconds)
         idle = {
             (pipeline.plan.name, status.member): bool(status.num_running)
             for pipeline in self.pipelines
             for status in pipeline.queue.members()
-            if status.idle_seconds > seconds
+            if status.idle_seconds > limit
         }
         for actor in self.actors:
             member = self.members.get(actor, 0)
@@ -167,7 +169,7 @@ class PoolProcesses:
             # One without a slot may be waiting for its turn; a stopped one never takes it.
             hangs = holds or (holds is not None and actor.pid is not None and is_stopped(actor.pid))
             if actor.retired_at is not None:
-                hangs = time.monotonic() - actor.retired_at > seconds
+                hangs = time.monotonic() - actor.retired_at > limit
             if hangs and actor.alive and not actor.kill_reason:
                 log.warning("%s hangs, killed: %s", actor.name, pipeline.queue.describe())
                 actor.kill(
@@ -177,14 +179,14 @@ class PoolProcesses:
                         "raise runner.hang_seconds, or make unrolls shorter",
                     )
                 )
-        self._kill_late_helpers()
+        self._kill_late_helpers(pauses)
 
-    def _kill_late_helpers(self) -> None:
+    def _kill_late_helpers(self, pauses: Pauses) -> None:
         helpers = self.pool.helpers
         if helpers is None or self.handshake is None:
             return
         seconds = helpers.step_timeout
-        for index in self.handshake.late_workers(seconds):
+        for index in self.handshake.late_workers(seconds + pauses.within(seconds)):
             if index not in self._late and self.workers[index].alive:
                 log.warning("%s owes a step for %g s: killed", self.workers[index].name, seconds)
                 self._late.add(index)
@@ -226,7 +228,7 @@ class AllProcesses:
 
     def check(self) -> None:
         for pool in self.pools:
-            pool.kill_hung()
+            pool.kill_hung(self.supervisor.pauses)
 
     def progress(self) -> int:
         return sum(pipeline.queue.stats().committed for pipeline in self._pipelines)

@@ -17,6 +17,7 @@ from unirl.runners.loop import Hook
 from unirl.runners.pipeline import Pipeline, make_pipelines
 from unirl.runners.plan import Plan
 from unirl.runners.pool_processes import AllProcesses
+from unirl.supervision.pauses import Pauses
 from unirl.transports.shared import SharedTransport
 
 _LOOK_SECONDS = 0.5
@@ -119,6 +120,7 @@ class ProcessesRunner:
         """
         queue, supervisor = pipeline.queue, self.processes.supervisor
         started = progress = time.monotonic()
+        limit, pauses = pipeline.plan.queue.timeout_seconds, Pauses()
         seen: tuple[int, int] | None = None
         while True:
             try:
@@ -132,10 +134,11 @@ class ProcessesRunner:
             except DeadlineExceeded:
                 if pipeline.loop.reason is not None:
                     return None
+                pauses.look()
                 found = (queue.stats().committed, supervisor.num_restarts)
                 if found != seen:
                     seen, progress = found, time.monotonic()
-                elif time.monotonic() - progress >= pipeline.plan.queue.timeout_seconds:
+                elif time.monotonic() - progress >= limit + pauses.within(limit):
                     raise ActorFailed(
                         f"the learner waited {time.monotonic() - progress:.0f} s for a slot",
                         queue.describe(),

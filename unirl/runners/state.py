@@ -48,6 +48,7 @@ def save(loop: TrainLoop, run_dir: Path) -> Path:
                 snapshot.unfinished if loop.learner_plan.reissue else (),
                 snapshot.issued,
             ),
+            "num_unfinished": len(snapshot.unfinished),
             "other_ranks": [_tickets(*other) for other in loop.other_cursors],
             "ready": [
                 {
@@ -121,9 +122,14 @@ def restore(loop: TrainLoop, checkpoint: Checkpoint) -> None:
     due = [_read_ticket(ticket) for ticket in state.get("due", [])]
     if loop.learner_plan.reissue:
         due += without_slot
-    elif without_slot:
-        # Resumed with other sizes. Counted, not silent.
-        loop.metrics.total("queue/discarded/resized", len(without_slot))
+    else:
+        # Counted, not silent: what was being produced, and what other sizes have no slot for.
+        for reason, number in (
+            ("shutdown", int(state.get("num_unfinished", 0))),
+            ("resized", len(without_slot)),
+        ):
+            if number:
+                loop.metrics.total(f"queue/discarded/{reason}", number)
     loop.queue.restore(
         ready,
         int(state["next_ticket"]),

@@ -19,7 +19,8 @@ from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 
-from unirl.supervision.process_settings import LEARNERS_SIGNALS, is_stopped
+from unirl.host import is_stopped
+from unirl.supervision.process_settings import LEARNERS_SIGNALS
 from unirl.supervision.temp_folders import claim
 
 log = logging.getLogger(__name__)

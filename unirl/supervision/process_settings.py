@@ -8,7 +8,6 @@ import ctypes
 import os
 import signal
 import sys
-from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
@@ -57,12 +56,3 @@ def keep_freed_memory() -> None:
         (_M_TOP_PAD, 1 << 24),
     ):
         libc.mallopt(option, num_bytes)
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a signal stopped this process (Linux; elsewhere False)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] == "T"

@@ -27,6 +27,7 @@ from unirl.supervision.fork_server import (
 )
 from unirl.supervision.log_files import BoundedLogs
 from unirl.supervision.memory_watch import MemoryWatch
+from unirl.supervision.pauses import Pauses
 from unirl.supervision.restarts import Restarts
 from unirl.supervision.worker import EXIT_USER_ERROR, Job, ParentWatch, process_main
 
@@ -138,6 +139,8 @@ class Supervisor:
         self._context = process_context(len(processes), modules, preload)
         self._parent_watch, self._marks = ParentWatch(), Marks()
         self._memory, self._progress = MemoryWatch(), 0
+        self.pauses = Pauses()
+        """When nothing of the run could run, and nobody hung."""
         self._logs = BoundedLogs(self._log_paths)
         self._error: UniRLError | None = None
         self._lock = threading.Lock()
@@ -251,9 +254,13 @@ class Supervisor:
             with self._lock:
                 watched = list(self.processes)
             wake_server()
+            if self._marks.keep_keeper():
+                log.warning("the keeper was ended from outside: another one is started")
             self._memory.sample((one.name, one.pid) for one in watched)
             # Only to be prompt: a child that a dead process left behind may hold its sentinel open.
             wait([w.process.sentinel for w in watched if w.process], timeout=_WATCH_SECONDS)
+            if (seconds := self.pauses.look()) > 0.0:
+                log.info("this process did not run for %.1f s; nobody is judged for that", seconds)
             try:
                 self._owner.check()
                 for worker in watched:

@@ -16,9 +16,13 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from unirl.errors import DeadlineExceeded, LockHeld
+from unirl.host import is_stopped
 from unirl.transports.memory import SharedBlock
 
 LOCK_SECONDS = 30.0
+STOPPED_SECONDS = 2.0
+"""What a holder is given that is seen to be stopped, where this process may end it."""
+_LOOK_SECONDS = 0.25
 _LOCK_TRIES = 20
 """Before the first sleep."""
 # Not every system has it.
@@ -64,7 +68,9 @@ class ProcessLock(AbstractContextManager[object]):
         self._thread_lock.release()
 
     def _lock_with_deadline(self) -> None:
-        deadline, ended_holder = time.monotonic() + LOCK_SECONDS, False
+        started = time.monotonic()
+        deadline, ended_holder = started + LOCK_SECONDS, False
+        look_at, num_stopped = started + _LOOK_SECONDS, 0
         for num_tries in itertools.count():
             # The lock is held for microseconds, and even the shortest sleep takes several times as
             # long: only a holder that does not run is worth it.
@@ -76,18 +82,23 @@ class ProcessLock(AbstractContextManager[object]):
                 fcntl.lockf(self._block.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except OSError as error:
-                if time.monotonic() < deadline:
+                now = time.monotonic()
+                if now >= look_at and self.end_holder is not None:
+                    look_at = now + _LOOK_SECONDS
+                    # Looks are counted, not time: all may have been stopped together.
+                    num_stopped = num_stopped + 1 if is_stopped(self.holder()) else 0
+                if now < deadline and num_stopped * _LOOK_SECONDS < STOPPED_SECONDS:
                     continue
                 pid = self.holder()
                 held = LockHeld(
                     pid,
-                    f"process {pid or '?'} has held the queue lock {LOCK_SECONDS:g} s",
+                    f"process {pid or '?'} has held the queue lock {now - started:.0f} s",
                     "it is held for microseconds by a process that runs",
                     "the process is stopped or hung: kill it",
                 )
                 if ended_holder or self.end_holder is None or not self.end_holder(held):
                     raise held from error
-                deadline, ended_holder = time.monotonic() + LOCK_SECONDS, True
+                deadline, ended_holder, num_stopped = now + LOCK_SECONDS, True, 0
 
     def holder(self) -> int:
         """The id of the process that holds the lock; 0 where the system has no known way to ask."""
