@@ -79,6 +79,7 @@ def vector_plan(
         learners=(learner,),
         config=config,
         runner=config.runner,
+        ray=config.ray,
         run=config.run,
     )
 

@@ -281,15 +281,21 @@ class NodeQueue:
     def revoke(self, member: int, reason: str = "actor_died", *, reissue: bool = False) -> int:
         """See QueueServer: of this node's members."""
         number = self.memory.reasons.index(reason)
-        return self._channel.ask(Kind.REVOKE, member, number, int(reissue))[0].values[0]
+        try:
+            return self._channel.ask(Kind.REVOKE, member, number, int(reissue))[0].values[0]
+        except QueueClosed:
+            return 0
 
     def retire(self, member: int) -> None:
         """See QueueServer."""
         self._channel.ask(Kind.RETIRE, member)
 
     def members(self) -> list[MemberStatus]:
-        """Those of this node."""
-        return [MemberStatus(*each) for each in self._channel.ask(Kind.MEMBERS)[1]]
+        """Those of this node; none when all is over."""
+        try:
+            return [MemberStatus(*each) for each in self._channel.ask(Kind.MEMBERS)[1]]
+        except QueueClosed:
+            return []
 
     def stats(self) -> QueueStats:
         """Of all nodes."""

@@ -92,7 +92,7 @@ class NodeLink:
                 raise ProtocolError("the learner's process did not welcome it")
         except OSError as error:
             raise UniRLError(
-                f"the node cannot reach the learner's process at {address[0]}:{address[1]}: {error}",
+                f"the node cannot reach the learner at {address[0]}:{address[1]}: {error}",
                 "nodes connect to it, with the run's token",
                 "open its ports to the nodes, and use the same UniRL on all of them",
             ) from error
