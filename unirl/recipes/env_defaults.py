@@ -24,7 +24,7 @@ def for_actors(choices: Choices, *, on_policy: bool) -> None:
     """
     _shape_actors(choices, on_policy=on_policy)
     _fit_actors(choices)
-    if on_policy and choices.kind.images and choices["runner.kind"] == "processes":
+    if on_policy and choices.kind.images and choices["runner.kind"] != "inline":
         threads = {"runner.learner_threads": min(choices.num_cores, _MAX_ACTORS // 2)}
         choices.choose("the actors rest while it learns", threads)
     num_envs = choices["actor.num_envs"] * choices["queue.batch_size"]
@@ -34,7 +34,7 @@ def for_actors(choices: Choices, *, on_policy: bool) -> None:
 def _shape_actors(choices: Choices, *, on_policy: bool) -> None:
     kind, cores = choices.kind, choices.num_cores
     together = {"runner.kind": "inline", "queue.max_staleness": 0, "runner.learner_threads": 1}
-    if choices["runner.kind"] == "processes" and not on_policy:  # by hand: then they overlap
+    if choices["runner.kind"] != "inline" and not on_policy:  # by hand: then they overlap
         together["queue.max_staleness"] = 1
     most = _MAX_ACTORS if kind.stepping == "slow" else _MAX_ACTORS // 2
     actors = {"actor.num_actors": min(cores, most)}

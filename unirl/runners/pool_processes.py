@@ -87,9 +87,10 @@ class PoolProcesses:
         self.actors = [self._actor(i) for i in numbers]
         self.workers: list[WorkerProcess] = []
         if helpers is not None and self.handshake is not None:
+            workers_of = self.handshake.layout.workers_of
             self.workers = [
                 self._process(helpers.role, i, partial(self._helper_work, i))
-                for i in range(helpers.count)
+                for i in sorted({worker for number in numbers for worker in workers_of(number)})
             ]
         self._late: set[int] = set()
 
@@ -102,6 +103,9 @@ class PoolProcesses:
     def _actor(self, number: int) -> WorkerProcess:
         work = partial(self._actor_work, number)
         return self._process(self.pool.name, number, work, self._runner.actor_threads)
+
+    def _worker(self, index: int) -> WorkerProcess:
+        return next(worker for worker in self.workers if worker.index == index)
 
     def _find(self, number: int) -> tuple[MemberPipeline, int, int]:
         """The pipeline of an actor, its learner's index here, and its own among that learner's."""
@@ -137,8 +141,8 @@ class PoolProcesses:
         assert self.pool.helpers is not None and self.handshake is not None
         numbers = self.handshake.layout.actors_of(index)
         # It is also started again with each of its actors.
-        restarts = self.workers[index].restarts.total
-        restarts += sum(self.actors[number].restarts.total for number in numbers)
+        restarts = self._worker(index).restarts.total
+        restarts += sum(actor.restarts.total for actor in self.actors if actor.index in numbers)
         seed = derive_seed(self._seed(numbers[0], restarts), "worker", index)
         slots = [pipeline.queue.buffers() for pipeline in self.pipelines]
         context = HelperContext(index, seed, self.handshake, slots)
@@ -171,7 +175,7 @@ class PoolProcesses:
         """Helpers that cannot continue without their actor."""
         if self.handshake is None or process in self.workers:
             return []
-        return [self.workers[index] for index in self.handshake.layout.workers_of(process.index)]
+        return [self._worker(index) for index in self.handshake.layout.workers_of(process.index)]
 
     def on_exit(self, process: WorkerProcess, dependants: Sequence[WorkerProcess]) -> str:
         """Give back what it held."""
@@ -228,10 +232,11 @@ class PoolProcesses:
             return
         seconds = helpers.step_timeout
         for index in self.handshake.late_workers(seconds):
-            if index not in self._late and self.workers[index].alive:
-                log.warning("%s owes a step for %g s: killed", self.workers[index].name, seconds)
+            worker = self._worker(index)
+            if index not in self._late and worker.alive:
+                log.warning("%s owes a step for %g s: killed", worker.name, seconds)
                 self._late.add(index)
-                self.workers[index].kill(
+                worker.kill(
                     KillReason(
                         f"it owed a step for longer than env.step_timeout, {seconds:g} s",
                         "raise env.step_timeout, or see why the environment hangs",

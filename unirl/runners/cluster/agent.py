@@ -156,11 +156,14 @@ class NodeAgent:
                 processes.pools[pool].assign(numbers, processes.supervisor)
 
 
-def run_agent(agent: NodeAgent) -> None:
-    """What the thread of an agent's process does; the process ends with it."""
+def run_agent(agent: NodeAgent, linger_seconds: float = 0.0) -> None:
+    """What the thread of an agent's process does; the process ends with it, if nobody ends it
+    before.
+    """
     try:
         agent.run()
     except BaseException as error:
         log.exception("the agent of a node failed: %s", format_error(error))
     finally:
+        time.sleep(linger_seconds)
         os._exit(0)

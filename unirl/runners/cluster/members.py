@@ -66,21 +66,21 @@ class _Share:
 
 
 def asks_of(plan: Plan) -> list[Ask]:
-    """What is to be placed: each member, and those of a pool with helpers together."""
+    """What is to be placed: each member; those that share helpers together."""
     asks = []
     for index, pool in enumerate(plan.pools):
-        number = pool.bounds[0] * len(plan.learners_of(pool))
+        size, num_learners = pool.bounds[0], len(plan.learners_of(pool))
+        everyone = range(size * num_learners)
+        groups = [(number,) for number in everyone]
         if pool.helpers is not None:
-            together = [Ask(index, pool.name, tuple(range(number)), pool.resources)]
-            asks.append(Ask(index, pool.name, tuple(range(number)), _times(together[0], number)))
-        else:
-            asks += [Ask(index, pool.name, (i,), pool.resources) for i in range(number)]
+            groups = [tuple(everyone[first::size]) for first in range(size)]
+        for group in groups:
+            one, times = pool.resources, len(group)
+            wanted = Resources(
+                one.cpus * times, one.gpus * times, one.memory_gib * times, one.labels
+            )
+            asks.append(Ask(index, pool.name, group, wanted))
     return asks
-
-
-def _times(ask: Ask, number: int) -> Resources:
-    one = ask.resources
-    return Resources(one.cpus * number, one.gpus * number, one.memory_gib * number, one.labels)
 
 
 @dataclass

@@ -38,6 +38,10 @@ _STORE_BYTES = 80 * 2**20
 """Little more than the least: nothing of ours is stored there."""
 
 
+_LINGER_SECONDS = 10.0
+"""A process that ends by itself is a fault to Ray, which says so to the user."""
+
+
 class _Agent:
     """The actor of a node."""
 
@@ -50,7 +54,9 @@ class _Agent:
             os.chdir(folder)
         found: AgentSetup = pickle.loads(setup)  # of the driver, by Ray's own connection
         agent = NodeAgent(found)
-        threading.Thread(target=run_agent, args=(agent,), name="agent", daemon=True).start()
+        threading.Thread(
+            target=run_agent, args=(agent, _LINGER_SECONDS), name="agent", daemon=True
+        ).start()
         return os.getpid()
 
 

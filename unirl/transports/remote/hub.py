@@ -184,7 +184,7 @@ class Hub:
         self._loop.forget(stream)
         if role == WEIGHTS:
             stream.send(Frame(Kind.WELCOME).pack())
-            self._send_weights(stream.sock, frame.queue)
+            self._send_weights(stream.detach(), frame.queue)
             return
         before = self.nodes.get(number)
         if before is not None:
@@ -207,7 +207,6 @@ class Hub:
         store = self.stores.get(number)
         if store is None:
             raise ProtocolError(f"weights {number} are unknown")
-        sock.setblocking(True)
         sock.settimeout(SEND_SECONDS)
         thread = threading.Thread(
             target=send_versions, args=(sock, number, store), name="weights", daemon=True

@@ -92,6 +92,7 @@ class Stream:
         self._text: bytearray | None = None
         self._out: deque[memoryview] = deque()
         self.heard_at = time.monotonic()
+        self._detached = False
         self._begin()
 
     def fileno(self) -> int:
@@ -132,13 +133,19 @@ class Stream:
                 number -= len(first)
                 self._out.popleft()
 
+    def detach(self) -> socket.socket:
+        """The socket, for a thread that blocks; nothing more is read here."""
+        self._detached = True
+        self.sock.setblocking(True)
+        return self.sock
+
     def redirect(self, scratch: bytearray) -> None:
         """Let what is still to come of this frame go nowhere."""
         self._into = deque(pieces(sum(map(len, self._into)), scratch))
 
     def receive(self) -> None:
         """Read what is there, and handle the frames that are whole. ConnectionError at the end."""
-        while True:
+        while not self._detached:
             try:
                 number = self.sock.recv_into(self._into[0])
             except (BlockingIOError, InterruptedError):
