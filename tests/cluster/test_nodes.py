@@ -6,6 +6,7 @@ UNIRL_SCHEDULES sets how many random schedules are tried.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -142,10 +143,8 @@ def test_random_schedules_of_faults_keep_the_books() -> None:
                     each.signal_all(signal.SIGCONT)
 
     def kill(pid: int, number: int) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):  # its end was not yet told
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass  # its end was not yet told
 
     settings = {"silent_seconds": 1.0, "max_node_failures": 1000, "max_staleness": 2}
     cluster = ProcessCluster(num_nodes=3)

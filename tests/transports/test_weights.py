@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import weakref
 from collections.abc import Callable
@@ -10,18 +12,61 @@ from typing import Any
 import pytest
 import torch
 
-from unirl.core.weights import Weights, WeightStore
+from unirl.core.weights import Loadable, Weights, WeightStore
 from unirl.transports.local import LentWeightStore, LocalWeightStore
+from unirl.transports.remote.weights import (
+    RemoteWeights,
+    node_store,
+    receive_versions,
+    send_versions,
+)
 from unirl.transports.shared_weights import SharedWeightStore
 
 MakeStore = Callable[[Weights], WeightStore]
 
 
-@pytest.fixture(params=["local", "shared"])
+class SentStore:
+    """Both ends of the weights' way to a node, and a socket between them."""
+
+    lends = False
+
+    def __init__(self, example: Weights) -> None:
+        self._here = RemoteWeights(example)
+        self._there = node_store(self._here.shapes)
+        ours, theirs = socket.socketpair()
+        self._arrived = threading.Condition()
+        send = (send_versions, (ours, 0, self._here))
+        receive = (self._receive, (theirs,))
+        for work, arguments in (send, receive):
+            threading.Thread(target=work, args=arguments, daemon=True).start()
+        weakref.finalize(self, self._here.close)
+
+    def _receive(self, sock: socket.socket) -> None:
+        with contextlib.suppress(ConnectionError):
+            receive_versions(sock, self._there, 5.0, self._tell)
+
+    def _tell(self) -> None:
+        with self._arrived:
+            self._arrived.notify_all()
+
+    @property
+    def version(self) -> int:
+        return self._there.version
+
+    def publish(self, weights: Weights, version: int) -> None:
+        self._here.publish(weights, version)
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: self.version == version, 5.0)
+
+    def pull(self, into: Loadable, have: int) -> int:
+        return self._there.pull(into, have)
+
+
+@pytest.fixture(params=[LocalWeightStore, SharedWeightStore, SentStore])
 def make_store(request: pytest.FixtureRequest) -> MakeStore:
-    return lambda example: (
-        SharedWeightStore(example) if request.param == "shared" else LocalWeightStore()
-    )
+    if request.param is LocalWeightStore:
+        return lambda example: LocalWeightStore()
+    return request.param  # type: ignore[no-any-return]
 
 
 class Loaded:

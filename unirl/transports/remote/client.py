@@ -132,6 +132,11 @@ class RemoteClient:
         self._channel, self.memory, self._member = channel, memory, member
         self._waits = waits_for_commits
         self._told_at = 0.0
+        self.server: Any = None
+        """Kept alive, where it is in this process."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "server": None}
 
     @property
     def member(self) -> int:

@@ -70,6 +70,11 @@ class RemoteServer(TableServer):
         """See QueueServer. The client may be sent to other processes of this machine."""
         return self._join_remote(self, pool, name)
 
+    def close(self) -> None:
+        super().close()
+        if self.local_node is not None:
+            self.local_node.memory.close()
+
     def join_here(self, pool: int, name: str) -> TableClient:
         """The member's place in the table, through which its node's connection acts for it."""
         return self.new_member(pool, name)

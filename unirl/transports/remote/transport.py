@@ -70,7 +70,9 @@ class RemoteTransport:
             self._link.add(server.number, memory)
             weakref.finalize(server, self._link.drop, server.number)
             queue = server.local_node = self._link.queue(server.number)
-        return queue.join(pool, name, waits_for_commits=True)
+        client = queue.join(pool, name, waits_for_commits=True)
+        client.server = server
+        return client
 
     def close(self) -> None:
         """End all connections; idempotent."""
