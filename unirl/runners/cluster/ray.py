@@ -52,12 +52,26 @@ class _Agent:
                 sys.path.append(path)
         with contextlib.suppress(OSError):
             os.chdir(folder)
-        found: AgentSetup = pickle.loads(setup)  # of the driver, by Ray's own connection
-        agent = NodeAgent(found)
+        agent = NodeAgent(_unpacked(setup))
         threading.Thread(
             target=run_agent, args=(agent, _LINGER_SECONDS), name="agent", daemon=True
         ).start()
         return os.getpid()
+
+
+def _unpacked(setup: bytes) -> AgentSetup:
+    """Of the driver, by Ray's own connection."""
+    try:
+        found: AgentSetup = pickle.loads(setup)
+    except (ImportError, AttributeError) as error:
+        raise UniRLError(
+            f"node {socket.gethostname()} lacks what the plan names: {error}",
+            "actors and what they import must be importable on each node, and not be defined in "
+            "the script that is run",
+            "put it into a module, and that into PYTHONPATH on each node or into `ray job submit "
+            "--working-dir`",
+        ) from None
+    return found
 
 
 class AgentHandle:
