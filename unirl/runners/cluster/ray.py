@@ -109,6 +109,7 @@ class RayCluster:
         self._config, self._is_ours = config, False
         if ray.is_initialized():
             log.info("the Ray connection of this process is used")
+            self.host = ray.util.get_node_ip_address()
         elif config.address:
             self._join(config.address)
         else:
