@@ -16,6 +16,7 @@ from unirl.core.evaluator import EvalResult
 from unirl.descendants import descendants_ended
 from unirl.launch.outputs import RunOutputs
 from unirl.launch.resume import check_folder, learner_folder, open_checkpoint, restore
+from unirl.launch.scaling import ScaleHook
 from unirl.launch.several_ranks import cursor_hooks, plan_for_ranks, require_alike
 from unirl.learners.parallel import Ranks
 from unirl.report.log import log_to_file
@@ -141,6 +142,7 @@ def _train(
             ]
             for own, output in zip(hooks, outputs, strict=True):
                 own += output.hooks
+            hooks[0].append(ScaleHook(run_dir, plan, runner.resize))
         with _stop_on_signals(runner.loops):
             runner.run(*hooks)
         return _result(loop, outputs[0] if outputs else None)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from unirl.core.pool import Pool
 from unirl.errors import UniRLError
 from unirl.runners.cluster.environment import prepare_environment
 from unirl.runners.cluster.members import ClusterMembers, asks_of
@@ -30,6 +31,9 @@ class Runner(Protocol):
 
     def run(self, hooks: Sequence[Hook], *others: Sequence[Hook]) -> None:
         """Train until a hook stops a loop. others: the hooks of further learners."""
+
+    def resize(self, pool: Pool, size: int) -> None:
+        """Let a pool have so many members; UniRLError where it cannot."""
 
     def restart_actors(self) -> None:
         """What a checkpoint asks for: runners that repeat bit for bit restart their actors."""

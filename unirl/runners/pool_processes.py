@@ -152,7 +152,7 @@ class PoolProcesses:
         """Start or retire actors until so many run for each learner. One that retires finishes what
         it holds.
         """
-        check_size(self.pool, size, len(self.pipelines))
+        check_size(self._plan, self.pool, size)
         running = [actor.index for actor in self.actors if actor.retired_at is None]
         first = 1 + max(actor.index for actor in self.actors)
         new = range(first, first + size - len(running))
@@ -244,14 +244,20 @@ class PoolProcesses:
                 )
 
 
-def check_size(pool: Pool, size: int, num_learners: int) -> None:
-    """UniRLError unless the pool may have so many members."""
+def check_size(plan: Plan, pool: Pool, size: int) -> None:
+    """UniRLError unless the pool may have so many members: as many as its bounds say, or, where
+    it has none and each member stands alone, as there are slots.
+    """
     low, high = pool.bounds
-    if not low <= size <= high or num_learners > 1:
+    learners = plan.learners_of(pool)
+    if isinstance(pool.count, int) and pool.helpers is None:
+        others = sum(each.bounds[0] for each in plan.pools_of(plan.learners[learners[0]]))
+        low, high = 1, plan.learners[learners[0]].queue.num_slots - others + pool.count
+    if not low <= size <= high or len(learners) > 1:
         raise UniRLError(
             f"pool {pool.name!r} is to have {size} members",
-            f"its plan allows {low} to {high}, of one learner",
-            "set the pool's count to (least, most)",
+            f"its plan allows {low} to {high}, of one learner: each needs a slot",
+            "choose another size, or a larger queue.batch_size or queue.max_staleness",
         )
 
 

@@ -269,7 +269,7 @@ class ClusterMembers:
 
     def resize(self, pool: Pool, size: int) -> None:
         """Let a pool have so many members: on the nodes that the run has, spread."""
-        check_size(pool, size, len(self.plan.learners_of(pool)))
+        check_size(self.plan, pool, size)
         index = self.plan.pools.index(pool)
         with self._lock:
             own = [
