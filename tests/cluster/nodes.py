@@ -5,13 +5,13 @@ hundreds of faults fit in a minute. And a plan whose samples say where they come
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import LearnerPlan, Plan
 from unirl.runners.processes import TrainingRunner
+from unirl.supervision.fork_server import fork_now, process_context
 from unirl.transports.remote.transport import RemoteTransport
 
 SPEC = SampleSpec(
@@ -121,6 +122,8 @@ def make_plan(
 def serve_node(setup: AgentSetup) -> None:
     """What the process of a node does."""
     os.setpgid(0, 0)
+    forkserver._forkserver._forkserver_pid = None  # the server that made it makes nodes
+    fork_now()  # as long as there is one thread: its members need not import torch again
     run_agent(NodeAgent(setup))
 
 
@@ -160,7 +163,7 @@ class ProcessCluster:
         return [Node(str(i), f"node {i}", self.cpus) for i in range(self.num_nodes)]
 
     def start_agent(self, node: str, wanted: Resources, setup: AgentSetup) -> NodeProcess:
-        context = multiprocessing.get_context("forkserver")
+        context = process_context(2, ["unirl.runners.cluster.members"])
         process = context.Process(target=serve_node, args=(setup,))
         process.start()
         self.started.append(NodeProcess(process))

@@ -36,7 +36,7 @@ def test_a_run_gets_more_members_and_fewer_and_refuses_what_its_slots_do_not_all
             with pytest.raises(UniRLError, match="allows 1 to 4") as refused:
                 scale([str(run_dir), "actor", "5"])
             said.extend(refused.value.parts)
-            with pytest.raises(UniRLError, match='pool "?.?actr'):
+            with pytest.raises(UniRLError, match="actr"):
                 scale([str(run_dir), "actr", "2"])
             while not (run_dir / "logs" / "actor-002.txt").exists():
                 time.sleep(0.05)

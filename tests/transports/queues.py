@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,9 @@ from unirl.transports.table_server import TableServer
 @functools.cache
 def remote() -> RemoteTransport:
     """One for all tests of a process: its queues have nothing in common but its thread."""
-    return RemoteTransport()
+    transport = RemoteTransport()
+    atexit.register(transport.close)  # its thread must not outlive the interpreter
+    return transport
 
 
 TRANSPORTS: dict[str, Callable[[], Transport]] = {

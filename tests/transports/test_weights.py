@@ -25,6 +25,11 @@ from unirl.transports.shared_weights import SharedWeightStore
 MakeStore = Callable[[Weights], WeightStore]
 
 
+def receive(sock: socket.socket, store: SharedWeightStore, arrived: threading.Event) -> None:
+    with contextlib.suppress(ConnectionError):
+        receive_versions(sock, store, 5.0, arrived.set)
+
+
 class SentStore:
     """Both ends of the weights' way to a node, and a socket between them."""
 
@@ -33,21 +38,16 @@ class SentStore:
     def __init__(self, example: Weights) -> None:
         self._here = RemoteWeights(example)
         self._there = node_store(self._here.shapes)
+        self._arrived = threading.Event()
         ours, theirs = socket.socketpair()
-        self._arrived = threading.Condition()
-        send = (send_versions, (ours, 0, self._here))
-        receive = (self._receive, (theirs,))
-        for work, arguments in (send, receive):
-            threading.Thread(target=work, args=arguments, daemon=True).start()
-        weakref.finalize(self, self._here.close)
-
-    def _receive(self, sock: socket.socket) -> None:
-        with contextlib.suppress(ConnectionError):
-            receive_versions(sock, self._there, 5.0, self._tell)
-
-    def _tell(self) -> None:
-        with self._arrived:
-            self._arrived.notify_all()
+        threads = [
+            threading.Thread(target=send_versions, args=(ours, 0, self._here)),
+            threading.Thread(target=receive, args=(theirs, self._there, self._arrived)),
+        ]
+        for thread in threads:
+            thread.daemon = True
+            thread.start()
+        weakref.finalize(self, end, self._here, threads)
 
     @property
     def version(self) -> int:
@@ -55,11 +55,18 @@ class SentStore:
 
     def publish(self, weights: Weights, version: int) -> None:
         self._here.publish(weights, version)
-        with self._arrived:
-            assert self._arrived.wait_for(lambda: self.version == version, 5.0)
+        while self.version != version:
+            assert self._arrived.wait(5.0)
+            self._arrived.clear()
 
     def pull(self, into: Loadable, have: int) -> int:
         return self._there.pull(into, have)
+
+
+def end(store: RemoteWeights, threads: list[threading.Thread]) -> None:
+    store.close()
+    for thread in threads:
+        thread.join(5.0)
 
 
 @pytest.fixture(params=[LocalWeightStore, SharedWeightStore, SentStore])
