@@ -129,6 +129,7 @@ def _train(
             # does.
             if plan.config is not None:
                 disk.replace_text(run_dir / "config.toml", to_toml(plan.config, recipe=plan.recipe))
+            hooks[0].append(ScaleHook(run_dir, plan, runner.resize))
             outputs = [
                 RunOutputs(
                     each,
@@ -142,7 +143,6 @@ def _train(
             ]
             for own, output in zip(hooks, outputs, strict=True):
                 own += output.hooks
-            hooks[0].append(ScaleHook(run_dir, plan, runner.resize))
         with _stop_on_signals(runner.loops):
             runner.run(*hooks)
         return _result(loop, outputs[0] if outputs else None)

@@ -261,6 +261,14 @@ def check_size(plan: Plan, pool: Pool, size: int) -> None:
         )
 
 
+def modules_of(plan: Plan) -> tuple[list[str], list[str]]:
+    """What the processes of a plan's pools import, see process_context."""
+    factories: list[Any] = [pool.make_actor for pool in plan.pools]
+    factories += [pool.helpers.serve for pool in plan.pools if pool.helpers is not None]
+    modules = [getattr(factory, "func", factory).__module__ for factory in factories]
+    return modules, [name for pool in plan.pools for name in pool.preload]
+
+
 class AllProcesses:
     """All pools of a run under one supervisor. Also a hook, for the log.
 
@@ -280,14 +288,13 @@ class AllProcesses:
         self.pools = [
             PoolProcesses(plan, i, pipelines, transport, here[i]) for i in range(len(plan.pools))
         ]
-        factories: list[Any] = [pool.make_actor for pool in plan.pools]
-        factories += [pool.helpers.serve for pool in plan.pools if pool.helpers is not None]
+        modules, preload = modules_of(plan)
         self.supervisor = Supervisor(
             [process for pool in self.pools for process in (*pool.actors, *pool.workers)],
             self,
             log_dir=log_dir,
-            modules=[getattr(factory, "func", factory).__module__ for factory in factories],
-            preload=[name for pool in plan.pools for name in pool.preload],
+            modules=modules,
+            preload=preload,
         )
         transport.end_lock_holders_by(self._kill_holder)
 

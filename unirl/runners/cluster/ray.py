@@ -10,7 +10,6 @@ import os
 import pickle
 import socket
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from unirl.core.pool import Resources
 from unirl.errors import UniRLError
-from unirl.runners.cluster.agent import AgentSetup, NodeAgent, run_agent
+from unirl.runners.cluster.actor import AgentActor
+from unirl.runners.cluster.agent import AgentSetup
 from unirl.runners.cluster.placement import Node
 from unirl.runners.config import RayConfig
+from unirl.runners.pool_processes import modules_of
 
 log = logging.getLogger(__name__)
 
@@ -36,42 +37,6 @@ which only pass things on, give way to nobody.
 """
 _STORE_BYTES = 80 * 2**20
 """Little more than the least: nothing of ours is stored there."""
-
-
-_LINGER_SECONDS = 10.0
-"""A process that ends by itself is a fault to Ray, which says so to the user."""
-
-
-class _Agent:
-    """The actor of a node."""
-
-    def start(self, search_path: list[str], folder: str, setup: bytes) -> int:
-        """Start members; the process id when they run."""
-        for path in search_path:
-            if path not in sys.path and os.path.isdir(path):
-                sys.path.append(path)
-        with contextlib.suppress(OSError):
-            os.chdir(folder)
-        agent = NodeAgent(_unpacked(setup))
-        threading.Thread(
-            target=run_agent, args=(agent, _LINGER_SECONDS), name="agent", daemon=True
-        ).start()
-        return os.getpid()
-
-
-def _unpacked(setup: bytes) -> AgentSetup:
-    """Of the driver, by Ray's own connection."""
-    try:
-        found: AgentSetup = pickle.loads(setup)
-    except (ImportError, AttributeError) as error:
-        raise UniRLError(
-            f"node {socket.gethostname()} lacks what the plan names: {error}",
-            "actors and what they import must be importable on each node, and not be defined in "
-            "the script that is run",
-            "put it into a module, and that into PYTHONPATH on each node or into `ray job submit "
-            "--working-dir`",
-        ) from None
-    return found
 
 
 class AgentHandle:
@@ -114,7 +79,6 @@ class RayCluster:
             self._join(config.address)
         else:
             self._start(wanted)
-        self._pickled: dict[int, bytes] = {}
 
     def _start(self, wanted: Resources) -> None:
         cores = os.cpu_count() or 1
@@ -183,8 +147,9 @@ class RayCluster:
 
     def start_agent(self, node: str, wanted: Resources, setup: AgentSetup) -> AgentHandle:
         """Start an agent on a node."""
+        place = (list(sys.path), str(Path.cwd()))
         actor = (
-            ray.remote(_Agent)
+            ray.remote(AgentActor)
             .options(
                 num_cpus=wanted.cpus,
                 num_gpus=wanted.gpus,
@@ -193,9 +158,9 @@ class RayCluster:
                 max_task_retries=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )
-            .remote()
+            .remote(*place, *modules_of(setup.plan))
         )
-        started = actor.start.remote(list(sys.path), str(Path.cwd()), pickle.dumps(setup))
+        started = actor.start.remote(pickle.dumps(setup))
         return AgentHandle(actor, started)
 
     def close(self) -> None:
