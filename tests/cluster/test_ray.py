@@ -21,7 +21,7 @@ ray = pytest.importorskip("ray", reason="needs the extra ray")
 
 
 class Raylets:
-    """A head that runs no members, and two nodes that do."""
+    """The head, and one node more: each raylet starts several processes, and takes seconds."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
@@ -32,10 +32,10 @@ class Raylets:
         self.cluster = Cluster(
             initialize_head=True,
             head_node_args={
-                **small, "num_cpus": 0, "include_dashboard": False, "_system_config": dict(HEALTH)
+                **small, "num_cpus": 2, "include_dashboard": False, "_system_config": dict(HEALTH)
             },
         )  # fmt: skip
-        self.nodes = [self.cluster.add_node(num_cpus=2, **small) for _ in range(2)]
+        self.node = self.cluster.add_node(num_cpus=2, **small)
 
     @property
     def address(self) -> str:
@@ -138,7 +138,7 @@ def test_a_raylet_that_is_killed_is_replaced_by_the_other_node(raylets: Raylets)
         seeds = set(loop.learner.seeds)
         if not killed and len(seeds) == 2 and loop.learner.version > 40:
             known.update(seeds)
-            raylet = raylets.nodes[0].all_processes["raylet"][0].process
+            raylet = raylets.node.all_processes["raylet"][0].process
             killed.append(time.monotonic())
             os.kill(raylet.pid, signal.SIGKILL)
         elif killed and seeds - known:
