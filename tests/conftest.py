@@ -19,6 +19,7 @@ HEAVY = (
     "actors/test_evaluate_device.py::test_mujoco_draws",
     "actors/test_inference.py",
     "benchmarks",
+    "cluster",
     "envs/sim/test_gym_cartpole.py",
     "envs/sim/test_isaacgym.py::test_isaacgym_first",
     "envs/sim/test_samplers.py::test_environment_workers",
@@ -78,6 +79,7 @@ and together they take about a minute.
 """
 LONGEST = (
     "system/test_grpo_faults.py",
+    "cluster",
     "system/test_ppo.py",
     "runners/test_processes.py",
     "system/test_data_parallel.py",

@@ -36,6 +36,7 @@ from unirl.commands.inspect import (
 from unirl.commands.listing import list_things
 from unirl.commands.model import model
 from unirl.commands.resume import ResumeOptions, resume
+from unirl.commands.scale import scale
 from unirl.commands.session import Crash
 from unirl.commands.train import TrainOptions, train
 from unirl.commands.tune import TuneOptions, tune
@@ -61,6 +62,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             ResumeOptions,
             outlives_console=True,
         ),
+        "scale": Command("RUN POOL N", "Give a run that trains more or fewer members.", scale),
         "eval": Command(
             "RUN [--key value ...]",
             "Play whole episodes and report the return.",

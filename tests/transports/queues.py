@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +14,24 @@ from unirl.core.queue import QueueClient, QueueConfig
 from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.transport import Transport
 from unirl.transports.local import LocalTransport
+from unirl.transports.remote.transport import RemoteTransport
 from unirl.transports.shared import SharedTransport
 from unirl.transports.table_server import TableServer
 
-TRANSPORTS: dict[str, type[Transport]] = {"local": LocalTransport, "shared": SharedTransport}
+
+@functools.cache
+def remote() -> RemoteTransport:
+    """One for all tests of a process: its queues have nothing in common but its thread."""
+    transport = RemoteTransport()
+    atexit.register(transport.close)  # its thread must not outlive the interpreter
+    return transport
+
+
+TRANSPORTS: dict[str, Callable[[], Transport]] = {
+    "local": LocalTransport,
+    "shared": SharedTransport,
+    "remote": remote,
+}
 SPEC = SampleSpec(
     {
         "obs/x": Field((3, 2), torch.int64),

@@ -281,7 +281,7 @@ def test_members_are_judged_by_their_signs_of_life(make_queue: MakeQueue) -> Non
 
 def test_a_member_too_many_is_refused(make_queue: MakeQueue) -> None:
     queue = make_queue()
-    clients = [queue.join() for _ in range(MAX_MEMBERS)]
+    clients = [queue.new_member(0, "") for _ in range(MAX_MEMBERS)]
     with pytest.raises(UniRLError, match=f"{MAX_MEMBERS} already"):
         queue.join()
     clients[3].leave()
@@ -486,6 +486,8 @@ def mortal(client: TableClient, num_stores: int) -> TableClient:
     return TableClient(memory, client.member, 0)
 
 
+# Members on other machines never touch the table.
+@pytest.mark.parametrize("make_queue", ["local", "shared"], indirect=True)
 @pytest.mark.parametrize("meanwhile", ["nothing", "a checkpoint", "another acquires"])
 @pytest.mark.parametrize("reissue", [False, True], ids=["discarded", "issued again"])
 @pytest.mark.parametrize("call", ["acquire", "commit", "discard", "reissue"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import weakref
 from collections.abc import Callable
@@ -10,18 +12,68 @@ from typing import Any
 import pytest
 import torch
 
-from unirl.core.weights import Weights, WeightStore
+from unirl.core.weights import Loadable, Weights, WeightStore
 from unirl.transports.local import LentWeightStore, LocalWeightStore
+from unirl.transports.remote.weights import (
+    RemoteWeights,
+    node_store,
+    receive_versions,
+    send_versions,
+)
 from unirl.transports.shared_weights import SharedWeightStore
 
 MakeStore = Callable[[Weights], WeightStore]
 
 
-@pytest.fixture(params=["local", "shared"])
+def receive(sock: socket.socket, store: SharedWeightStore, arrived: threading.Event) -> None:
+    with contextlib.suppress(ConnectionError):
+        receive_versions(sock, store, 5.0, arrived.set)
+
+
+class SentStore:
+    """Both ends of the weights' way to a node, and a socket between them."""
+
+    lends = False
+
+    def __init__(self, example: Weights) -> None:
+        self._here = RemoteWeights(example)
+        self._there = node_store(self._here.shapes)
+        self._arrived = threading.Event()
+        ours, theirs = socket.socketpair()
+        threads = [
+            threading.Thread(target=send_versions, args=(ours, 0, self._here)),
+            threading.Thread(target=receive, args=(theirs, self._there, self._arrived)),
+        ]
+        for thread in threads:
+            thread.daemon = True
+            thread.start()
+        weakref.finalize(self, end, self._here, threads)
+
+    @property
+    def version(self) -> int:
+        return self._there.version
+
+    def publish(self, weights: Weights, version: int) -> None:
+        self._here.publish(weights, version)
+        while self.version != version:
+            assert self._arrived.wait(5.0)
+            self._arrived.clear()
+
+    def pull(self, into: Loadable, have: int) -> int:
+        return self._there.pull(into, have)
+
+
+def end(store: RemoteWeights, threads: list[threading.Thread]) -> None:
+    store.close()
+    for thread in threads:
+        thread.join(5.0)
+
+
+@pytest.fixture(params=[LocalWeightStore, SharedWeightStore, SentStore])
 def make_store(request: pytest.FixtureRequest) -> MakeStore:
-    return lambda example: (
-        SharedWeightStore(example) if request.param == "shared" else LocalWeightStore()
-    )
+    if request.param is LocalWeightStore:
+        return lambda example: LocalWeightStore()
+    return request.param  # type: ignore[no-any-return]
 
 
 class Loaded:

@@ -16,6 +16,7 @@ from unirl.core.evaluator import EvalResult
 from unirl.descendants import descendants_ended
 from unirl.launch.outputs import RunOutputs
 from unirl.launch.resume import check_folder, learner_folder, open_checkpoint, restore
+from unirl.launch.scaling import ScaleHook
 from unirl.launch.several_ranks import cursor_hooks, plan_for_ranks, require_alike
 from unirl.learners.parallel import Ranks
 from unirl.report.alerts import Alerts
@@ -133,6 +134,7 @@ def _train(
             # does.
             if plan.config is not None:
                 disk.replace_text(run_dir / "config.toml", to_toml(plan.config, recipe=plan.recipe))
+            hooks[0].append(ScaleHook(run_dir, plan, runner.resize))
             outputs = [
                 RunOutputs(
                     each,

@@ -31,7 +31,7 @@ from unirl.policy.precision import settle_dtype
 from unirl.recipes.defaults import Choices
 from unirl.recipes.env_defaults import for_sampler
 from unirl.recipes.probe import bind_learner, check_agents, probe
-from unirl.runners.config import RunConfig, RunnerConfig
+from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
 from unirl.runners.plan import LearnerPlan, Plan
 
 
@@ -49,6 +49,7 @@ class Config:
         default_factory=lambda: QueueConfig(batch_size=2, max_staleness=3, window=None)
     )
     runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(kind="processes"))
+    ray: RayConfig = field(default_factory=RayConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
 
@@ -94,6 +95,7 @@ def plan(config: Config) -> Plan:
         learners=learners,
         config=config,
         runner=config.runner,
+        ray=config.ray,
         run=config.run,
     )
 

@@ -28,7 +28,7 @@ def for_actors(choices: Choices, *, on_policy: bool) -> None:
     else:
         _in_processes(choices, on_policy=on_policy)
     _fit_actors(choices)
-    if on_policy and choices.kind.images and choices["runner.kind"] == "processes":
+    if on_policy and choices.kind.images and choices["runner.kind"] != "inline":
         threads = {"runner.learner_threads": min(choices.num_cores, _MAX_QUICK)}
         choices.choose("the actors rest while it learns", threads)
     num_envs = choices["actor.num_envs"] * choices["queue.batch_size"]
@@ -44,7 +44,7 @@ def _is_best_in_one_process(choices: Choices) -> bool:
 
 def _in_one_process(choices: Choices, *, on_policy: bool) -> None:
     kind = choices.kind
-    if choices["runner.kind"] == "processes" and not on_policy:  # set by hand
+    if choices["runner.kind"] != "inline" and not on_policy:  # set by hand
         choices.choose(_OVERLAP, {"queue.max_staleness": 1})
     else:
         turns = {"runner.kind": "inline", "queue.max_staleness": 0}

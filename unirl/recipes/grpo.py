@@ -33,7 +33,7 @@ from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.training.distill import TeacherConfig
 from unirl.recipes.mix import check_mix, pool_name
 from unirl.recipes.modes import Mode, ModeQueue, ModeRunner, queue_of, runner_of
-from unirl.runners.config import RunConfig, RunnerConfig
+from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
 from unirl.runners.plan import LearnerPlan, Plan
 
 IMPORTS_LATE = True
@@ -87,6 +87,7 @@ class Config:
         default_factory=lambda: ModeQueue(batch_size=8, window=None, timeout_seconds=600.0)
     )
     runner: ModeRunner = field(default_factory=lambda: ModeRunner(hang_seconds=600.0))
+    ray: RayConfig = field(default_factory=RayConfig)
     run: RunConfig = field(
         default_factory=lambda: RunConfig(
             total_steps=100_000, checkpoint_steps=10_000, eval_episodes=200, log_seconds=5.0
@@ -207,6 +208,7 @@ def plan(config: Config) -> Plan:
         ),
         config=config,
         runner=runner,
+        ray=config.ray,
         run=run,
         notes=(*found.notes, dtype),
     )
@@ -216,7 +218,7 @@ def _link(config: Config, runner: RunnerConfig) -> EvaluationLink | None:
     """Where loading the model once more would be slow: engine hf, which starts at once and computes
     as the learner does, is none of these.
     """
-    if config.engine.kind == "hf":
+    if config.engine.kind == "hf" or runner.kind == "ray":  # its sockets are of one machine
         return None
     return EvaluationLink(
         config.num_engines,

@@ -33,11 +33,12 @@ class ModeRunner(RunnerConfig):
     """Where engine and learner run."""
 
     # As above: `runner_of` narrows it.
-    kind: Literal["auto", "inline", "processes"] = field(  # type: ignore[assignment]
+    kind: Literal["auto", "inline", "processes", "ray"] = field(  # type: ignore[assignment]
         default="auto", metadata={"common": True}
     )
     """inline: one process, turn by turn, reproducible bit for bit. processes: the engine has a
-    process of its own. auto: inline where engine and learner take turns, else processes.
+    process of its own. ray: so has each, on the machines of a Ray cluster. auto: inline where
+    engine and learner take turns, else processes.
     """
     # Generation is what is waited for, and rewards have deadlines on the clock.
     actor_niceness: int = 0
@@ -95,9 +96,9 @@ def runner_of(mode: Mode, runner: ModeRunner) -> RunnerConfig:
             "it generates while it learns, and one process that takes turns cannot do both",
             "leave runner.kind out, or set mode to sync",
         )
-    if mode == "partial" and runner.kind == "processes":
+    if mode == "partial" and runner.kind in ("processes", "ray"):
         raise UniRLError(
-            "mode partial with runner.kind processes",
+            f"mode partial with runner.kind {runner.kind}",
             "an engine in a process of its own is not interrupted: it continues while others learn",
             "leave runner.kind out, or set mode to async",
         )

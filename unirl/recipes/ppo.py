@@ -22,7 +22,7 @@ from unirl.policy.precision import settle_dtype
 from unirl.recipes.defaults import Choices
 from unirl.recipes.env_defaults import for_actors
 from unirl.recipes.probe import bind_learner, check_agents, probe, vector_plan
-from unirl.runners.config import RunConfig, RunnerConfig
+from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
 from unirl.runners.plan import Plan
 
 
@@ -43,6 +43,7 @@ class Config:
     learner: PpoLearnerConfig = field(default_factory=PpoLearnerConfig)
     queue: QueueConfig = field(default_factory=lambda: QueueConfig(max_staleness=0))
     runner: RunnerConfig = field(default_factory=RunnerConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
 

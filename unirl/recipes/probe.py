@@ -86,6 +86,7 @@ def vector_plan(
         learners=(learner,),
         config=config,
         runner=config.runner,
+        ray=config.ray,
         run=config.run,
     )
 

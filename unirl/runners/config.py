@@ -13,9 +13,9 @@ from unirl.errors import UniRLError
 class RunnerConfig:
     """Where the pieces of a plan run."""
 
-    kind: Literal["inline", "processes"] = field(default="inline", metadata={"common": True})
+    kind: Literal["inline", "processes", "ray"] = field(default="inline", metadata={"common": True})
     """inline: one process, turn by turn, reproducible bit for bit. processes: every actor is a
-    process of its own.
+    process of its own. ray: so are they, on the machines of a Ray cluster.
     """
     actor_threads: int = 1
     """Torch threads of each actor process. More than cores / actors makes everything slower,
@@ -180,3 +180,36 @@ class RunConfig:
         by_clock = self.anneal_over == "seconds"
         max_seconds = self.max_seconds if by_clock else None
         return TrainingBudget(self.total_steps, max_seconds, self.anneal_from)
+
+
+@dataclass(frozen=True)
+class RayConfig:
+    """Which machines runner ray uses."""
+
+    address: str = ""
+    """Of the cluster's head, such as 10.0.0.1:6379, or auto for the one that this machine belongs
+    to. Empty: a cluster on this machine alone, which ends with the run.
+    """
+    wait_seconds: float = 60.0
+    """How long to wait for the cluster, and for nodes with what the plan asks for."""
+    silent_seconds: float = 6.0
+    """A node that gives no sign of life for this long is lost: what it held is discarded or issued
+    again, and what it sends later is refused. More: a node may pause for longer.
+    """
+    max_node_failures: int = 3
+    """A node that failed so often within runner.restart_window_seconds is left out."""
+
+    def __post_init__(self) -> None:
+        for name in ("wait_seconds", "silent_seconds"):
+            if getattr(self, name) <= 0:
+                raise UniRLError(
+                    f"ray.{name} is {getattr(self, name)}",
+                    "a deadline must be > 0",
+                    "leave it out for the default",
+                )
+        if self.max_node_failures < 1:
+            raise UniRLError(
+                f"ray.max_node_failures is {self.max_node_failures}",
+                "ray.max_node_failures >= 1 must hold",
+                "set it to 3, say",
+            )

@@ -274,6 +274,14 @@ class InlineRunner:
                 "give it produce_all(slots), or set runner.kind to processes",
             )
 
+    def resize(self, pool: Pool, size: int) -> None:
+        """UniRLError: its members take turns in this process."""
+        raise UniRLError(
+            f"pool {pool.name!r} is to have {size} members",
+            "runner inline has one process, whose members are those of the plan",
+            "use runner.kind processes or ray",
+        )
+
     def _close_actor(self, member: _Member) -> None:
         actor, member.actor = member.actor, None
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,11 +10,17 @@ from typing import Protocol
 
 import torch
 
+from unirl.core.pool import Pool
+from unirl.errors import UniRLError
+from unirl.runners.cluster.environment import prepare_environment
+from unirl.runners.cluster.members import ClusterMembers, asks_of
+from unirl.runners.cluster.placement import total
 from unirl.runners.config import RunnerConfig
 from unirl.runners.inline import InlineRunner
 from unirl.runners.loop import Agree, Hook, TrainLoop
 from unirl.runners.plan import Plan
-from unirl.runners.processes import ProcessesRunner
+from unirl.runners.processes import ProcessesRunner, TrainingRunner
+from unirl.transports.remote.transport import RemoteTransport
 
 
 class Runner(Protocol):
@@ -24,6 +31,9 @@ class Runner(Protocol):
 
     def run(self, hooks: Sequence[Hook], *others: Sequence[Hook]) -> None:
         """Train until a hook stops a loop. others: the hooks of further learners."""
+
+    def resize(self, pool: Pool, size: int) -> None:
+        """Let a pool have so many members; UniRLError where it cannot."""
 
     def restart_actors(self) -> None:
         """What a checkpoint asks for: runners that repeat bit for bit restart their actors."""
@@ -38,7 +48,33 @@ def make_runner(
     """The plan's runner; nothing is started. rank, agree: see InlineRunner."""
     if plan.runner.is_inline:
         return InlineRunner(plan, rank=rank, agree=agree)
+    if plan.runner.kind == "ray":
+        return _ray_runner(plan, log_dir)
     return ProcessesRunner(plan, log_dir=log_dir)
+
+
+def _ray_runner(plan: Plan, log_dir: Path | None) -> TrainingRunner[ClusterMembers]:
+    """The cluster is there when this returns, and ends with the runner; nothing runs on it."""
+    if importlib.util.find_spec("ray") is None:
+        raise UniRLError(
+            "runner.kind is ray, and Ray is not installed",
+            "package ray is an extra of its own",
+            "pip install 'unirl[ray]', or set runner.kind to processes",
+        )
+    prepare_environment(plan.ray)  # Ray reads it when it is imported
+    from unirl.runners.cluster.ray import RayCluster
+
+    cluster = RayCluster(plan.ray, total(asks_of(plan)))
+    try:
+        transport = RemoteTransport(cluster.host, plan.ray.silent_seconds)
+        return TrainingRunner(
+            plan,
+            transport,
+            lambda plan, found: ClusterMembers(plan, found, transport, cluster, log_dir),
+        )
+    except BaseException:
+        cluster.close()
+        raise
 
 
 @contextmanager

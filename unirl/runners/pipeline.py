@@ -24,6 +24,11 @@ class Pipeline:
     weights: WeightStore
     loop: TrainLoop
 
+    @property
+    def version(self) -> int:
+        """Of the learner's weights."""
+        return self.loop.learner.version
+
 
 def make_pipelines(
     plan: Plan, transport: Transport, *, agree: Agree | None = None

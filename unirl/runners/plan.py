@@ -18,7 +18,7 @@ from unirl.core.seeding import derive_seed
 from unirl.core.tree import flatten
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
-from unirl.runners.config import RunConfig, RunnerConfig
+from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Plan:
     """The recipe's config, a dataclass, for config.toml; None where there is nothing to set."""
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     notes: tuple[str, ...] = ()
     """What people should know at the start besides what `describe` says: a line each."""
 
@@ -101,7 +102,7 @@ class Plan:
                 "add a pool with this name in its learners",
             )
         number = sum(pool.bounds[0] for pool in pools)
-        if self.runner.kind == "processes" and number > capacity:
+        if not self.runner.is_inline and number > capacity:
             needed = -(-number // (learner.queue.max_staleness + 1))
             raise UniRLError(
                 f"{number} actors share {capacity} slots",
@@ -149,7 +150,7 @@ class Plan:
                 line += f" with {pool.helpers.count} {pool.helpers.role}(s)"
             line += f" -> {', '.join(self.learners[i].name for i in self.learners_of(pool))}"
             lines.append(line + (f", share {pool.share:g}" if shares else ""))
-            if pool.resources != Resources():
+            if pool.resources != Resources() and self.runner.kind != "ray":
                 lines.append("          its resources are ignored: there is one machine")
         for learner in self.learners:
             lines += _describe_queue(learner)

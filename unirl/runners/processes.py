@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from unirl.core.pool import Pool
 from unirl.core.sample import Batch
+from unirl.core.transport import Transport
 from unirl.errors import ActorFailed, DeadlineExceeded, QueueClosed
 from unirl.runners.loop import Hook
 from unirl.runners.pipeline import Pipeline, make_pipelines
@@ -24,18 +26,38 @@ _LOOK_SECONDS = 0.5
 """How often the learner, while it waits, looks whether it shall continue to."""
 
 
-class ProcessesRunner:
-    """Starts the pools of a plan as processes, watches over them, and trains.
+class Members(Hook, Protocol):
+    """Those who produce beside the learner's process, on whatever machine."""
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+    def raise_error(self) -> None: ...
+    def resize(self, pool: Pool, size: int) -> None: ...
+    def actor_pids(self) -> list[int | None]: ...
+    def helper_pids(self) -> list[int | None]: ...
+    @property
+    def num_restarts(self) -> int: ...
+
+
+MembersT = TypeVar("MembersT", bound=Members)
+
+
+class TrainingRunner(Generic[MembersT]):
+    """Trains in this process, beside those who produce.
 
     With several learners there is a loop for each, in `loops`; `loop` is the first.
     """
 
-    def __init__(self, plan: Plan, *, log_dir: Path | None = None) -> None:
-        transport = SharedTransport()
+    def __init__(
+        self,
+        plan: Plan,
+        transport: Transport,
+        make_members: Callable[[Plan, Sequence[Pipeline]], MembersT],
+    ) -> None:
         self._pipelines = make_pipelines(plan, transport)
         self.loops = [pipeline.loop for pipeline in self._pipelines]
         self.loop = self.loops[0]
-        self.processes = AllProcesses(plan, self._pipelines, transport, log_dir)
+        self.processes = make_members(plan, self._pipelines)
 
     def run(self, hooks: Sequence[Hook], *others: Sequence[Hook]) -> None:
         """Train until a hook stops a loop; no actor process is left when it is over.
@@ -48,7 +70,7 @@ class ProcessesRunner:
             for pipeline in self._pipelines:
                 learner = pipeline.loop.learner
                 pipeline.weights.publish(learner.weights(), learner.version)
-            self.processes.supervisor.start()
+            self.processes.start()
             if len(self._pipelines) == 1:
                 self._train(self._pipelines[0], all_hooks[0])
             else:
@@ -60,28 +82,27 @@ class ProcessesRunner:
         """Let a pool have so many members while the run continues: others join, or some leave when
         they have finished what they hold. UniRLError outside of the pool's bounds.
         """
-        found = next(each for each in self.processes.pools if each.pool is pool)
-        found.resize(size, self.processes.supervisor)
+        self.processes.resize(pool, size)
 
     @property
     def num_restarts(self) -> int:
         """How often processes died and were replaced."""
-        return self.processes.supervisor.num_restarts
+        return self.processes.num_restarts
 
     def actor_pids(self) -> list[int | None]:
         """Process ids of the actors, pool by pool."""
-        return [actor.pid for pool in self.processes.pools for actor in pool.actors]
+        return self.processes.actor_pids()
 
     def helper_pids(self) -> list[int | None]:
         """Process ids of the environment workers and other helpers, pool by pool."""
-        return [worker.pid for pool in self.processes.pools for worker in pool.workers]
+        return self.processes.helper_pids()
 
     def restart_actors(self) -> None:
         """Nothing: actors run through a checkpoint; this runner promises no determinism."""
 
     def close(self) -> None:
         """End all processes; idempotent."""
-        self.processes.supervisor.close()
+        self.processes.close()
 
     def _train_side_by_side(self, hooks: Sequence[Sequence[Hook]]) -> None:
         """Each further loop in a thread of its own, the first in this one."""
@@ -118,7 +139,7 @@ class ProcessesRunner:
         The queue's deadline counts from the last commit or restart; it raises ActorFailed, as the
         learner is sound.
         """
-        queue, supervisor = pipeline.queue, self.processes.supervisor
+        queue, members = pipeline.queue, self.processes
         started = progress = time.monotonic()
         limit, pauses = pipeline.plan.queue.timeout_seconds, Pauses()
         seen: tuple[int, int] | None = None
@@ -129,13 +150,13 @@ class ProcessesRunner:
                 batch.wait_seconds = time.monotonic() - started
                 return batch
             except QueueClosed:
-                supervisor.raise_error()
+                members.raise_error()
                 raise
             except DeadlineExceeded:
                 if pipeline.loop.reason is not None:
                     return None
                 pauses.look()
-                found = (queue.stats().committed, supervisor.num_restarts)
+                found = (queue.stats().committed, members.num_restarts)
                 if found != seen:
                     seen, progress = found, time.monotonic()
                 elif time.monotonic() - progress >= limit + pauses.within(limit):
@@ -144,3 +165,13 @@ class ProcessesRunner:
                         queue.describe(),
                         "see the run's logs/, or raise queue.timeout_seconds",
                     ) from None
+
+
+class ProcessesRunner(TrainingRunner[AllProcesses]):
+    """Starts the pools of a plan as processes of this machine, watches over them, and trains."""
+
+    def __init__(self, plan: Plan, *, log_dir: Path | None = None) -> None:
+        transport = SharedTransport()
+        super().__init__(
+            plan, transport, lambda plan, found: AllProcesses(plan, found, transport, log_dir)
+        )

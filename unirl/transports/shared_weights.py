@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,13 @@ from unirl.errors import DeadlineExceeded
 from unirl.transports.memory import ALIGN, SharedBlock, aligned_offsets
 
 _PULL_SECONDS = 30.0
+
+
+def weights_layout(example: Weights) -> tuple[dict[str, int], int]:
+    """Where weights of these names, shapes and dtypes are in a buffer, and how long it is."""
+    return aligned_offsets(
+        {name: value.dtype.itemsize * value.numel() for name, value in example.items()}
+    )
 
 
 class SharedWeightStore:
@@ -29,11 +37,7 @@ class SharedWeightStore:
 
     def __init__(self, example: Weights) -> None:
         self._shapes = {name: (tuple(value.shape), value.dtype) for name, value in example.items()}
-        sizes = {
-            name: dtype.itemsize * torch.Size(shape).numel()
-            for name, (shape, dtype) in self._shapes.items()
-        }
-        self._offsets, self._buffer_bytes = aligned_offsets(sizes)
+        self._offsets, self._buffer_bytes = weights_layout(example)
         self._block = SharedBlock(ALIGN + 2 * self._buffer_bytes, "unirl-weights")
         self._attach()
         self.cells[self._VERSION] = -1
@@ -68,10 +72,30 @@ class SharedWeightStore:
 
     def publish(self, weights: Weights, version: int) -> None:
         """See unirl.core.weights.WeightStore. One process publishes."""
+        self._write(version, lambda index: copy_weights(self._buffers[index], weights))
+
+    def receive(self, fill: Callable[[memoryview], None], version: int) -> None:
+        """As publish, of bytes in the order of `weights_layout`. What `fill` raises leaves the
+        version as it is.
+        """
+        first, number = ALIGN, self._buffer_bytes
+
+        def write(index: int) -> None:
+            start = first + index * number
+            fill(memoryview(self._block.buffer)[start : start + number])
+
+        self._write(version, write)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one version."""
+        return self._buffer_bytes
+
+    def _write(self, version: int, write: Callable[[int], None]) -> None:
         cells, index = self.cells, 1 - self.cells[self._ACTIVE]
-        buffer = self._buffers[index]
-        cells[self._SEQUENCE + index] += 1
-        copy_weights(buffer, weights)
+        # Odd: even after a write that was broken off.
+        cells[self._SEQUENCE + index] += 1 + cells[self._SEQUENCE + index] % 2
+        write(index)
         cells[self._VERSIONS + index] = version
         cells[self._SEQUENCE + index] += 1
         cells[self._ACTIVE] = index

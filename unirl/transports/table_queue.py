@@ -149,13 +149,18 @@ class TableClient(TableQueue):
         """The number that it joined with."""
         return self._member
 
+    @property
+    def pool(self) -> int:
+        """The number of its pool."""
+        return self._pool
+
     def acquire(self, timeout: float | None = None) -> Slot:
         started = time.monotonic()
         slot = self._look()
         if slot is None:
             slot = wait_until(
                 self._look,
-                self._may_acquire,
+                self.may_acquire,
                 self._event,
                 timeout=timeout,
                 spin_seconds=self.memory.spin_seconds,
@@ -245,10 +250,11 @@ class TableClient(TableQueue):
         """One event serves all members of a pool: the one that it woke wakes the next, as long as
         there is something to acquire.
         """
-        if self._may_acquire():
+        if self.may_acquire():
             self._event.set()
 
-    def _may_acquire(self) -> bool:
+    def may_acquire(self) -> bool:
+        """Whether asking for a slot is worth the lock; may be wrong."""
         table = self._table
         free = table.free_slot() is not None
         return free or self.closed or table.due_slot(self._pool) is not None

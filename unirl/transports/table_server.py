@@ -5,7 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from unirl.core.queue import MemberStatus, QueueConfig, QueueStats, SlotBuffers, Snapshot, Ticket
+from unirl.core.queue import (
+    MemberStatus,
+    QueueClient,
+    QueueConfig,
+    QueueStats,
+    SlotBuffers,
+    Snapshot,
+    Ticket,
+)
 from unirl.core.sample import Batch, Slot
 from unirl.errors import DeadlineExceeded, UniRLError
 from unirl.host import micros
@@ -30,8 +38,12 @@ class TableServer(TableQueue):
 
     # -- members -----------------------------------------------------------------------------------
 
-    def join(self, pool: int = 0, name: str = "") -> TableClient:
+    def join(self, pool: int = 0, name: str = "") -> QueueClient:
         """See QueueServer. Raises UniRLError for an unknown pool, or one member too many."""
+        return self.new_member(pool, name)
+
+    def new_member(self, pool: int, name: str) -> TableClient:
+        """A member of the table."""
         table, cells = self._table, self._table.cells
         if not 0 <= pool < len(table.pools):
             raise UniRLError(

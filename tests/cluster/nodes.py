@@ -1,0 +1,225 @@
+"""Nodes of a run as processes of this machine: real agents and connections, without Ray, so that
+hundreds of faults fit in a minute. And a plan whose samples say where they come from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unirl.core.actor import ActorContext
+from unirl.core.learner import LearnerContext, LearnerState
+from unirl.core.pool import Pool, Resources
+from unirl.core.queue import QueueConfig
+from unirl.core.sample import Batch, Field, SampleSpec, Slot
+from unirl.core.weights import Weights
+from unirl.metrics.metrics import Metrics
+from unirl.runners.cluster.agent import AgentSetup, NodeAgent, run_agent
+from unirl.runners.cluster.members import ClusterMembers
+from unirl.runners.cluster.placement import Node
+from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
+from unirl.runners.loop import TrainLoop
+from unirl.runners.plan import LearnerPlan, Plan
+from unirl.runners.processes import TrainingRunner
+from unirl.supervision.fork_server import fork_now, process_context
+from unirl.transports.remote.transport import RemoteTransport
+
+SPEC = SampleSpec(
+    {
+        "ticket": Field((64, 8), torch.int64),
+        "version": Field((8,), torch.int64, batch_axis=0),
+        "seed": Field((1,), torch.int64, batch_axis=0),
+    }
+)
+
+
+class Writer:
+    """Writes ticket and version all over its slots; some time passes meanwhile."""
+
+    def __init__(self, context: ActorContext, seconds: float = 1e-3) -> None:
+        self._weights, self._seconds, self._seed = context.weights, seconds, context.seed
+        self._value, self._version = torch.zeros(4096, dtype=torch.int64), -1
+
+    def load_weights(self, weights: Weights) -> None:
+        self._value.copy_(weights["w"])
+
+    def produce(self, slot: Slot) -> None:
+        self._version = self._weights.pull(self, self._version)
+        assert self._value.eq(self._version).all(), "torn weights"
+        slot.first_version = slot.last_version = self._version
+        slot.data["version"].fill_(self._version)
+        slot.data["seed"].fill_(self._seed % 2**62)
+        for row in slot.data["ticket"]:
+            row.fill_(slot.ticket)
+        time.sleep(self._seconds)
+
+    def close(self) -> None:
+        pass
+
+
+class Checker:
+    """A learner that checks every sample: whole, and none twice."""
+
+    def __init__(self, context: LearnerContext) -> None:
+        self.version = self.num_steps = 0
+        self.tickets: list[int] = []
+        self.seeds: list[int] = []
+
+    def step(self, batch: Batch) -> Metrics:
+        for slot in batch.slots:
+            assert slot.data["ticket"].eq(slot.ticket).all(), "torn sample"
+            assert slot.data["version"].eq(slot.first_version).all()
+            self.tickets.append(slot.ticket)
+            self.seeds.append(int(slot.data["seed"]))
+        self.version += 1
+        self.num_steps += len(batch.slots)
+        return Metrics()
+
+    def weights(self) -> Weights:
+        return {"w": torch.full((4096,), self.version, dtype=torch.int64)}
+
+    def state_dict(self) -> LearnerState:
+        return LearnerState({}, {})
+
+    def load_state_dict(self, state: LearnerState) -> None:
+        pass
+
+
+def make_plan(
+    *,
+    members: int = 2,
+    most: int = 0,
+    seconds: float = 1e-3,
+    reissue: bool = False,
+    **settings: Any,
+) -> Plan:
+    """A plan of writers and one checker. settings: of the queue, total_steps, and of RayConfig."""
+    ray = RayConfig(**{k: settings.pop(k) for k in [*settings] if k in vars(RayConfig())})
+    total_steps = settings.pop("total_steps", 10**9)
+    count = (members, most) if most else members
+    pool = Pool(partial(Writer, seconds=seconds), "writer", count, resources=Resources(cpus=1.0))
+    queue = QueueConfig(**{"batch_size": members, **settings})
+    return Plan(
+        "checked",
+        pools=(pool,),
+        learners=(LearnerPlan(Checker, SPEC, queue, reissue=reissue),),
+        runner=RunnerConfig(kind="ray", max_restarts=1000, actor_niceness=0),
+        run=RunConfig(total_steps=total_steps),
+        ray=ray,
+    )
+
+
+def serve_node(setup: AgentSetup) -> None:
+    """What the process of a node does."""
+    os.setpgid(0, 0)
+    forkserver._forkserver._forkserver_pid = None  # the server that made it makes nodes
+    fork_now()  # as long as there is one thread: its members need not import torch again
+    run_agent(NodeAgent(setup))
+
+
+@dataclass
+class NodeProcess:
+    """An agent in a process; see Handle."""
+
+    process: Any
+
+    def poll(self) -> Exception | None:
+        return None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join(5.0)
+
+    def tree(self) -> list[int]:
+        """The agent's process and all below it."""
+        return [self.process.pid, *descendants(self.process.pid)]
+
+    def signal_all(self, number: int) -> None:
+        """As if it came from the machine itself."""
+        for pid in self.tree():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+@dataclass
+class ProcessCluster:
+    """See Cluster. Each node has room for so many members."""
+
+    num_nodes: int = 2
+    cpus: float = 8.0
+    started: list[NodeProcess] = field(default_factory=list)
+
+    def nodes(self) -> list[Node]:
+        return [Node(str(i), f"node {i}", self.cpus) for i in range(self.num_nodes)]
+
+    def start_agent(self, node: str, wanted: Resources, setup: AgentSetup) -> NodeProcess:
+        context = process_context(2, ["unirl.runners.cluster.members"])
+        process = context.Process(target=serve_node, args=(setup,))
+        process.start()
+        self.started.append(NodeProcess(process))
+        return self.started[-1]
+
+    def close(self) -> None:
+        for each in self.started:
+            each.signal_all(signal.SIGKILL)
+            each.process.join(5.0)
+
+
+def make_runner(
+    plan: Plan, cluster: Any, log_dir: Path | None = None
+) -> TrainingRunner[ClusterMembers]:
+    """A runner as make_runner has it, on these nodes."""
+    transport = RemoteTransport(silent_seconds=plan.ray.silent_seconds)
+    return TrainingRunner(
+        plan,
+        transport,
+        lambda plan, found: ClusterMembers(plan, found, transport, cluster, log_dir),
+    )
+
+
+class Each:
+    """A hook that calls a function after each update."""
+
+    def __init__(self, work: Callable[[TrainLoop], None]) -> None:
+        self._work = work
+
+    def after_update(self, loop: TrainLoop) -> None:
+        self._work(loop)
+
+    def at_end(self, loop: TrainLoop) -> None:
+        pass
+
+
+def check_books(loop: TrainLoop) -> None:
+    """Every started sample was learned once, discarded with a reason, or is still out."""
+    tickets = loop.learner.tickets  # type: ignore[attr-defined]
+    assert len(set(tickets)) == len(tickets)
+    stats = loop.queue.stats()
+    assert stats.started == len(tickets) + sum(stats.discarded.values()) + stats.out
+    if loop.queue.config.window == 1:
+        assert stats.discarded["stale"] == 0
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below this one."""
+    found, waiting = [], [pid]
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError):
+            stat = Path(f"/proc/{int(name)}/stat").read_text()
+            children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(name))
+    while waiting:
+        new = children.get(waiting.pop(), [])
+        found += new
+        waiting += new
+    return found

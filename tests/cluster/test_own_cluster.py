@@ -1,0 +1,60 @@
+"""`unirl train --runner.kind ray` without an address: a cluster of its own, of which nothing is
+left when the process that trains is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.nodes import descendants
+
+pytest.importorskip("ray", reason="needs the extra ray")
+
+
+def test_nothing_is_left_of_a_run_whose_process_is_killed(tmp_path: Path) -> None:
+    flags = "--env.id CartPole-v1 --runner.kind ray --name own --run.total-steps 1000000000"
+    command = [sys.executable, "-m", "unirl", "train", "impala", *flags.split()]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
+    root = Path(__file__).resolve().parents[2]
+    environ["PYTHONPATH"] = os.pathsep.join([str(root), environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        rows = tmp_path / "runs" / "own" / "metrics.jsonl"
+        deadline = time.monotonic() + 90.0
+        while not rows.exists() or not rows.read_text():
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+            time.sleep(0.2)
+        started = descendants(process.pid)
+        names = [name_of(pid) for pid in started]
+        assert any("raylet" in name for name in names), names
+        process.kill()
+        killed = time.monotonic()
+        while left := [pid for pid in started if lives(pid)]:
+            assert time.monotonic() - killed < 5.0, [name_of(pid) for pid in left]
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:80]
+    except OSError:
+        return ""

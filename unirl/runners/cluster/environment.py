@@ -1,0 +1,21 @@
+"""What Ray reads from the environment when it is imported."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from unirl.runners.config import RayConfig
+
+
+def prepare_environment(config: RayConfig) -> None:
+    """A cluster of our own lets nobody in without a token: whoever reaches the ports of one without
+    runs code on it. What users have set stays.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if not config.address and "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+    is_locked = os.environ.get("RAY_AUTH_MODE") == "token"
+    if not config.address and is_locked and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

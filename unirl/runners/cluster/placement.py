@@ -1,0 +1,105 @@
+"""Which member runs on which node: spread, as far as what each asks for allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from unirl.core.pool import Resources
+from unirl.errors import UniRLError
+
+
+@dataclass
+class Node:
+    """One machine of a cluster, and what of it is not taken."""
+
+    id: str
+    name: str
+    """What messages call it: its address."""
+    cpus: float
+    gpus: float = 0.0
+    memory_gib: float = 0.0
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def fits(self, wanted: Resources) -> bool:
+        """Whether it has what is asked for."""
+        return (
+            wanted.cpus <= self.cpus + 1e-9
+            and wanted.gpus <= self.gpus + 1e-9
+            and wanted.memory_gib <= self.memory_gib + 1e-9
+            and all(self.labels.get(key) == value for key, value in wanted.labels.items())
+        )
+
+    def take(self, wanted: Resources) -> None:
+        """It is taken from now on."""
+        self.cpus -= wanted.cpus
+        self.gpus -= wanted.gpus
+        self.memory_gib -= wanted.memory_gib
+
+    def describe(self) -> str:
+        """What it has left, for people."""
+        parts = [f"{self.cpus:g} CPUs"]
+        if self.gpus:
+            parts.append(f"{self.gpus:g} GPUs")
+        parts.append(f"{self.memory_gib:.1f} GiB")
+        parts += [f"{key}={value}" for key, value in self.labels.items() if "ray.io" not in key]
+        return f"{self.name} has {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is to be placed on one node: a member, or members that share helpers."""
+
+    pool: int
+    name: str
+    numbers: tuple[int, ...]
+    resources: Resources
+
+    def describe(self) -> str:
+        """What it asks for, for people."""
+        wanted = self.resources
+        parts = [f"{wanted.cpus:g} CPUs"]
+        if wanted.gpus:
+            parts.append(f"{wanted.gpus:g} GPUs")
+        if wanted.memory_gib:
+            parts.append(f"{wanted.memory_gib:g} GiB")
+        parts += [f"{key}={value}" for key, value in wanted.labels.items()]
+        return f"{self.name} {', '.join(map(str, self.numbers))} asks for {', '.join(parts)}"
+
+
+class CannotPlace(UniRLError):
+    """No node has what something asks for."""
+
+
+def total(asks: Sequence[Ask]) -> Resources:
+    """What several ask for together."""
+    return Resources(
+        sum(ask.resources.cpus for ask in asks),
+        sum(ask.resources.gpus for ask in asks),
+        sum(ask.resources.memory_gib for ask in asks),
+    )
+
+
+def place(asks: Sequence[Ask], nodes: Sequence[Node]) -> dict[str, list[Ask]]:
+    """By a node's id, what it is to run; the nodes' resources are taken. Raises CannotPlace."""
+    placed: dict[str, list[Ask]] = {node.id: [] for node in nodes}
+    missing: list[Ask] = []
+    # The greedy come first: what asks for little finds a place last, too.
+    for ask in sorted(asks, key=lambda ask: (-ask.resources.gpus, -ask.resources.cpus)):
+        fitting = [node for node in nodes if node.fits(ask.resources)]
+        if not fitting:
+            missing.append(ask)
+            continue
+        node = min(fitting, key=lambda node: (len(placed[node.id]), -node.cpus))
+        node.take(ask.resources)
+        placed[node.id].append(ask)
+    if missing:
+        shown = "; ".join(ask.describe() for ask in missing[:4])
+        shown += f"; and {len(missing) - 4} more" if len(missing) > 4 else ""
+        left = "; ".join(node.describe() for node in nodes[:8]) or "there is no node"
+        raise CannotPlace(
+            f"{len(missing)} of {len(asks)} members find no place: {shown}",
+            f"beside what is placed already, {left}",
+            "start nodes that have it, use fewer members, or ask for less",
+        )
+    return {node: found for node, found in placed.items() if found}

@@ -1,0 +1,191 @@
+"""Ray as the control plane: which nodes there are, and agents started and ended on them. Slots and
+weights never pass through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from unirl.core.pool import Resources
+from unirl.errors import UniRLError
+from unirl.runners.cluster.actor import AgentActor
+from unirl.runners.cluster.agent import AgentSetup
+from unirl.runners.cluster.placement import Node
+from unirl.runners.config import RayConfig
+from unirl.runners.pool_processes import modules_of
+
+log = logging.getLogger(__name__)
+
+HEALTH = {
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 3,
+    "worker_niceness": 0,
+}
+"""Of the clusters that we start: a dead node is known after seconds, not after a minute; agents,
+which only pass things on, give way to nobody.
+"""
+_STORE_BYTES = 80 * 2**20
+"""Little more than the least: nothing of ours is stored there."""
+
+
+class AgentHandle:
+    """An agent that was started, from the driver."""
+
+    def __init__(self, actor: Any, started: Any) -> None:
+        self._actor, self._started = actor, started
+        self.pid: int | None = None
+
+    def poll(self) -> Exception | None:
+        """What went wrong while it was started; None as long as nothing did."""
+        if self._started is None or not ray.wait([self._started], timeout=0)[0]:
+            return None
+        started, self._started = self._started, None
+        try:
+            self.pid = ray.get(started)
+        except Exception as error:
+            cause = getattr(error, "cause", None)
+            return cause if isinstance(cause, UniRLError) else error
+        return None
+
+    def kill(self) -> None:
+        """End its process; idempotent."""
+        with contextlib.suppress(Exception):
+            ray.kill(self._actor)
+
+
+class RayCluster:
+    """A cluster that was joined, or one of this machine alone that ends with the run.
+
+    wanted: what the plan asks for altogether; a cluster of our own has as much.
+    """
+
+    def __init__(self, config: RayConfig, wanted: Resources) -> None:
+        self._config, self._is_ours = config, False
+        if ray.is_initialized():
+            log.info("the Ray connection of this process is used")
+            self.host = ray.util.get_node_ip_address()
+        elif config.address:
+            self._join(config.address)
+        else:
+            self._start(wanted)
+
+    def _start(self, wanted: Resources) -> None:
+        cores = os.cpu_count() or 1
+        try:
+            ray.init(
+                address="local",
+                num_cpus=max(cores, -int(-wanted.cpus // 1)) + 1,
+                include_dashboard=False,
+                object_store_memory=_STORE_BYTES,
+                log_to_driver=False,
+                logging_level="warning",
+                _system_config=dict(HEALTH),
+            )
+        except Exception as error:
+            raise UniRLError(
+                f"a Ray cluster on this machine could not be started: {error}",
+                "it needs some ports, 80 MiB in /dev/shm and a writable /tmp/ray",
+                "see /tmp/ray/session_latest/logs, or set runner.kind to processes",
+            ) from error
+        self._is_ours = True
+        self.host = "127.0.0.1"
+
+    def _join(self, address: str) -> None:
+        remedy = "ask `ray status` on the head, then give its address as --ray.address HOST:PORT"
+        if address not in ("auto", "local"):
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            try:
+                socket.create_connection((host, int(port)), self._config.wait_seconds / 4).close()
+            except (OSError, ValueError) as error:
+                raise UniRLError(
+                    f"no Ray cluster answers at {address!r}: {error}",
+                    "ray.address is the head's host and the port of its GCS, usually 6379",
+                    remedy,
+                ) from error
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="warning")
+        except Exception as error:
+            raise _explained(address, error, remedy) from error
+        if os.environ.get("RAY_AUTH_MODE") != "token":
+            log.warning(
+                "the Ray cluster at %s asks for no token: whoever reaches its ports runs code on "
+                "it. Start it with RAY_AUTH_MODE=token.",
+                address,
+            )
+        self.host = ray.util.get_node_ip_address()
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive, with what is not taken."""
+        free = ray._private.state.available_resources_per_node()
+        found = []
+        for each in ray.nodes():
+            if not each["Alive"]:
+                continue
+            left = free.get(each["NodeID"], {})
+            found.append(
+                Node(
+                    each["NodeID"],
+                    f"{each['NodeManagerAddress']} ({each['NodeID'][:6]})",
+                    left.get("CPU", 0.0),
+                    left.get("GPU", 0.0),
+                    left.get("memory", 0.0) / 2**30,
+                    dict(each.get("Labels") or {}),
+                )
+            )
+        return found
+
+    def start_agent(self, node: str, wanted: Resources, setup: AgentSetup) -> AgentHandle:
+        """Start an agent on a node."""
+        place = (list(sys.path), str(Path.cwd()))
+        actor = (
+            ray.remote(AgentActor)
+            .options(
+                num_cpus=wanted.cpus,
+                num_gpus=wanted.gpus,
+                memory=int(wanted.memory_gib * 2**30) or None,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            )
+            .remote(*place, *modules_of(setup.plan))
+        )
+        started = actor.start.remote(pickle.dumps(setup))
+        return AgentHandle(actor, started)
+
+    def close(self) -> None:
+        """Leave the cluster; one of ours ends. Idempotent."""
+        if self._is_ours or self._config.address:
+            with contextlib.suppress(Exception):
+                ray.shutdown()
+
+
+def _explained(address: str, error: Exception, remedy: str) -> UniRLError:
+    text = " ".join(str(error).split())[:600]
+    if "ersion mismatch" in text:
+        return UniRLError(
+            f"the Ray cluster at {address!r} and this process do not fit: {text}",
+            "Ray and Python must be of the same version on all machines",
+            "install the cluster's versions here, or these on the cluster",
+        )
+    if "oken" in text or "uthentic" in text:
+        return UniRLError(
+            f"the Ray cluster at {address!r} does not let this process in: {text}",
+            "RAY_AUTH_MODE and the token must be those of the cluster",
+            "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to the cluster's",
+        )
+    return UniRLError(
+        f"the Ray cluster at {address!r} could not be joined: {text}",
+        "ray.address is the head's host and the port of its GCS, usually 6379",
+        remedy,
+    )

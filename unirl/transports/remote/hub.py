@@ -1,0 +1,293 @@
+"""Where nodes reach the learner's process: one port, one thread that serves the connections for
+slots, and a thread for each node that sends weights.
+
+A node that ended its connection, or was silent for too long, is lost: its leases end at once, and
+what comes with them later is refused and counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import secrets
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from unirl.transports.remote.io_loop import IoLoop
+from unirl.transports.remote.layout import joint_digest
+from unirl.transports.remote.node_connection import NodeConnection, Parked
+from unirl.transports.remote.server import RemoteServer
+from unirl.transports.remote.weights import RemoteWeights, send_versions
+from unirl.transports.remote.wire import (
+    READ_SECONDS,
+    Frame,
+    Kind,
+    ProtocolError,
+    Stream,
+    no_payload,
+    text_frame,
+)
+
+log = logging.getLogger(__name__)
+
+SLOTS, WEIGHTS = 0, 1
+"""What a connection is for."""
+HELLO_SECONDS = 10.0
+SEND_SECONDS = 60.0
+
+
+class Token:
+    """What a node must know to be let in: 32 random bytes."""
+
+    def __init__(self, data: bytes | None = None) -> None:
+        self.data = secrets.token_bytes(32) if data is None else data
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """As values of a frame."""
+        parts = (self.data[i : i + 8] for i in range(0, 32, 8))
+        return tuple(int.from_bytes(part, "little", signed=True) for part in parts)
+
+    def fits(self, words: tuple[int, ...]) -> bool:
+        """Whether these are its words; takes the same time wherever they differ."""
+        found = b"".join(word.to_bytes(8, "little", signed=True) for word in words)
+        return hmac.compare_digest(found, self.data)
+
+
+class Hub:
+    """host: the address to listen at. silent_seconds: after which a node counts as lost.
+    on_lost: called by the hub's thread with a node's number and why it was lost.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", silent_seconds: float = 6.0) -> None:
+        self.token, self.silent_seconds = Token(), silent_seconds
+        self._listener = socket.create_server((host, 0), backlog=256)
+        self._listener.setblocking(False)
+        self.address: tuple[str, int] = (host, self._listener.getsockname()[1])
+        self._servers: dict[int, weakref.ref[RemoteServer]] = {}
+        self.stores: dict[int, RemoteWeights] = {}
+        self.nodes: dict[int, NodeConnection] = {}
+        self._strangers: dict[Stream, float] = {}
+        self._parked: dict[tuple[int, int], Parked] = {}
+        self._closed_queues: set[int] = set()
+        self.on_lost: Callable[[int, str], None] = lambda number, why: None
+        self.num_refused = 0
+        """Connections that were refused: wrong token, other protocol, nothing said."""
+        self._threads: list[threading.Thread] = []
+        self._loop = IoLoop("remote-hub", self._tick)
+        self._loop.watch(self._listener, self._accept)
+        self._loop.start()
+
+    # -- queues ------------------------------------------------------------------------------------
+
+    def add(self, server: RemoteServer) -> None:
+        """Serve this queue's members."""
+        number, events = server.number, server.memory.pool_events
+
+        def watch() -> None:
+            self._servers[number] = weakref.ref(server)
+            for pool, event in enumerate(events):
+
+                def serve(pool: int = pool, event: Any = event) -> None:
+                    event.clear()
+                    self._serve(number, pool)
+
+                self._loop.watch(event, serve)
+            weakref.finalize(server, self._loop.call, lambda: [*map(self._loop.forget, events)])
+
+        self._loop.ask(watch)
+
+    def server(self, number: int) -> RemoteServer | None:
+        """The queue of this number, unless it is gone."""
+        found = self._servers.get(number)
+        return None if found is None else found()
+
+    def park(self, frame: Frame, pool: int, node: NodeConnection) -> None:
+        """Answer this acquire when a slot is free."""
+        self._parked.setdefault((frame.queue, pool), deque()).append((frame, node))
+
+    def unpark(self, frame: Frame, node: NodeConnection) -> None:
+        """Forget what the channel waits for."""
+        for (queue, _), waiting in self._parked.items():
+            if queue == frame.queue:
+                for each in [
+                    one for one in waiting if (one[0].channel, one[1]) == (frame.channel, node)
+                ]:
+                    waiting.remove(each)
+
+    def redirect(self, queue: int, index: int, taker: NodeConnection) -> None:
+        """Nobody else writes to this slot from now on."""
+        for node in self.nodes.values():
+            if node is not taker and node.receiving == (queue, index):
+                node.redirect()
+
+    def _serve(self, queue: int, pool: int) -> None:
+        server, waiting = self.server(queue), self._parked.get((queue, pool), deque())
+        while waiting:
+            frame, node = waiting[0]
+            client = node.clients.get(frame.channel)
+            if client is not None and not self._guarded(
+                node,
+                lambda node=node, frame=frame, client=client: node.answer_parked(frame, client[1]),
+            ):
+                break
+            waiting.popleft()
+        for node in [*self.nodes.values()]:
+            if node.listening:
+                self._guarded(node, lambda node=node: node.notify(queue, pool))
+        if server is not None and server.closed and queue not in self._closed_queues:
+            self._closed_queues.add(queue)
+            for node in [*self.nodes.values()]:
+                self._guarded(
+                    node, lambda node=node: node.stream.send(Frame(Kind.CLOSED, queue).pack())
+                )
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock, _ = self._listener.accept()
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                stream = Stream(sock, no_payload, lambda frame, text: None)
+                stream._handle = lambda frame, text, stream=stream: self._welcome(stream, frame)
+                self._strangers[stream] = time.monotonic()
+                self._loop.watch(stream, lambda stream=stream: self._read_stranger(stream))
+
+    def _read_stranger(self, stream: Stream) -> None:
+        try:
+            stream.receive()
+        except OSError as error:
+            self._refuse(stream, error)
+
+    def _refuse(self, stream: Stream, why: object) -> None:
+        log.warning("a connection was refused: %s", why)
+        self.num_refused += 1
+        self._strangers.pop(stream, None)
+        self._loop.forget(stream)
+        stream.close()
+
+    def _welcome(self, stream: Stream, frame: Frame) -> None:
+        """The first frame of a connection: only who knows the token is answered."""
+        if frame.kind is not Kind.HELLO or not self.token.fits(frame.values[:4]):
+            raise ProtocolError("it does not know the run's token")
+        number, role, digest = frame.values[4:7]
+        if role == SLOTS and number >= 0 and digest != self.digest:
+            raise ProtocolError("its slots have another layout: another UniRL or another plan")
+        del self._strangers[stream]
+        self._loop.forget(stream)
+        if role == WEIGHTS:
+            stream.send(Frame(Kind.WELCOME).pack())
+            self._send_weights(stream.detach(), frame.queue)
+            return
+        before = self.nodes.get(number)
+        if before is not None:
+            self._lose(before, "it connected once more")
+        node = NodeConnection(self, number, stream)
+        stream._target, stream._handle = node.target, node.handle
+        self.nodes[number] = node
+        self._loop.watch(stream, lambda: self._guarded(node, stream.receive))
+        self._guarded(node, lambda: stream.send(Frame(Kind.WELCOME).pack()))
+        for queue in self._closed_queues:
+            self._guarded(node, lambda queue=queue: stream.send(Frame(Kind.CLOSED, queue).pack()))
+
+    @property
+    def digest(self) -> int:
+        """What all layouts together are known by."""
+        servers = [reference() for reference in self._servers.values()]
+        return joint_digest(server.memory.layout for server in servers if server is not None)
+
+    def _send_weights(self, sock: socket.socket, number: int) -> None:
+        store = self.stores.get(number)
+        if store is None:
+            raise ProtocolError(f"weights {number} are unknown")
+        sock.settimeout(SEND_SECONDS)
+        thread = threading.Thread(
+            target=send_versions, args=(sock, number, store), name="weights", daemon=True
+        )
+        thread.start()
+        self._threads.append(thread)
+
+    def _guarded(self, node: NodeConnection, work: Callable[[], Any]) -> Any:
+        """Work for one node; where its connection fails it is lost."""
+        try:
+            found = work()
+        except OSError as error:
+            self._lose(node, str(error))
+            return True
+        self._loop.set_writing(node.stream, node.stream.wants_to_write)
+        return found
+
+    def _lose(self, node: NodeConnection, why: str) -> None:
+        if self.nodes.get(node.number) is node:
+            del self.nodes[node.number]
+        self._loop.forget(node.stream)
+        node.stream.close()
+        for waiting in self._parked.values():
+            for each in [one for one in waiting if one[1] is node]:
+                waiting.remove(each)
+        if not node.fenced:
+            self._end_leases(node, why)
+
+    def _end_leases(self, node: NodeConnection, why: str) -> None:
+        number = node.revoke_all("actor_died")
+        log.info("node %d is lost: %s; %d slot(s) given back", node.number, why, number)
+        self.on_lost(node.number, why)
+
+    def _tick(self, late: float) -> None:
+        now = time.monotonic()
+        for stream, since in [*self._strangers.items()]:
+            if now - since > HELLO_SECONDS:
+                self._refuse(stream, "it did not say the token in time")
+        for node in [*self.nodes.values()]:
+            stream = node.stream
+            # A learner that was stopped itself has heard of nobody.
+            stream.heard_at += late
+            self._guarded(node, stream.flush)
+            silent = now - stream.heard_at
+            if stream.is_within_frame and silent > READ_SECONDS:
+                self._lose(node, f"the rest of a frame did not come for {silent:.0f} s")
+            elif silent > self.silent_seconds and not node.fenced and node.number >= 0:
+                node.fenced = True  # connected still: what comes late is refused, and counted
+                self._end_leases(node, f"it was silent for {silent:.1f} s")
+
+    def send_control(self, number: int, content: Any) -> bool:
+        """Tell a node to do something; whether it is there."""
+
+        def send() -> bool:
+            node = self.nodes.get(number)
+            if node is None or node.fenced:
+                return False
+            self._guarded(node, lambda: node.stream.send(*text_frame(Kind.CONTROL, content)))
+            return True
+
+        return bool(self._loop.ask(send))
+
+    def status(self, number: int) -> dict[str, Any]:
+        """What a node said of itself last."""
+        node = self.nodes.get(number)
+        return {} if node is None else node.status
+
+    def close(self) -> None:
+        """End all connections; idempotent."""
+
+        def end() -> None:
+            for node in [*self.nodes.values()]:
+                self._loop.forget(node.stream)
+                node.stream.close()
+            for stream in [*self._strangers]:
+                stream.close()
+            self.nodes.clear()
+            self._loop.forget(self._listener)
+            self._listener.close()
+
+        self._loop.ask(end, 5.0)
+        self._loop.close()
+        for store in self.stores.values():
+            store.close()
