@@ -33,6 +33,8 @@ _RLIMIT_LOCKS = 10  # it has no name in Python
 _BITS = 20
 """Of a mark: the number of a process within its run."""
 _END_SECONDS = 5.0
+_KEEPER_SECONDS = 60.0
+"""Nobody waits for the keeper, and nobody else ends what it leaves."""
 _NAME = b"Max file locks"
 _COMPILERS = b"torch/_inductor/compile_worker"
 """Processes that torch keeps for its next compilation."""
@@ -125,11 +127,13 @@ def mark_of(pid: int) -> int:
         return 0
 
 
-def end_marked(marks: Container[int], spare: Container[int] = ()) -> int:
+def end_marked(
+    marks: Container[int], spare: Container[int] = (), seconds: float = _END_SECONDS
+) -> int:
     """Kill every process that carries one of these marks, again until none is left: they may be
     starting others. Returns how many there were.
     """
-    deadline, ended = time.monotonic() + _END_SECONDS, set[int]()
+    deadline, ended = time.monotonic() + seconds, set[int]()
     while found := [pid for pid in _processes() if pid not in spare and _runs_under(pid, marks)]:
         ended.update(pid for pid in found if _kill(pid, marks))
         if time.monotonic() > deadline:
@@ -214,7 +218,7 @@ def _keep(first: int, parent: int) -> None:
         poll.register(os.pidfd_open(parent), select.POLLIN)
     if os.getppid() == parent:
         poll.poll()
-    end_marked(_of_run(first))
+    end_marked(_of_run(first), seconds=_KEEPER_SECONDS)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -51,7 +52,11 @@ class ParentWatch:
         self.reader = state["reader"].detach()
 
     def watch(self) -> None:
-        """End this process when the maker's end closes. Call it in the child."""
+        """End this process when the maker's end closes. Call it in the child, after `carry`: what
+        ends the maker's descendants may have looked before this one had its mark.
+        """
+        if select.select([self.reader], [], [], 0.0)[0]:
+            os._exit(1)
 
         def wait() -> None:
             os.read(self.reader, 1)
