@@ -235,6 +235,13 @@ def test_a_simulator_of_tensors_names_its_recipe() -> None:
     assert found.sim.num_envs == 4096
 
 
+def test_robots_are_learned_with_the_same_objective_by_either_recipe() -> None:
+    both = [settled(recipe, **{"env.id": "HalfCheetah-v5"}).config for recipe in ("impala", "ppo")]
+    assert both[0].policy == both[1].policy and both[0].policy.initial_std == 0.4
+    impala, ppo = (vars(config.learner) for config in both)
+    assert impala.items() <= ppo.items()
+
+
 def test_more_cores_start_processes_for_quick_environments() -> None:
     few, many = (settled("impala", cores, **{"env.id": "Acrobot-v1"}).config for cores in (2, 8))
     assert few.runner.is_inline and not many.runner.is_inline

@@ -24,7 +24,10 @@ Knob: TypeAlias = Callable[[Shape], Iterator[Shape]]
 """From a shape to those that differ from it in one respect."""
 
 MANY_ENVS = (1024, 2048, 4096)
-"""Tried where stepping many environments together costs little more than stepping few."""
+"""Tried where stepping many environments together costs little more than stepping few; a batch has
+at most the last of them. Larger ones are faster still, as the optimiser's steps stay as many, and
+learn less and less from a sample.
+"""
 _GAIN = 1.03
 """Less is within what two measurements of the same differ by."""
 
@@ -82,7 +85,7 @@ def knobs_of(
 
     envs = [_envs_knob(f"{name}.num_envs", free_batch)]
     if free_batch and vectorised:
-        envs.insert(0, knob(f"{name}.num_envs", MANY_ENVS))
+        envs.insert(0, _many_knob(f"{name}.num_envs"))
     learner = knob("runner.learner_threads", threads)
     if kind is SimConfig:
         return [learner, *(envs if free_batch else [])]
@@ -97,7 +100,7 @@ def knobs_of(
     else:
         ratio = config.queue.max_staleness + 1
         knobs = [_processes_knob(name, counts, ratio), *envs, learner]
-    return [*knobs, _batch_knob] if free_batch else knobs
+    return [*knobs, _batch_knob(f"{name}.num_envs")] if free_batch else knobs
 
 
 def search(
@@ -156,7 +159,8 @@ def _envs_knob(key: str, free_batch: bool) -> Knob:
     def turn(shape: Shape) -> Iterator[Shape]:
         num_envs, batch_size = shape[key], shape["queue.batch_size"]
         if free_batch:
-            yield {**shape, key: 2 * num_envs}
+            if 2 * num_envs * batch_size <= MANY_ENVS[-1]:
+                yield {**shape, key: 2 * num_envs}
         elif batch_size % 2 == 0:
             yield {**shape, key: 2 * num_envs, "queue.batch_size": batch_size // 2}
         if num_envs % 2 == 0:
@@ -185,8 +189,20 @@ def _processes_knob(name: str, counts: Sequence[int], slots_ratio: int) -> Knob:
     return turn
 
 
-def _batch_knob(shape: Shape) -> Iterator[Shape]:
-    batch_size = shape["queue.batch_size"]
-    yield {**shape, "queue.batch_size": 2 * batch_size}
-    if batch_size % 2 == 0:
-        yield {**shape, "queue.batch_size": batch_size // 2}
+def _many_knob(envs: str) -> Knob:
+    return lambda shape: (
+        {**shape, envs: number}
+        for number in MANY_ENVS
+        if number * shape["queue.batch_size"] <= MANY_ENVS[-1]
+    )
+
+
+def _batch_knob(envs: str) -> Knob:
+    def turn(shape: Shape) -> Iterator[Shape]:
+        batch_size = shape["queue.batch_size"]
+        if 2 * batch_size * shape[envs] <= MANY_ENVS[-1]:
+            yield {**shape, "queue.batch_size": 2 * batch_size}
+        if batch_size % 2 == 0:
+            yield {**shape, "queue.batch_size": batch_size // 2}
+
+    return turn

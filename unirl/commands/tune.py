@@ -32,7 +32,9 @@ class TuneOptions:
     """TOML file to write (an existing one is replaced). None: print it, with the table as comments.
     """
     free_batch: bool = False
-    """Also try other numbers of samples per update. Faster, but it changes how the run learns."""
+    """Also try other numbers of samples per update, of up to 4 096 environments. Faster, but it
+    changes how the run learns.
+    """
 
     def __post_init__(self) -> None:
         check_seconds(self.seconds)

@@ -39,7 +39,7 @@ def _from_images(choices: Choices) -> None:
             "what is small on a still background is learned several times faster",
             {"policy.normalize_images": True, "policy.pixel_min_std": 32.0},
         )
-    _passes(choices, 2, 16, "two clipped passes in small minibatches", clip=True)
+    _passes(choices, 2, 16, "two clipped passes in small minibatches")
     choices.choose(
         "larger steps and more chance than usual, for whitened pixels",
         {
@@ -56,7 +56,7 @@ def _continuous(choices: Choices) -> None:
             "values and torques do not pull at the same features", {"policy.shared_torso": False}
         )
     _whiten(choices)
-    _passes(choices, 4, 4, "four passes over each batch", clip=False)
+    _passes(choices, 4, 4, "four clipped passes over each batch")
     choices.choose(
         "deviations explore by themselves; small steps",
         {"learner.entropy_coef": 0.0, "learner.optimizer.lr": 3e-4},
@@ -75,11 +75,11 @@ def _discrete(choices: Choices) -> None:
     if not many:
         _whiten(choices)
     if choices.kind.stepping in ("slow", "waiting"):
-        _passes(choices, 8, 4, "samples are dear: many clipped passes", clip=True)
+        _passes(choices, 8, 4, "samples are dear: many clipped passes")
     else:
         # Many environments make large batches: as many steps of the optimiser for all of them.
         counts = (2, 8) if many else (4, 4)
-        _passes(choices, *counts, "clipped passes need fewer samples", clip=True)
+        _passes(choices, *counts, "clipped passes need fewer samples")
     choices.choose(
         "small networks take large steps", {"learner.optimizer.lr": 2e-3 if many else 1e-3}
     )
@@ -90,11 +90,11 @@ def _whiten(choices: Choices) -> None:
         choices.choose("observations have any scale", {"policy.normalize_obs": True})
 
 
-def _passes(choices: Choices, epochs: int, minibatches: int, why: str, *, clip: bool) -> None:
+def _passes(choices: Choices, epochs: int, minibatches: int, why: str) -> None:
     """Clip, passes and minibatches belong together: one set by hand leaves the clip alone."""
     together: dict[str, Any] = {"learner.epochs": epochs, "learner.minibatches": minibatches}
     by_hand = choices.is_given("learner.epochs", "learner.minibatches")
-    if choices["learner.policy_clip"] is None and clip and not by_hand:
+    if choices["learner.policy_clip"] is None and not by_hand:
         together["learner.policy_clip"] = 0.2
     choices.choose(why, together)
     scale: dict[str, Any] = {"learner.lambda_": 0.95, "learner.normalize_reward": True}
