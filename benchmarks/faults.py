@@ -140,6 +140,19 @@ COLUMNS = [
 ]  # fmt: skip
 
 
+def wait_while(pause: Path | None, training: Training | None = None) -> None:
+    """As long as this file exists nothing runs, and another, `.held`, beside it says so."""
+    if pause is None or not pause.exists():
+        return
+    held = pause.with_suffix(".held")
+    held.touch()
+    if training is not None:
+        training.stop_while(pause.exists)
+    while pause.exists():
+        time.sleep(LOOK_SECONDS)
+    held.unlink()
+
+
 @contextmanager
 def trial(recipe: str, seed: int) -> Iterator[tuple[Trial, list[Kind], str]]:
     """A training that learns, the kinds of faults that it can meet, and which it cannot."""
@@ -166,10 +179,12 @@ Outcome: TypeAlias = tuple[list[list[object]], str, list[str]]
 """Rows of the table, what is to be said below it, and what did not hold."""
 
 
-def one_by_one(recipe: str, seed: int, only: str) -> Outcome:
+def one_by_one(recipe: str, seed: int, only: str, pause: Path | None) -> Outcome:
+    wait_while(pause)
     with trial(recipe, seed) as (tried, kinds, refused):
         for kind in kinds:
             if only in kind.name:
+                wait_while(pause, tried.training)
                 tried.try_out(kind)
         text = tried.end()
         text += f" Not tried: {refused}." if refused else ""
@@ -179,19 +194,12 @@ def one_by_one(recipe: str, seed: int, only: str) -> Outcome:
 class Stretches:
     """Steps learned and seconds taken, with faults and without."""
 
-    def __init__(self, training: Training, pause: Path | None) -> None:
-        self.training, self._pause = training, pause
+    def __init__(self, training: Training) -> None:
+        self.training = training
         self.steps, self.seconds = Counter[bool](), Counter[bool]()
 
     def over(self, with_faults: bool, work: Callable[[], object]) -> None:
-        """One stretch; not while the file `pause` exists: then the whole training is stopped, and a
-        file `.held` beside it says so.
-        """
-        if self._pause is not None and self._pause.exists():
-            held = self._pause.with_suffix(".held")
-            held.touch()
-            self.training.stop_while(self._pause.exists)
-            held.unlink()
+        """One stretch."""
         self.training.learned.read()
         started, steps = time.monotonic(), self.training.learned.steps
         work()
@@ -206,7 +214,7 @@ class Stretches:
 def soak(recipe: str, seed: int, minutes: float, pause: Path | None) -> Outcome:
     """Some minutes with a fault every 20 s, a minute without, and so on."""
     with trial(recipe, seed) as (tried, kinds, refused):
-        stretches, deck, count = Stretches(tried.training, pause), list[Kind](), 0
+        stretches, deck, count = Stretches(tried.training), list[Kind](), 0
 
         def one_fault() -> None:
             began = time.monotonic()
@@ -217,10 +225,12 @@ def soak(recipe: str, seed: int, minutes: float, pause: Path | None) -> Outcome:
         while stretches.seconds[True] < 60.0 * minutes:
             if count % FAULTS_BETWEEN == 0:
                 for _ in range(int(CALM_SECONDS / EVERY_SECONDS)):
+                    wait_while(pause, tried.training)
                     stretches.over(False, partial(time.sleep, EVERY_SECONDS))
             if not deck:
                 deck = [kind for kind in kinds if kind.in_soak]
                 tried.rng.shuffle(deck)
+            wait_while(pause, tried.training)
             stretches.over(True, one_fault)
             count += 1
             rates = f"{stretches.rate(True):.0f} of {stretches.rate(False):.0f} steps/s"
@@ -257,7 +267,7 @@ def main() -> None:
     parser.add_argument("--soak-minutes", type=float, default=0.0, help="0: each fault once")
     parser.add_argument("--recipe", choices=["appo", "impala"], help="this one only")
     parser.add_argument("--only", default="", help="faults whose name holds this")
-    parser.add_argument("--pause-file", type=Path, help="the soak is stopped while this exists")
+    parser.add_argument("--pause-file", type=Path, help="all is stopped while this exists")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-write", action="store_true", help="leave RESULTS.md as it is")
     flags = parser.parse_args()
@@ -268,7 +278,9 @@ def main() -> None:
         outcomes = [soak(recipe, flags.seed, flags.soak_minutes, flags.pause_file)]
     else:
         recipes = [flags.recipe] if flags.recipe else ["appo", "impala"]
-        outcomes = [one_by_one(recipe, flags.seed, flags.only) for recipe in recipes]
+        outcomes = [
+            one_by_one(recipe, flags.seed, flags.only, flags.pause_file) for recipe in recipes
+        ]
     rows = [row for outcome in outcomes for row in outcome[0]]
     body = "\n\n".join([measure.table(COLUMNS, rows), *(outcome[1] for outcome in outcomes)])
     print(body)

@@ -170,6 +170,8 @@ class Training:
         def take_terminal() -> None:
             os.setsid()
             os.close(os.open(os.ttyname(0), os.O_RDWR))  # the first one that is opened
+            with contextlib.suppress(OSError):  # by itself a session has a niceness of 0
+                Path("/proc/self/autogroup").write_text(str(os.nice(0)))
 
         self.pipe, write = os.pipe()
         self.shell = subprocess.Popen(
