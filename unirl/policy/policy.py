@@ -178,7 +178,8 @@ class Policy(nn.Module):
             features = self.core.unroll(features, state, reset)
         value_features = features
         if self.value_torso is not None:
-            value_features = self._value_features(inputs, features, flat).unflatten(0, shape)
+            own = self._value_features(inputs, features, flat)
+            value_features = own.reshape(*shape, -1)
         value = self.value_head(value_features.float()).squeeze(-1)
         return Unroll(self._distribution(features, obs), value)
 
