@@ -96,7 +96,7 @@ def test_gpus_need_a_build_of_torch_and_a_driver_that_fit(here: dict[str, Any]) 
 
 
 def test_a_plan_needs_memory_and_files_for_its_slots_and_processes(here: dict[str, Any]) -> None:
-    assert "about 20." in problems(here, Needs(20 * GIB, 4, "pong"))["memory"]
+    assert "about 21." in problems(here, Needs(20 * GIB, 4, "pong"))["memory"]
     limited = changed(changed(here, "limits/open_files", 1024), "cores/usable", 2)
     assert problems(limited) == {}
     assert list(problems(limited, Needs(0, 100))) == ["memory", "open files"]

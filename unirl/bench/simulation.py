@@ -165,7 +165,7 @@ class _Node:
     link: Station = field(default_factory=Station)
     sending: bool = False
     life: int = 0
-    """How often it has died: what earlier lives left behind is lost."""
+    """How often it was replaced: what earlier ones finish comes too late."""
 
 
 class Simulation:
@@ -214,8 +214,8 @@ class Simulation:
         self._ages.clear()
         self._lags.clear()
         for update in range(shape.updates):
-            for _ in range(_due(update, shape.updates, shape.node_deaths)):
-                self._die(self._random.randrange(len(self._nodes)))
+            for _ in range(_due(update, shape.updates, shape.silent_nodes)):
+                self._replace(self._random.randrange(len(self._nodes)))
             self._update()
         seconds = clock.now - started
         stats = self.server.stats()
@@ -296,26 +296,25 @@ class Simulation:
         mean, spread = self.shape.unroll_seconds, self.shape.unroll_spread
         shape = 1 / spread**2 if spread else 0.0
         seconds = self._random.gammavariate(shape, mean / shape) if shape else mean
-        self._clock.at(self._clock.now + seconds, partial(self._finish, member, life, slot))
+        finish = partial(self._finish, member, life, node.client, slot)
+        self._clock.at(self._clock.now + seconds, finish)
 
-    def _finish(self, member: int, life: int, slot: Slot) -> None:
+    def _finish(self, member: int, life: int, client: QueueClient, slot: Slot) -> None:
         node, shape = self._node(member), self.shape
-        if node.life != life:
-            return
         end = node.link.serve(self._clock.now, shape.slot_kb / shape.connection_kb_per_ms / 1e3)
-        self._clock.at(end, partial(self._arrive, node, slot))
+        self._clock.at(end, partial(self._arrive, client, slot))
         self._ask(member, life)  # the actor does not wait for its bytes to arrive
 
-    def _arrive(self, node: _Node, slot: Slot) -> None:
-        """In the learner's process: through its network, its receiving threads and its lock. What a
-        node sent before it died arrives all the same.
+    def _arrive(self, client: QueueClient, slot: Slot) -> None:
+        """In the learner's process: through its network, its receiving threads and its lock. What
+        comes from a node that was thought dead arrives all the same.
         """
         shape, now = self.shape, self._clock.now
         now = self.stations["network in"].serve(now, shape.slot_kb * 8e-6 / shape.network_gbit)
         work = shape.receive_ms_per_mb / 1e3 * shape.slot_kb / 1e3
         now = self.stations["receiving threads"].serve(now, work)
         now = self.stations["queue server"].serve(now, self._commit)
-        self._clock.at(now, partial(self._try_commit, node.client, slot))
+        self._clock.at(now, partial(self._try_commit, client, slot))
 
     def _try_commit(self, client: QueueClient, slot: Slot) -> None:
         with suppress(LeaseExpired):  # which the server counts as late
@@ -330,8 +329,8 @@ class Simulation:
                 self._ask(member, life)
                 num_free -= 1
 
-    def _die(self, index: int) -> None:
-        """A node's agent and actors die, and it joins again at once."""
+    def _replace(self, index: int) -> None:
+        """A node is silent: its leases end, and others take its place. It finishes what it does."""
         node = self._nodes[index]
         self.server.revoke(node.client.member)
         first = index * self.shape.members_per_node
