@@ -66,8 +66,8 @@ class Simulated:
     """How busy each station was."""
     staleness_mean: float
     staleness_max: int
-    weights_lag_mean: float
-    """By how many versions a node's weights are behind the learner's when an unroll begins."""
+    weights_wait_seconds: float
+    """How long a lease waits on its node for weights as new as it is, on average."""
     num_slots: int
     """The queue's capacity."""
     stats: QueueStats
@@ -164,6 +164,8 @@ class _Node:
     version: int = 0
     link: Station = field(default_factory=Station)
     sending: bool = False
+    held: list[Callable[[], None]] = field(default_factory=list)
+    """Leases that wait for weights."""
     life: int = 0
     """How often it was replaced: what earlier ones finish comes too late."""
 
@@ -198,7 +200,7 @@ class Simulation:
         self._waiting: deque[tuple[int, int]] = deque()
         self._version = 0
         self._ages: list[int] = []
-        self._lags: list[int] = []
+        self._waits: list[float] = []
 
     def run(self) -> Simulated:
         """Warm up, then count."""
@@ -212,7 +214,7 @@ class Simulation:
         started, learned = clock.now, self.server.stats().learned
         before = {name: one.busy_seconds for name, one in self.stations.items()}
         self._ages.clear()
-        self._lags.clear()
+        self._waits.clear()
         for update in range(shape.updates):
             for _ in range(_due(update, shape.updates, shape.silent_nodes)):
                 self._replace(self._random.randrange(len(self._nodes)))
@@ -229,7 +231,7 @@ class Simulation:
             },
             staleness_mean=sum(self._ages) / len(self._ages),
             staleness_max=max(self._ages),
-            weights_lag_mean=sum(self._lags) / max(1, len(self._lags)),
+            weights_wait_seconds=sum(self._waits) / max(1, len(self._waits)),
             num_slots=self.config.num_slots,
             stats=stats,
         )
@@ -264,6 +266,9 @@ class Simulation:
     def _got_weights(self, node: _Node, version: int) -> None:
         node.version, node.sending = version, False
         self._send_weights(node)
+        held, node.held = node.held, []
+        for begin in held:
+            begin()
 
     # -- actors ------------------------------------------------------------------------------------
 
@@ -284,15 +289,20 @@ class Simulation:
         if slot is None:
             self._waiting.append((member, life))
             return
-        begin = self._clock.now + self.shape.lease_seconds
-        self._clock.at(begin, partial(self._begin, member, life, slot))
+        now = self._clock.now
+        begin = partial(self._begin, member, life, slot, self._version, now)
+        self._clock.at(now + self.shape.lease_seconds, begin)
 
-    def _begin(self, member: int, life: int, slot: Slot) -> None:
+    def _begin(self, member: int, life: int, slot: Slot, version: int, lent_at: float) -> None:
+        """A lease is passed on when the node has weights as new as the learner's at its lending."""
         node = self._node(member)
         if node.life != life:
             return
+        if node.version < version:
+            node.held.append(partial(self._begin, member, life, slot, version, lent_at))
+            return
+        self._waits.append(self._clock.now - lent_at - self.shape.lease_seconds)
         slot.first_version = slot.last_version = node.version
-        self._lags.append(self._version - node.version)
         mean, spread = self.shape.unroll_seconds, self.shape.unroll_spread
         shape = 1 / spread**2 if spread else 0.0
         seconds = self._random.gammavariate(shape, mean / shape) if shape else mean
