@@ -129,13 +129,5 @@ def test_the_command_says_it_as_text_and_as_json(
 
 def test_bad_usage_is_an_error_in_three_parts(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--nonsense", "1"], ["--ray.address", "127.0.0.1:1"]):
-        if "--ray.address" in words and cli_has_ray():
-            continue
         assert cli.main(["doctor", *words]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 3
-
-
-def cli_has_ray() -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec("ray") is not None

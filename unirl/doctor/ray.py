@@ -35,11 +35,14 @@ def facts_of_nodes(address: str, folder: str) -> list[dict[str, Any]]:
         ) from error
     cluster: Any = ray
     try:
+        if address != "auto":  # Ray itself would try for a long time
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host, int(port)), timeout=DEADLINE_SECONDS / 4).close()
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray's are of many kinds
         raise UniRLError(
             f"no Ray cluster answers at {address!r}",
-            str(error).partition("\n")[0],
+            " ".join(str(error).split())[:300] or type(error).__name__,
             "ray status shows whether one is up; RAY_AUTH_MODE and the token must be its own",
         ) from error
     try:
