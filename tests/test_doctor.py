@@ -96,7 +96,7 @@ def test_gpus_need_a_build_of_torch_and_a_driver_that_fit(here: dict[str, Any]) 
 
 
 def test_a_plan_needs_memory_and_files_for_its_slots_and_processes(here: dict[str, Any]) -> None:
-    assert "about 20." in problems(here, Needs(20 * GIB, 4, "pong"))["memory"]
+    assert "about 21." in problems(here, Needs(20 * GIB, 4, "pong"))["memory"]
     limited = changed(changed(here, "limits/open_files", 1024), "cores/usable", 2)
     assert problems(limited) == {}
     assert list(problems(limited, Needs(0, 100))) == ["memory", "open files"]
@@ -129,13 +129,5 @@ def test_the_command_says_it_as_text_and_as_json(
 
 def test_bad_usage_is_an_error_in_three_parts(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["--nonsense", "1"], ["--ray.address", "127.0.0.1:1"]):
-        if "--ray.address" in words and cli_has_ray():
-            continue
         assert cli.main(["doctor", *words]) == 2
         assert len(capsys.readouterr().err.splitlines()) == 3
-
-
-def cli_has_ray() -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec("ray") is not None

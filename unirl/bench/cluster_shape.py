@@ -46,8 +46,10 @@ class ClusterShape:
     """One update, whatever its batch."""
     learner_ms_per_slot: float = 0.1
     """What each slot of the batch adds to it."""
-    node_deaths: int = 0
-    """Nodes that die and come back, spread over the updates."""
+    silent_nodes: int = 0
+    """Nodes that fall silent, spread over the updates: they are replaced, and what they were doing
+    comes too late.
+    """
     updates: int = 20
     """How many updates are simulated; a third of them more come before anything is counted."""
     seed: int = 1
@@ -56,7 +58,7 @@ class ClusterShape:
     def __post_init__(self) -> None:
         for name, minimum in (
             ("members", 1), ("members_per_node", 1), ("batch_size", 0), ("receive_cores", 1),
-            ("updates", 1), ("node_deaths", 0), ("unroll_spread", 0),
+            ("updates", 1), ("silent_nodes", 0), ("unroll_spread", 0),
         ):  # fmt: skip
             if getattr(self, name) < minimum:
                 raise UniRLError(

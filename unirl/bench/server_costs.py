@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -60,8 +61,8 @@ def measure(num_slots: Sequence[int], num_calls: int = 64) -> dict[int, dict[str
 
 
 def _measure(num_slots: int, num_calls: int) -> dict[str, float]:
-    batch_size = max(1, num_slots // 2)
-    config = QueueConfig(batch_size, 1, window=None)
+    batch_size = min(num_calls, max(1, num_slots // 4))
+    config = QueueConfig(batch_size, math.ceil(num_slots / batch_size) - 1, window=None)
     server = LocalTransport().queue(_SPEC, config)
     clients = [server.join() for _ in range(min(1000, max(1, num_slots // 8)))]
     held = [client.try_acquire() for client in clients for _ in range(8)]
@@ -73,7 +74,7 @@ def _measure(num_slots: int, num_calls: int) -> dict[str, float]:
         slot.first_version = slot.last_version = 0
     spent: dict[str, list[float]] = {"commit": [], "take": [], "release": [], "lease": []}
     # Old tickets first, as they are finished in a run.
-    for index, slot in enumerate(slots[:batch_size]):
+    for index, slot in enumerate(slots[: max(batch_size, num_slots // 2)]):
         started = time.thread_time()
         by_member[slot.member].commit(slot)
         if index < num_calls:

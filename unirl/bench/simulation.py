@@ -66,8 +66,8 @@ class Simulated:
     """How busy each station was."""
     staleness_mean: float
     staleness_max: int
-    weights_lag_mean: float
-    """By how many versions a node's weights are behind the learner's when an unroll begins."""
+    weights_wait_seconds: float
+    """How long a lease waits on its node for weights as new as it is, on average."""
     num_slots: int
     """The queue's capacity."""
     stats: QueueStats
@@ -164,8 +164,10 @@ class _Node:
     version: int = 0
     link: Station = field(default_factory=Station)
     sending: bool = False
+    held: list[Callable[[], None]] = field(default_factory=list)
+    """Leases that wait for weights."""
     life: int = 0
-    """How often it has died: what earlier lives left behind is lost."""
+    """How often it was replaced: what earlier ones finish comes too late."""
 
 
 class Simulation:
@@ -198,7 +200,7 @@ class Simulation:
         self._waiting: deque[tuple[int, int]] = deque()
         self._version = 0
         self._ages: list[int] = []
-        self._lags: list[int] = []
+        self._waits: list[float] = []
 
     def run(self) -> Simulated:
         """Warm up, then count."""
@@ -212,10 +214,10 @@ class Simulation:
         started, learned = clock.now, self.server.stats().learned
         before = {name: one.busy_seconds for name, one in self.stations.items()}
         self._ages.clear()
-        self._lags.clear()
+        self._waits.clear()
         for update in range(shape.updates):
-            for _ in range(_due(update, shape.updates, shape.node_deaths)):
-                self._die(self._random.randrange(len(self._nodes)))
+            for _ in range(_due(update, shape.updates, shape.silent_nodes)):
+                self._replace(self._random.randrange(len(self._nodes)))
             self._update()
         seconds = clock.now - started
         stats = self.server.stats()
@@ -229,7 +231,7 @@ class Simulation:
             },
             staleness_mean=sum(self._ages) / len(self._ages),
             staleness_max=max(self._ages),
-            weights_lag_mean=sum(self._lags) / max(1, len(self._lags)),
+            weights_wait_seconds=sum(self._waits) / max(1, len(self._waits)),
             num_slots=self.config.num_slots,
             stats=stats,
         )
@@ -264,6 +266,9 @@ class Simulation:
     def _got_weights(self, node: _Node, version: int) -> None:
         node.version, node.sending = version, False
         self._send_weights(node)
+        held, node.held = node.held, []
+        for begin in held:
+            begin()
 
     # -- actors ------------------------------------------------------------------------------------
 
@@ -284,38 +289,42 @@ class Simulation:
         if slot is None:
             self._waiting.append((member, life))
             return
-        begin = self._clock.now + self.shape.lease_seconds
-        self._clock.at(begin, partial(self._begin, member, life, slot))
+        now = self._clock.now
+        begin = partial(self._begin, member, life, slot, self._version, now)
+        self._clock.at(now + self.shape.lease_seconds, begin)
 
-    def _begin(self, member: int, life: int, slot: Slot) -> None:
+    def _begin(self, member: int, life: int, slot: Slot, version: int, lent_at: float) -> None:
+        """A lease is passed on when the node has weights as new as the learner's at its lending."""
         node = self._node(member)
         if node.life != life:
             return
+        if node.version < version:
+            node.held.append(partial(self._begin, member, life, slot, version, lent_at))
+            return
+        self._waits.append(self._clock.now - lent_at - self.shape.lease_seconds)
         slot.first_version = slot.last_version = node.version
-        self._lags.append(self._version - node.version)
         mean, spread = self.shape.unroll_seconds, self.shape.unroll_spread
         shape = 1 / spread**2 if spread else 0.0
         seconds = self._random.gammavariate(shape, mean / shape) if shape else mean
-        self._clock.at(self._clock.now + seconds, partial(self._finish, member, life, slot))
+        finish = partial(self._finish, member, life, node.client, slot)
+        self._clock.at(self._clock.now + seconds, finish)
 
-    def _finish(self, member: int, life: int, slot: Slot) -> None:
+    def _finish(self, member: int, life: int, client: QueueClient, slot: Slot) -> None:
         node, shape = self._node(member), self.shape
-        if node.life != life:
-            return
         end = node.link.serve(self._clock.now, shape.slot_kb / shape.connection_kb_per_ms / 1e3)
-        self._clock.at(end, partial(self._arrive, node, slot))
+        self._clock.at(end, partial(self._arrive, client, slot))
         self._ask(member, life)  # the actor does not wait for its bytes to arrive
 
-    def _arrive(self, node: _Node, slot: Slot) -> None:
-        """In the learner's process: through its network, its receiving threads and its lock. What a
-        node sent before it died arrives all the same.
+    def _arrive(self, client: QueueClient, slot: Slot) -> None:
+        """In the learner's process: through its network, its receiving threads and its lock. What
+        comes from a node that was thought dead arrives all the same.
         """
         shape, now = self.shape, self._clock.now
         now = self.stations["network in"].serve(now, shape.slot_kb * 8e-6 / shape.network_gbit)
         work = shape.receive_ms_per_mb / 1e3 * shape.slot_kb / 1e3
         now = self.stations["receiving threads"].serve(now, work)
         now = self.stations["queue server"].serve(now, self._commit)
-        self._clock.at(now, partial(self._try_commit, node.client, slot))
+        self._clock.at(now, partial(self._try_commit, client, slot))
 
     def _try_commit(self, client: QueueClient, slot: Slot) -> None:
         with suppress(LeaseExpired):  # which the server counts as late
@@ -330,8 +339,8 @@ class Simulation:
                 self._ask(member, life)
                 num_free -= 1
 
-    def _die(self, index: int) -> None:
-        """A node's agent and actors die, and it joins again at once."""
+    def _replace(self, index: int) -> None:
+        """A node is silent: its leases end, and others take its place. It finishes what it does."""
         node = self._nodes[index]
         self.server.revoke(node.client.member)
         first = index * self.shape.members_per_node

@@ -150,7 +150,7 @@ def _gpus(gpu: Mapping[str, Any]) -> list[Finding]:
     for index, device in enumerate(devices):
         found.append(Finding(f"GPU {index}", f"{device['name']}, {device['memory'] / GIB:.0f} GiB"))
     if pairs := gpu["without_peer_access"]:
-        remedy = "what they exchange passes through the host: use GPUs under one switch"
+        remedy = "what they send each other passes through the host: use GPUs under one switch"
         found.append(Finding("GPU peers", f"{len(pairs)} pairs have no access", False, remedy))
     elif len(devices) > 1:
         found.append(Finding("GPU peers", "all have access to each other"))

@@ -4,6 +4,7 @@ connection from each of them is.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import threading
@@ -32,23 +33,27 @@ def facts_of_nodes(address: str, folder: str) -> list[dict[str, Any]]:
             "ray is not installed here",
             "pip install 'unirl[ray]', or leave --ray.address out for this machine alone",
         ) from error
+    cluster: Any = ray
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+        if address != "auto":  # Ray itself would try for a long time
+            host, _, port = address.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host, int(port)), timeout=DEADLINE_SECONDS / 4).close()
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:  # Ray's are of many kinds
         raise UniRLError(
             f"no Ray cluster answers at {address!r}",
-            str(error).partition("\n")[0],
+            " ".join(str(error).split())[:300] or type(error).__name__,
             "ray status shows whether one is up; RAY_AUTH_MODE and the token must be its own",
         ) from error
     try:
         # One after the other: they would share the network that is measured.
         found = []
-        for node in ray.nodes():
+        for node in cluster.nodes():
             if node["Alive"]:
                 strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": strategy}
                 name = f"{node['NodeManagerHostname']} ({node['NodeID'][:6]})"
-                found.append({"node": name, **_ask(ray, options, folder)})
+                found.append({"node": name, **_ask(cluster, options, folder)})
         return found
     finally:
         ray.shutdown()
@@ -77,7 +82,8 @@ def _now() -> float:
 
 def _measure(ray: Any, options: dict[str, Any]) -> float:
     """MB per second of one connection from a node to here, as samples travel."""
-    token, seconds = secrets.token_bytes(16), []
+    token = secrets.token_bytes(16)
+    seconds: list[float] = []
     with socket.create_server(("", 0)) as server:
         server.settimeout(DEADLINE_SECONDS)
         receiver = threading.Thread(target=_receive, args=(server, token, seconds), daemon=True)
