@@ -119,8 +119,8 @@ class RayCluster:
             raise _explained(address, error, remedy) from error
         if os.environ.get("RAY_AUTH_MODE") != "token":
             log.warning(
-                "the Ray cluster at %s asks for no token: whoever reaches its ports runs code on "
-                "it. Start it with RAY_AUTH_MODE=token.",
+                "the Ray cluster at %s asks for no token: who reaches its ports runs code on it. "
+                "Start it with RAY_AUTH_MODE=token.",
                 address,
             )
         self.host = ray.util.get_node_ip_address()
@@ -186,6 +186,7 @@ def _explained(address: str, error: Exception, remedy: str) -> UniRLError:
         )
     return UniRLError(
         f"the Ray cluster at {address!r} could not be joined: {text}",
-        "ray.address is the head's host and the port of its GCS, usually 6379",
+        "ray.address is the head's host and the port of its GCS, and the token in RAY_AUTH_TOKEN "
+        "or RAY_AUTH_TOKEN_PATH is the cluster's, if it asks for one",
         remedy,
     )

@@ -131,7 +131,7 @@ class RemoteClient:
     ) -> None:
         self._channel, self.memory, self._member = channel, memory, member
         self._waits = waits_for_commits
-        self._told_at = 0.0
+        self._progress_at = 0.0
         self.server: Any = None
         """Kept alive, where it is in this process."""
 
@@ -259,8 +259,8 @@ class RemoteClient:
             self._channel.ask(Kind.PROGRESS, 1)
             return
         now = time.monotonic()
-        if now - self._told_at > _PROGRESS_SECONDS:
-            self._told_at = now
+        if now - self._progress_at > _PROGRESS_SECONDS:
+            self._progress_at = now
             self._channel.send(Kind.PROGRESS, 0)
 
     def leave(self) -> None:

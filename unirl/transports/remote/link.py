@@ -41,7 +41,7 @@ HOLD_SECONDS = 30.0
 
 
 class NodeLink:
-    """memories, stores: by the number of their queue. status: what the learner's process is told
+    """memories, stores: by the number of their queue. status: what the learner's process gets
     with every sign of life. on_control: what to do when the learner's process says so.
     """
 

@@ -35,7 +35,7 @@ class NodeConnection:
         self.members: set[tuple[int, int]] = set()
         """Queue and number of those who joined here and were not revoked by the node."""
         self.listening: set[int] = set()
-        """Channels that were told that nothing is free."""
+        """Channels whose members know that nothing is free."""
         self.status: dict[str, Any] = {}
         self.fenced = False
         """It was silent for too long, and its leases have ended: it is refused."""

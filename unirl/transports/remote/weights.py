@@ -145,7 +145,7 @@ def receive_versions(
 ) -> None:
     """Take every version that comes; what a thread of a node does. ConnectionError at the end.
 
-    seconds: how long the rest of a version may take to go on coming.
+    seconds: how long to wait for more of a version that has begun to come.
     """
     while True:
         sock.settimeout(None)  # the learner may evaluate for an hour; its end is seen at once
