@@ -88,6 +88,8 @@ class NodeConnection:
             raise QueueClosed
         kind, values = frame.kind, frame.values
         if kind is Kind.JOIN:
+            if self.fenced:
+                raise QueueClosed
             client = server.join_here(int(text["pool"]), str(text["name"]))
             self.clients[frame.channel] = (frame.queue, client)
             self.members.add((frame.queue, client.member))
