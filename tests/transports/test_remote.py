@@ -65,7 +65,7 @@ def test_who_does_not_know_the_token_is_refused_and_counted(transport: RemoteTra
     with pytest.raises(UniRLError, match="cannot reach the learner"):
         NodeLink(transport.hub.address, Token().data, 1, {0: NodeMemory(SPEC, QueueConfig())}, {})
     with socket.create_connection(transport.hub.address, 5.0) as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\n" * 8)
+        sock.sendall(b"GET / HTTP/1.1\r\n".ljust(72))
         assert sock.recv(1) == b""
     eventually(lambda: transport.hub.num_refused == 2)
     assert not transport.hub.nodes
