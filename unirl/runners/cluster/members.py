@@ -71,7 +71,7 @@ def asks_of(plan: Plan) -> list[Ask]:
     for index, pool in enumerate(plan.pools):
         size, num_learners = pool.bounds[0], len(plan.learners_of(pool))
         everyone = range(size * num_learners)
-        groups = [(number,) for number in everyone]
+        groups: list[tuple[int, ...]] = [(number,) for number in everyone]
         if pool.helpers is not None:
             groups = [tuple(everyone[first::size]) for first in range(size)]
         for group in groups:

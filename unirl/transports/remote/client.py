@@ -208,8 +208,8 @@ class RemoteClient:
         channel = self._channel
         if not channel.notified:
             poll = select.poll()
-            for each in (channel, *others):
-                poll.register(each.fileno(), select.POLLIN)
+            for fd in (channel.fileno(), *(event.fileno() for event in others)):
+                poll.register(fd, select.POLLIN)
             found = {fd for fd, _ in poll.poll(seconds * 1000)}
             for event in others:
                 if event.fileno() in found:

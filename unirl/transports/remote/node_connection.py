@@ -105,9 +105,12 @@ class NodeConnection:
             number = server.revoke(values[0], reason, reissue=bool(values[2]))
             self._answer(frame, Kind.OK, number)
         elif kind is Kind.MEMBERS:
-            everybody = [(frame.queue, each.member, each) for each in server.members()]
-            own = [each for *key, each in everybody if tuple(key) in self.members]
-            self._say(frame, [list(vars(each).values()) for each in own])
+            found = [
+                list(vars(each).values())
+                for each in server.members()
+                if (frame.queue, each.member) in self.members
+            ]
+            self._say(frame, found)
         elif kind is Kind.STATS:
             self._say(frame, asdict(server.stats()))
         elif kind is Kind.DESCRIBE:
