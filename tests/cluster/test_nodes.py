@@ -144,7 +144,7 @@ def test_random_schedules_of_faults_keep_the_books() -> None:
                     each.signal_all(signal.SIGCONT)
 
     def kill(pid: int, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # its end was not yet told
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             os.kill(pid, number)
 
     settings = {"silent_seconds": 1.0, "max_node_failures": 1000, "max_staleness": 2}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +109,20 @@ def test_no_such_address_is_an_error_in_three_parts() -> None:
     with pytest.raises(UniRLError, match="no Ray cluster answers") as error:
         make_runner(make_plan(address="127.0.0.1:1", wait_seconds=2.0))
     assert len(error.value.parts) == 3
+
+
+def test_a_wrong_token_is_an_error_in_three_parts(raylets: Raylets, tmp_path: Path) -> None:
+    flags = "--env.id CartPole-v1 --runner.kind ray --no-console --ray.address"
+    command = [sys.executable, "-m", "unirl", "train", "impala", *flags.split(), raylets.address]
+    root = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
+    environ = {**os.environ, "RAY_AUTH_TOKEN": "0f" * 32, "PYTHONPATH": path}
+    ended = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60
+    )
+    said = ended.stdout + ended.stderr
+    assert ended.returncode == 2, said
+    assert "Traceback" not in said and "token" in said and raylets.address in said
 
 
 def test_cartpole_trains_on_two_nodes_and_its_run_is_resumed(

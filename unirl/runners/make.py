@@ -15,6 +15,7 @@ from unirl.errors import UniRLError
 from unirl.runners.cluster.environment import prepare_environment
 from unirl.runners.cluster.members import ClusterMembers, asks_of
 from unirl.runners.cluster.placement import total
+from unirl.runners.cluster.ray import RayCluster
 from unirl.runners.config import RunnerConfig
 from unirl.runners.inline import InlineRunner
 from unirl.runners.loop import Agree, Hook, TrainLoop
@@ -62,8 +63,6 @@ def _ray_runner(plan: Plan, log_dir: Path | None) -> TrainingRunner[ClusterMembe
             "pip install 'unirl[ray]', or set runner.kind to processes",
         )
     prepare_environment(plan.ray)  # Ray reads it when it is imported
-    from unirl.runners.cluster.ray import RayCluster
-
     cluster = RayCluster(plan.ray, total(asks_of(plan)))
     try:
         transport = RemoteTransport(cluster.host, plan.ray.silent_seconds)

@@ -111,7 +111,7 @@ class NodeAgent:
                 )
 
     def status(self) -> dict[str, Any]:
-        """What the learner's process is told with every sign of life."""
+        """What the learner's process gets with every sign of life."""
         found = self._processes
         if found is None:
             return {}

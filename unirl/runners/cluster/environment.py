@@ -9,8 +9,8 @@ from unirl.runners.config import RayConfig
 
 
 def prepare_environment(config: RayConfig) -> None:
-    """A cluster of our own lets nobody in without a token: whoever reaches the ports of one without
-    runs code on it. What users have set stays.
+    """A cluster of our own lets nobody in without a token: who reaches the ports of one that asks
+    for none runs code on it. What users have set stays.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

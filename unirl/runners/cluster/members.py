@@ -60,8 +60,8 @@ class _Share:
     lost_at: float = 0.0
     """Since when it has been without a node."""
     num_restarts: int = 0
-    """Of members, as its agents have told."""
-    told: int = 0
+    """Of members, as its agents have counted."""
+    counted: int = 0
     """By the present agent."""
 
 
@@ -71,7 +71,7 @@ def asks_of(plan: Plan) -> list[Ask]:
     for index, pool in enumerate(plan.pools):
         size, num_learners = pool.bounds[0], len(plan.learners_of(pool))
         everyone = range(size * num_learners)
-        groups = [(number,) for number in everyone]
+        groups: list[tuple[int, ...]] = [(number,) for number in everyone]
         if pool.helpers is not None:
             groups = [tuple(everyone[first::size]) for first in range(size)]
         for group in groups:
@@ -131,7 +131,7 @@ class ClusterMembers:
 
     def _start(self, share: _Share, node: str) -> None:
         self._last_agent += 1
-        share.node, share.agent, share.told = node, self._last_agent, 0
+        share.node, share.agent, share.counted = node, self._last_agent, 0
         share.started_at, share.lost_at = time.monotonic(), 0.0
         members = tuple(
             tuple(number for ask in share.asks if ask.pool == index for number in ask.numbers)
@@ -183,9 +183,9 @@ class ClusterMembers:
             status = self._hub.status(share.agent)
             if status.get("error"):
                 raise ActorFailed(*status["error"])
-            if (told := int(status.get("restarts", 0))) > share.told:
-                share.num_restarts += told - share.told
-                share.told = told
+            if (counted := int(status.get("restarts", 0))) > share.counted:
+                share.num_restarts += counted - share.counted
+                share.counted = counted
             if share.lost_at:
                 self._place_again(share)
             elif share.agent in lost:
@@ -260,7 +260,7 @@ class ClusterMembers:
         ]
 
     def actor_pids(self) -> list[int | None]:
-        """As their agents told last; of no use on this machine unless they run on it."""
+        """As their agents said last; of no use on this machine unless they run on it."""
         return self._pids([pool.name for pool in self.plan.pools])
 
     def helper_pids(self) -> list[int | None]:

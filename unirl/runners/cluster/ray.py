@@ -13,9 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 from unirl.core.pool import Resources
 from unirl.errors import UniRLError
 from unirl.runners.cluster.actor import AgentActor
@@ -42,17 +39,17 @@ _STORE_BYTES = 80 * 2**20
 class AgentHandle:
     """An agent that was started, from the driver."""
 
-    def __init__(self, actor: Any, started: Any) -> None:
-        self._actor, self._started = actor, started
+    def __init__(self, ray: Any, actor: Any, started: Any) -> None:
+        self._ray, self._actor, self._started = ray, actor, started
         self.pid: int | None = None
 
     def poll(self) -> Exception | None:
         """What went wrong while it was started; None as long as nothing did."""
-        if self._started is None or not ray.wait([self._started], timeout=0)[0]:
+        if self._started is None or not self._ray.wait([self._started], timeout=0)[0]:
             return None
         started, self._started = self._started, None
         try:
-            self.pid = ray.get(started)
+            self.pid = self._ray.get(started)
         except Exception as error:
             cause = getattr(error, "cause", None)
             return cause if isinstance(cause, UniRLError) else error
@@ -61,7 +58,7 @@ class AgentHandle:
     def kill(self) -> None:
         """End its process; idempotent."""
         with contextlib.suppress(Exception):
-            ray.kill(self._actor)
+            self._ray.kill(self._actor)
 
 
 class RayCluster:
@@ -71,10 +68,12 @@ class RayCluster:
     """
 
     def __init__(self, config: RayConfig, wanted: Resources) -> None:
-        self._config, self._is_ours = config, False
+        import ray
+
+        self._ray, self._config, self._is_ours = ray, config, False
         if ray.is_initialized():
             log.info("the Ray connection of this process is used")
-            self.host = ray.util.get_node_ip_address()
+            self.host: str = ray.util.get_node_ip_address()
         elif config.address:
             self._join(config.address)
         else:
@@ -83,7 +82,7 @@ class RayCluster:
     def _start(self, wanted: Resources) -> None:
         cores = os.cpu_count() or 1
         try:
-            ray.init(
+            self._ray.init(
                 address="local",
                 num_cpus=max(cores, -int(-wanted.cpus // 1)) + 1,
                 include_dashboard=False,
@@ -114,22 +113,22 @@ class RayCluster:
                     remedy,
                 ) from error
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="warning")
+            self._ray.init(address=address, log_to_driver=False, logging_level="warning")
         except Exception as error:
             raise _explained(address, error, remedy) from error
         if os.environ.get("RAY_AUTH_MODE") != "token":
             log.warning(
-                "the Ray cluster at %s asks for no token: whoever reaches its ports runs code on "
-                "it. Start it with RAY_AUTH_MODE=token.",
+                "the Ray cluster at %s asks for no token: who reaches its ports runs code on it. "
+                "Start it with RAY_AUTH_MODE=token.",
                 address,
             )
-        self.host = ray.util.get_node_ip_address()
+        self.host = self._ray.util.get_node_ip_address()
 
     def nodes(self) -> list[Node]:
         """The nodes that are alive, with what is not taken."""
-        free = ray._private.state.available_resources_per_node()
+        free = self._ray._private.state.available_resources_per_node()
         found = []
-        for each in ray.nodes():
+        for each in self._ray.nodes():
             if not each["Alive"]:
                 continue
             left = free.get(each["NodeID"], {})
@@ -147,9 +146,11 @@ class RayCluster:
 
     def start_agent(self, node: str, wanted: Resources, setup: AgentSetup) -> AgentHandle:
         """Start an agent on a node."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
         place = (list(sys.path), str(Path.cwd()))
         actor = (
-            ray.remote(AgentActor)
+            self._ray.remote(AgentActor)
             .options(
                 num_cpus=wanted.cpus,
                 num_gpus=wanted.gpus,
@@ -161,13 +162,13 @@ class RayCluster:
             .remote(*place, *modules_of(setup.plan))
         )
         started = actor.start.remote(pickle.dumps(setup))
-        return AgentHandle(actor, started)
+        return AgentHandle(self._ray, actor, started)
 
     def close(self) -> None:
         """Leave the cluster; one of ours ends. Idempotent."""
         if self._is_ours or self._config.address:
             with contextlib.suppress(Exception):
-                ray.shutdown()
+                self._ray.shutdown()
 
 
 def _explained(address: str, error: Exception, remedy: str) -> UniRLError:
@@ -186,6 +187,7 @@ def _explained(address: str, error: Exception, remedy: str) -> UniRLError:
         )
     return UniRLError(
         f"the Ray cluster at {address!r} could not be joined: {text}",
-        "ray.address is the head's host and the port of its GCS, usually 6379",
+        "ray.address is the head's host and the port of its GCS, and the token in RAY_AUTH_TOKEN "
+        "or RAY_AUTH_TOKEN_PATH is the cluster's, if it asks for one",
         remedy,
     )

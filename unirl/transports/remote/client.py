@@ -131,7 +131,7 @@ class RemoteClient:
     ) -> None:
         self._channel, self.memory, self._member = channel, memory, member
         self._waits = waits_for_commits
-        self._told_at = 0.0
+        self._progress_at = 0.0
         self.server: Any = None
         """Kept alive, where it is in this process."""
 
@@ -208,8 +208,8 @@ class RemoteClient:
         channel = self._channel
         if not channel.notified:
             poll = select.poll()
-            for each in (channel, *others):
-                poll.register(each.fileno(), select.POLLIN)
+            for fd in (channel.fileno(), *(event.fileno() for event in others)):
+                poll.register(fd, select.POLLIN)
             found = {fd for fd, _ in poll.poll(seconds * 1000)}
             for event in others:
                 if event.fileno() in found:
@@ -259,8 +259,8 @@ class RemoteClient:
             self._channel.ask(Kind.PROGRESS, 1)
             return
         now = time.monotonic()
-        if now - self._told_at > _PROGRESS_SECONDS:
-            self._told_at = now
+        if now - self._progress_at > _PROGRESS_SECONDS:
+            self._progress_at = now
             self._channel.send(Kind.PROGRESS, 0)
 
     def leave(self) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from unirl.transports.events import FdEvent
@@ -44,7 +45,8 @@ class IoLoop:
         """Have this done by the thread, and wait for its result."""
         if threading.current_thread() is self._thread:
             return work()
-        done, found = threading.Event(), []
+        done = threading.Event()
+        found: list[Any] = []
 
         def run() -> None:
             try:
@@ -90,7 +92,7 @@ class IoLoop:
             now = time.monotonic()
             if now - ticked >= TICK_SECONDS:
                 late, ticked = now - ticked - 2 * TICK_SECONDS, now
-                self._guard(lambda late=late: self._tick(max(0.0, late)))  # type: ignore[misc]
+                self._guard(partial(self._tick, max(0.0, late)))
         self._selector.close()
 
     @staticmethod

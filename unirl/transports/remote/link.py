@@ -36,12 +36,14 @@ from unirl.transports.shared_weights import SharedWeightStore
 log = logging.getLogger(__name__)
 
 PING_SECONDS = 0.5
+FENCED_SECONDS = 1.0
+"""How long a node that was lost may still bring what its members had: it is refused and counted."""
 HOLD_SECONDS = 30.0
 """How long a grant waits for its weights; then the queue's `take` judges the sample's age."""
 
 
 class NodeLink:
-    """memories, stores: by the number of their queue. status: what the learner's process is told
+    """memories, stores: by the number of their queue. status: what the learner's process gets
     with every sign of life. on_control: what to do when the learner's process says so.
     """
 
@@ -64,7 +66,7 @@ class NodeLink:
         """Why it has ended."""
         self._streams: dict[int, Stream] = {}
         self._held: dict[int, deque[tuple[float, Frame, bytes]]] = {}
-        self._last_channel, self._pinged_at = 0, 0.0
+        self._last_channel, self._pinged_at, self._fenced_at = 0, 0.0, 0.0
         self._lock = threading.Lock()
         digest = joint_digest(memory.layout for memory in memories.values())
         words = Token(token).words
@@ -165,8 +167,8 @@ class NodeLink:
     def _down(self, frame: Frame, text: Any) -> None:
         """What came from the learner's process."""
         if frame.kind is Kind.FENCED:
-            raise ConnectionAbortedError("the learner's process counts this node as lost")
-        if frame.kind is Kind.CLOSED:
+            self._fenced_at = self._fenced_at or time.monotonic()
+        elif frame.kind is Kind.CLOSED:
             memory = self._memories.get(frame.queue)
             if memory is not None:
                 memory.close()
@@ -211,6 +213,8 @@ class NodeLink:
 
     def _tick(self, late: float) -> None:
         now = time.monotonic()
+        if self._fenced_at and now - self._fenced_at > FENCED_SECONDS:
+            self._end("the learner's process counts this node as lost")
         if not self.ended.is_set() and now - self._pinged_at >= PING_SECONDS:
             self._pinged_at = now
             self._guarded(self._ping)

@@ -35,7 +35,7 @@ class NodeConnection:
         self.members: set[tuple[int, int]] = set()
         """Queue and number of those who joined here and were not revoked by the node."""
         self.listening: set[int] = set()
-        """Channels that were told that nothing is free."""
+        """Channels whose members know that nothing is free."""
         self.status: dict[str, Any] = {}
         self.fenced = False
         """It was silent for too long, and its leases have ended: it is refused."""
@@ -88,6 +88,8 @@ class NodeConnection:
             raise QueueClosed
         kind, values = frame.kind, frame.values
         if kind is Kind.JOIN:
+            if self.fenced:
+                raise QueueClosed
             client = server.join_here(int(text["pool"]), str(text["name"]))
             self.clients[frame.channel] = (frame.queue, client)
             self.members.add((frame.queue, client.member))
@@ -103,9 +105,12 @@ class NodeConnection:
             number = server.revoke(values[0], reason, reissue=bool(values[2]))
             self._answer(frame, Kind.OK, number)
         elif kind is Kind.MEMBERS:
-            everybody = [(frame.queue, each.member, each) for each in server.members()]
-            own = [each for *key, each in everybody if tuple(key) in self.members]
-            self._say(frame, [list(vars(each).values()) for each in own])
+            found = [
+                list(vars(each).values())
+                for each in server.members()
+                if (frame.queue, each.member) in self.members
+            ]
+            self._say(frame, found)
         elif kind is Kind.STATS:
             self._say(frame, asdict(server.stats()))
         elif kind is Kind.DESCRIBE:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -145,7 +145,7 @@ def receive_versions(
 ) -> None:
     """Take every version that comes; what a thread of a node does. ConnectionError at the end.
 
-    seconds: how long the rest of a version may take to go on coming.
+    seconds: how long to wait for more of a version that has begun to come.
     """
     while True:
         sock.settimeout(None)  # the learner may evaluate for an hour; its end is seen at once
@@ -162,11 +162,11 @@ def receive_versions(
         on_version()
 
 
-def node_store(shapes: dict[str, tuple[Sequence[int], torch.dtype]]) -> SharedWeightStore:
+def node_store(shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> SharedWeightStore:
     """The store of a node for weights of these shapes."""
     return SharedWeightStore(
         {
-            name: torch.empty(tuple(shape), dtype=dtype, device="meta")
+            name: torch.empty(shape, dtype=dtype, device="meta")
             for name, (shape, dtype) in shapes.items()
         }
     )

@@ -18,7 +18,7 @@ _MAGIC = 0x5501
 """Changes with every change of the frames: nodes with another UniRL are refused."""
 MAX_TEXT = 1 << 16
 READ_SECONDS = 20.0
-"""How long the rest of a frame may take to go on coming."""
+"""How long to wait for more of a frame that has begun to come."""
 
 
 class Kind(enum.IntEnum):
