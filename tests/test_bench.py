@@ -33,9 +33,9 @@ from unirl.bench.stopwatch import Stopwatch
 from unirl.bench.table import plain_lines
 from unirl.bench.trial import without_run
 from unirl.commands.bench import SUITES, left_out, print_report
-from unirl.commands.shipped import shipped_configs
 from unirl.commands.tune import tune
 from unirl.config import fields_help, flag_of
+from unirl.config.shipped import shipped_configs
 from unirl.core.actor import Actor
 from unirl.errors import ActorFailed, UniRLError
 from unirl.metrics.timers import Timers

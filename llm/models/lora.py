@@ -32,7 +32,7 @@ def add_adapters(model: Any, config: ModelConfig) -> Any:
     targets: Any = list(config.lora_targets) or "all-linear"
     settings = peft.LoraConfig(
         r=config.lora_rank,
-        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]
+        lora_alpha=config.lora_alpha,
         lora_dropout=config.lora_dropout,
         target_modules=targets,
         task_type="CAUSAL_LM",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from unirl import config as configs
 from unirl import registry
-from unirl.commands.shipped import config_file
+from unirl.config.shipped import config_file
 from unirl.errors import UniRLError
 from unirl.imports import keep_imported, large_imports
 from unirl.supervision.fork_server import fork_now

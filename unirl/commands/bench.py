@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from unirl import config as configs
 from unirl import registry
 from unirl.commands.arguments import Chosen, choose, env_id_of, recipe_and_files
-from unirl.commands.shipped import shipped_configs
+from unirl.config.shipped import shipped_configs
 from unirl.errors import UniRLError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from unirl import config as configs
 from unirl import registry
 from unirl.commands.arguments import parse
 from unirl.commands.command import NoOptions
-from unirl.commands.shipped import shipped_configs
+from unirl.config.shipped import shipped_configs
 from unirl.errors import UniRLError
 
 ENGINES = {

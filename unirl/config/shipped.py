@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unirl import config as configs
+from unirl.config.spelling import suggestion
 from unirl.errors import UniRLError
 
 
@@ -22,6 +22,6 @@ def config_file(name: str) -> Path:
         raise UniRLError(
             f'config "{name}" is not among the shipped ones',
             f"there are {', '.join(known) or 'none'}; your own need their suffix: @{name}.toml",
-            configs.suggestion(name, known) or "see them all: unirl list configs",
+            suggestion(name, known) or "see them all: unirl list configs",
         )
     return known[name]
