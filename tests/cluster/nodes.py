@@ -32,6 +32,7 @@ from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import LearnerPlan, Plan
 from unirl.runners.processes import TrainingRunner
 from unirl.supervision.fork_server import fork_now, process_context
+from unirl.supervision.process_settings import is_stopped
 from unirl.transports.remote.transport import RemoteTransport
 
 SPEC = SampleSpec(
@@ -137,6 +138,8 @@ class NodeProcess:
         return None
 
     def kill(self) -> None:
+        if is_stopped(self.process.pid):
+            return  # as with Ray, whose messages a silent node does not get
         self.process.kill()
         self.process.join(5.0)
 

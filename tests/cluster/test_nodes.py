@@ -81,6 +81,7 @@ def silence(run: Watched) -> None:
     run.cluster.started[-1].signal_all(signal.SIGSTOP)
 
 
+@pytest.mark.serial
 def test_members_agents_and_silent_nodes_are_replaced_and_nothing_is_lost_or_learned_twice() -> (
     None
 ):
@@ -155,6 +156,7 @@ def test_random_schedules_of_faults_keep_the_books() -> None:
     assert faults > 3
 
 
+@pytest.mark.serial
 def test_members_come_and_go_while_training_and_nothing_is_lost() -> None:
     plan = make_plan(members=1, most=6, batch_size=2, max_staleness=3)
     runner = make_runner(plan, ProcessCluster())

@@ -58,6 +58,7 @@ def agents(runner: Any) -> list[int]:
     return [share.handle.pid for share in runner.processes._shares if share.handle]
 
 
+@pytest.mark.serial
 def test_members_are_spread_over_the_nodes_and_survive_kills(raylets: Raylets) -> None:
     plan = make_plan(members=4, batch_size=2, max_staleness=3, window=None, address=raylets.address)
     runner = make_runner(plan)
@@ -143,6 +144,7 @@ def test_cartpole_trains_on_two_nodes_and_its_run_is_resumed(
     assert second.num_steps >= 40_000 and second.version > first.version
 
 
+@pytest.mark.serial
 def test_a_raylet_that_is_killed_is_replaced_by_the_other_node(raylets: Raylets) -> None:
     """Last: the node does not come back."""
     plan = make_plan(members=2, batch_size=1, max_staleness=3, window=None, address=raylets.address)

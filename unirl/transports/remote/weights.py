@@ -23,6 +23,8 @@ from unirl.transports.shared_weights import SharedWeightStore, weights_layout
 
 log = logging.getLogger(__name__)
 
+_PIECE_BYTES = 2**24
+
 
 @dataclass
 class _Buffer:
@@ -130,7 +132,9 @@ def send_versions(sock: socket.socket, number: int, store: RemoteWeights) -> Non
             try:
                 header = Frame(Kind.WEIGHTS, number, 0, (buffer.version, store.num_bytes))
                 sock.sendall(header.pack())
-                sock.sendall(memoryview(buffer.block.buffer)[: store.num_bytes])
+                data = memoryview(buffer.block.buffer)[: store.num_bytes]
+                for start in range(0, len(data), _PIECE_BYTES):  # the socket's deadline is of each
+                    sock.sendall(data[start : start + _PIECE_BYTES])
                 have = buffer.version
             finally:
                 store.let_go(buffer)
