@@ -64,6 +64,7 @@ HEAVY = (
     "llm/test_token_mdp.py",
     "llm/test_vllm",
     "llm/test_weight_transfer.py",
+    "report/test_alerts.py",
     "report/test_video.py",
     "runners",
     "storage/test_checkpoint",

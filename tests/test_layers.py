@@ -23,6 +23,7 @@ HOMES = {
     "Box2D": (),
     "PIL": ("video.py",),
     "ale_py": ("ale.py",),
+    "apprise": ("alerts.py",),
     "cv2": (),
     "datasets": ("tasks/files.py",),
     "envpool": ("envpool.py",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import traceback
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.commands.run_folder import mark_failed
+from unirl.config.secrets import redacted
 from unirl.errors import UniRLError
 from unirl.storage import disk
 
@@ -46,7 +48,7 @@ def start(
         return 0
     record = run_dir / "command.txt"
     with disk.explained(record, "free some space, then start it again"), record.open("a") as file:
-        file.write(shlex.join(["unirl", *command]) + "\n")
+        file.write(shlex.join(["unirl", *_without_secrets(command, plan.run.alerts)]) + "\n")
     try:
         result = run_in_folder(plan, run_dir, resume_from, console=console)
     except UniRLError as error:
@@ -59,6 +61,17 @@ def start(
         raise Crash(run_dir / "log.txt") from error
     _print_end(plan, run_dir, result)
     return 0
+
+
+def _without_secrets(command: Sequence[str], alerts: Sequence[str]) -> list[str]:
+    """The words of a command, without the URLs that alerts are sent to."""
+    words, flag = list(command), "--run.alerts"
+    for index, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            words[index] = f"{flag}={json.dumps(redacted(alerts))}"
+        elif index and words[index - 1] == flag:
+            words[index] = json.dumps(redacted(alerts))
+    return words
 
 
 def is_main_process() -> bool:

@@ -40,6 +40,10 @@ def train(arguments: Sequence[str]) -> int:
         changed = configs.override(chosen.config, {"run.target_return": options.target})
         chosen = replace(chosen, config=changed)
     plan = chosen.plan()
+    if plan.run.alerts:
+        from unirl.report.alerts import receivers
+
+        receivers(plan.run.alerts)  # before --overwrite deletes anything
     is_main = is_main_process()
     names = (options.name, chosen.name, _default_name(chosen))
     run_dir = run_folder.in_runs_dir(options.runs_dir, next(n for n in names if n is not None))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.config.fields import defaults, fields
+from unirl.config.secrets import redacted
 from unirl.errors import UniRLError
 
 
@@ -22,7 +23,8 @@ def to_toml(config: Any, **top: str) -> str:
     """The config as TOML that `from_mapping` reads back to an equal one.
 
     top: keys above the tables, such as recipe="impala"; a reader takes them out first.
-    None is left out where it is the default, and written as "none" where it is not.
+    None is left out where it is the default, and written as "none" where it is not. Of secrets (a
+    field's metadata {"secret": True}) only the place where they are kept is written.
     """
     lines = [f"{key} = {_toml(value)}" for key, value in top.items()]
     _write_table(config, defaults(type(config)), "", lines)
@@ -38,6 +40,8 @@ def _write_table(config: Any, default_of: Mapping[str, Any], prefix: str, lines:
     tables: list[tuple[str, Any, Any]] = []
     for item in fields(type(config)):
         value, default = getattr(config, item.name), default_of.get(item.name, MISSING)
+        if item.metadata.get("secret"):
+            value = redacted(value)
         if dataclasses.is_dataclass(value) or isinstance(value, Mapping):
             tables.append((item.name, value, default))
         elif value is not None:

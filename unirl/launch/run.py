@@ -18,6 +18,7 @@ from unirl.launch.outputs import RunOutputs
 from unirl.launch.resume import check_folder, learner_folder, open_checkpoint, restore
 from unirl.launch.several_ranks import cursor_hooks, plan_for_ranks, require_alike
 from unirl.learners.parallel import Ranks
+from unirl.report.alerts import Alerts
 from unirl.report.log import log_to_file
 from unirl.report.output import lasting_output
 from unirl.runners.hooks import RestartHook
@@ -100,6 +101,8 @@ def _train(
     console: bool,
 ) -> RunResult:
     """run_dir: None on a rank that writes nothing."""
+    # First: a URL that nothing can be sent to ends the run before it starts.
+    alerts = Alerts(plan.run, run_dir.name) if run_dir is not None else None
     keep_freed_memory()
     with ExitStack() as stack:
         stack.enter_context(lasting_output())
@@ -108,6 +111,8 @@ def _train(
         if run_dir is not None:
             sweep()
             stack.enter_context(log_to_file(run_dir / "log.txt"))
+            if alerts is not None:
+                stack.enter_context(alerts)
             log.info("plan:\n%s", plan.describe())
         stack.enter_context(learner_threads(plan.runner))
         stack.enter_context(ranks.joined(plan.learner.queue.timeout_seconds))
@@ -141,6 +146,9 @@ def _train(
             ]
             for own, output in zip(hooks, outputs, strict=True):
                 own += output.hooks
+        if alerts is not None:
+            alerts.rows = outputs[0].log
+            hooks[0].append(alerts)
         with _stop_on_signals(runner.loops):
             runner.run(*hooks)
         return _result(loop, outputs[0] if outputs else None)

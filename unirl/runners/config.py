@@ -108,6 +108,15 @@ class RunConfig:
     """The share of the run that is over when linear schedules begin to fall. More: larger steps for
     longer, then a steeper end.
     """
+    alerts: tuple[str, ...] = field(default=(), metadata={"secret": True})
+    """Who is sent a message when a process died, was started again, when the run gave up or ended,
+    or when the reward fell: Apprise URLs, or env:NAME for the variable that holds one. They are
+    secrets, and no file of the run holds them.
+    """
+    alert_reward_drop: float = 0.5
+    """How far the reward has to fall for that: this share of what it had gained. 0: never."""
+    alert_window_seconds: float = 300.0
+    """Time that the reward is averaged over before it is compared. More: later, and surer."""
 
     def __post_init__(self) -> None:
         for name, minimum in (
@@ -138,6 +147,13 @@ class RunConfig:
                 f"run.anneal_from is {self.anneal_from}",
                 "it is a share of the run and must lie in [0, 1)",
                 "leave it out to fall from the start, or set it to 0.6, say",
+            )
+        if not 0 <= self.alert_reward_drop <= 1 or self.alert_window_seconds <= 0:
+            raise UniRLError(
+                f"run.alert_reward_drop is {self.alert_reward_drop} over "
+                f"{self.alert_window_seconds:g} s",
+                "it is a share and must lie in [0, 1], and the window must be > 0 s",
+                "leave both out for half of the gain over 300 s",
             )
         if self.log_seconds < 0:
             raise UniRLError(
