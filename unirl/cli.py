@@ -20,8 +20,9 @@ from unirl import config as configs
 from unirl import registry
 from unirl.commands.algorithms import AlgorithmsOptions, algorithms
 from unirl.commands.arguments import recipe_and_files
-from unirl.commands.bench import BenchOptions, bench
+from unirl.commands.bench import BenchOptions, ClusterOptions, bench
 from unirl.commands.command import Command
+from unirl.commands.doctor import DoctorOptions, doctor
 from unirl.commands.export import export
 from unirl.commands.inspect import (
     EvalOptions,
@@ -73,7 +74,7 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "envs|recipes|engines|configs [FILTER]", "Show what there is.", list_things
         ),
         "bench": Command(
-            "atari|mujoco|classic|RECIPE|@CONFIG|scripts [--key value ...]",
+            "atari|mujoco|classic|RECIPE|@CONFIG|cluster|scripts [--key value ...]",
             "Measure each stage of a plan and say which one limits it.",
             bench,
             BenchOptions,
@@ -83,6 +84,12 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "Try shapes of a plan and write the fastest as TOML.",
             tune,
             TuneOptions,
+        ),
+        "doctor": Command(
+            "[RECIPE|@CONFIG ...] [--json] [--ray.address A]",
+            "Say what of this machine, or of a cluster's nodes, would hold a run back.",
+            doctor,
+            DoctorOptions,
         ),
         "model": Command("smollm2|tiny DIR", "Write a small language model as a folder.", model),
         "export": Command(
@@ -187,6 +194,11 @@ def _overview() -> str:
 def _help(name: str, rest: Sequence[str], *, short: bool) -> str:
     command = COMMANDS[name]
     lines = [f"usage: unirl {name} {command.usage}", "", command.summary]
+    if (name, *rest[:1]) == ("bench", "cluster"):
+        from unirl.bench.cluster_shape import ClusterShape
+
+        lines += _help_table(configs.fields_help(ClusterOptions))
+        return "\n".join(lines + _help_table(configs.fields_help(ClusterShape)))
     lines += _help_table(configs.fields_help(command.options))
     if name == "train":
         recipe, files = recipe_and_files(rest, TrainOptions)

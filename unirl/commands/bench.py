@@ -4,6 +4,7 @@ clone.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import shlex
@@ -51,6 +52,10 @@ NEEDS: Mapping[str, tuple[str, str]] = MappingProxyType({"warp-ant": ("mujoco_wa
 SCRIPTS: Mapping[str, tuple[str, tuple[tuple[str, ...], ...]]] = MappingProxyType(
     {
         "queue": ("What moving one sample costs, beside a memcpy.", (("queue_speed.py",),)),
+        "cluster": (
+            "The queue server's cost by number of slots, and simulated clusters.",
+            (("cluster_simulation.py",),),
+        ),
         "classic": (
             "Training throughput on Pong, then on CartPole, beside other systems.",
             (("throughput.py", "pong"), ("throughput.py", "cartpole")),
@@ -75,14 +80,27 @@ class BenchOptions:
         check_seconds(self.seconds)
 
 
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Flags of `unirl bench cluster` besides the shape of the cluster."""
+
+    simulate: bool = False
+    """On a virtual clock: no machine is needed."""
+    json: bool = False
+    """Print one JSON object instead of tables."""
+
+
 def bench(arguments: Sequence[str]) -> int:
     """Measure a suite or a plan of one's own, or run scripts. Without arguments: list them."""
     if not arguments:
         _list({name: summary for name, (summary, _) in SUITES.items()})
+        _list({"cluster": "A simulated cluster around the real queue server: --simulate."})
         _list({f"scripts {name}": summary for name, (summary, _) in SCRIPTS.items()})
         return 0
     if arguments[0] == "scripts":
         return _run_scripts(arguments[1:])
+    if arguments[0] == "cluster":
+        return _simulate(arguments[1:])
     name, _ = recipe_and_files(arguments, BenchOptions)
     rest = list(arguments)
     wanted, absent = [rest], dict[str, str]()
@@ -92,7 +110,7 @@ def bench(arguments: Sequence[str]) -> int:
         absent = left_out(suite)
         wanted = [[f"@{config}", *rest] for config in suite if config not in absent]
     elif name is not None and name not in registry.RECIPES and "." not in name:
-        known = [*SUITES, "scripts", *registry.RECIPES]
+        known = [*SUITES, "cluster", "scripts", *registry.RECIPES]
         raise UniRLError(
             f'"{name}" cannot be measured',
             f"there are {', '.join(known)}, and configs such as @pong",
@@ -224,6 +242,60 @@ def disturbance(figures: Iterable[Figures]) -> list[str]:
     if others <= _QUIET_CORES:
         return []
     return [f"Other processes used up to {others:.1f} cores meanwhile: alone, it is faster."]
+
+
+def _simulate(arguments: Sequence[str]) -> int:
+    """A cluster on a virtual clock: its rates, and what limits it."""
+    from unirl.bench.cluster_shape import ClusterShape
+    from unirl.bench.server_costs import ServerCosts
+    from unirl.bench.simulation import Simulation
+    from unirl.bench.table import print_table
+
+    own, flags = configs.parse_flags(arguments, ClusterOptions, ClusterShape)
+    names = {item.key for item in configs.fields_help(ClusterOptions)}
+    options = configs.from_mapping(
+        ClusterOptions, {key: value for key, value in flags.items() if key in names}
+    )
+    shape = configs.from_mapping(
+        ClusterShape, {key: value for key, value in flags.items() if key not in names}
+    )
+    if own or not options.simulate:
+        raise UniRLError(
+            f"bench cluster: {own[0]!r} is one argument too many"
+            if own
+            else "bench cluster does not measure a cluster of machines",
+            "what it does is simulate one: unirl bench cluster --simulate [--members 2000 ...]",
+            "a plan of your own on the machines that are there: unirl bench @pong",
+        )
+    found = Simulation(shape, ServerCosts()).run()
+    if options.json:
+        print(
+            json.dumps(
+                {
+                    "shape": dataclasses.asdict(shape),
+                    "limit": found.limit,
+                    **dataclasses.asdict(found),
+                }
+            )
+        )
+        return 0
+    print(
+        f"{shape.members:,} actors on {shape.num_nodes:,} nodes, {found.num_slots:,} slots: "
+        f"{found.slots_per_second:,.0f} of {found.possible_slots_per_second:,.0f} slots/s, "
+        f"{found.seconds:,.1f} simulated seconds"
+    )
+    print_table(
+        ["station", "busy"],
+        [[name, f"{share:.0%}"] for name, share in found.shares.items()],
+    )
+    discarded = sum(found.stats.discarded.values())
+    print(
+        f"staleness {found.staleness_mean:.2f}, at most {found.staleness_max}; "
+        f"{found.stats.started:,} started = {found.stats.learned:,} learned + {discarded:,} "
+        f"discarded + {found.stats.out:,} in flight"
+    )
+    print(f"The {found.limit} limit{'' if found.limit[-1] == 's' else 's'} it.")
+    return 0
 
 
 def _list(summaries: Mapping[str, str]) -> None:
