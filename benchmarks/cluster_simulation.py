@@ -1,8 +1,8 @@
 """Where one queue server saturates: what its calls cost at 33 to 10 329 slots, and clusters
 of up to 10 000 actors simulated around it, on a virtual clock.
 
-    python benchmarks/cluster_simulation.py            # measures, simulates, checks 8 real actors
-    python benchmarks/cluster_simulation.py --quick    # up to 512 actors
+    python benchmarks/cluster_simulation.py               # measures, simulates, 8 real actors
+    python benchmarks/cluster_simulation.py --most 2048   # the smaller ones, in a minute
 """
 
 from __future__ import annotations
@@ -100,19 +100,15 @@ def rows_of(found: Mapping[int, Simulated]) -> list[list[str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="up to 512 actors")
+    parser.add_argument("--most", type=int, default=MEMBERS[-1], help="actors of the largest")
     parser.add_argument("--no-check", action="store_true", help="start no real actors")
+    parser.add_argument("--only-calls", action="store_true", help="simulate nothing")
     options = parser.parse_args()
-    members = [number for number in MEMBERS if number <= 512 or not options.quick]
+    members = [number for number in MEMBERS if number <= options.most]
     sizes = [shape_of(number).queue.num_slots for number in members]
     measured = server_costs.measure(sizes)
     costs = ServerCosts.fit(measured)
-    flat = ServerCosts(*(CallCost(one.fixed_us, 0.0) for one in vars(costs).values()))
-    now, then = simulate(members, costs), simulate(members, flat)
-    draw(measured, now, then)
     calls = list(measured[sizes[0]])
-    columns = ["actors", "slots", "possible slots/s", "slots/s", *now[members[0]].shares]
-    columns += ["staleness mean, max", "limit"]
     parts = [
         "Core-microseconds of one call of the real server, by its number of slots (`take` and"
         " `release`: for each slot of the batch).",
@@ -120,6 +116,17 @@ def main() -> None:
             ["slots", *calls],
             [[f"{n:,}", *(f"{one[c]:,.1f}" for c in calls)] for n, one in measured.items()],
         ),
+    ]
+    measure.write_block("cluster-calls", "\n\n".join(parts))
+    print("\n\n".join(parts), flush=True)
+    if options.only_calls:
+        return
+    flat = ServerCosts(*(CallCost(one.fixed_us, 0.0) for one in vars(costs).values()))
+    now, then = simulate(members, costs), simulate(members, flat)
+    draw(measured, now, then)
+    columns = ["actors", "slots", "possible slots/s", "slots/s", *now[members[0]].shares]
+    columns += ["staleness mean, max", "limit"]
+    parts = [
         f"As lines: {', '.join(f'{n} {c}' for n, c in vars(costs).items())}.",
         "Simulated clusters, 5 s an unroll of 564 KB, with these costs:",
         measure.table(columns, rows_of(now)),

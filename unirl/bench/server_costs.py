@@ -35,10 +35,10 @@ class ServerCosts:
     The defaults were measured by `benchmarks/cluster_simulation.py` on an AMD EPYC with AVX2 alone.
     """
 
-    lease: CallCost = CallCost(15.0, 20.0)
-    commit: CallCost = CallCost(8.0, 0.0)
-    take: CallCost = CallCost(20.0, 400.0)
-    release: CallCost = CallCost(1.0, 0.0)
+    lease: CallCost = CallCost(15.0, 54.0)
+    commit: CallCost = CallCost(8.5, 0.0)
+    take: CallCost = CallCost(24.0, 493.0)
+    release: CallCost = CallCost(3.0, 0.0)
 
     @staticmethod
     def fit(measured: Mapping[int, Mapping[str, float]]) -> ServerCosts:

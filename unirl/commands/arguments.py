@@ -31,7 +31,7 @@ def parse(
 ) -> tuple[list[str], T]:
     """Positional arguments and flags of a command that has no recipe's flags besides its own."""
     positional, flags = configs.parse_flags(arguments, options, short=short, alone=alone)
-    return positional, configs.from_mapping(options, flags)
+    return positional, configs.from_mapping(options, configs.nest(options, flags))
 
 
 def parse_with_recipe(
@@ -42,7 +42,7 @@ def parse_with_recipe(
     own = {item.key for item in configs.fields_help(options)}
     changes = {key: value for key, value in flags.items() if key not in own}
     mine = {key: value for key, value in flags.items() if key in own}
-    return positional, configs.from_mapping(options, mine), changes
+    return positional, configs.from_mapping(options, configs.nest(options, mine)), changes
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ class TrainingRunner(Generic[MembersT]):
 
         others: the hooks of further learners. The first loop to end ends all.
         """
-        all_hooks = [[self.processes, *hooks], *others]
+        all_hooks: list[Sequence[Hook]] = [[self.processes, *hooks], *others]
         all_hooks += [()] * (len(self._pipelines) - len(all_hooks))
         try:
             for pipeline in self._pipelines:
