@@ -20,6 +20,7 @@ from unirl.runners.loop import TrainLoop
 from unirl.runners.make import make_runner
 
 ray = pytest.importorskip("ray", reason="needs the extra ray")
+pytestmark = pytest.mark.slow
 
 
 class Raylets:

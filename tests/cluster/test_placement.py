@@ -1,0 +1,40 @@
+"""Which member runs on which node."""
+
+from __future__ import annotations
+
+import pytest
+
+from unirl.core.pool import Resources
+from unirl.errors import UniRLError
+from unirl.runners.cluster.placement import Ask, Node, place, total
+
+
+def asks(number: int, **resources: object) -> list[Ask]:
+    wanted = Resources(**resources)  # type: ignore[arg-type]
+    return [Ask(0, "actor", (i,), wanted) for i in range(number)]
+
+
+def test_members_are_spread_and_what_they_take_is_taken() -> None:
+    nodes = [Node("a", "a", 4.0), Node("b", "b", 2.0)]
+    placed = place(asks(4), nodes)
+    assert {node: len(found) for node, found in placed.items()} == {"a": 2, "b": 2}
+    assert [node.cpus for node in nodes] == [2.0, 0.0]
+    assert total(placed["a"]).cpus == 2.0
+    assert [len(found) for found in place(asks(2), nodes).values()] == [2]
+
+
+def test_gpus_memory_and_labels_decide_and_the_greedy_come_first() -> None:
+    nodes = [Node("gpu", "gpu", 2.0, 1.0, 8.0), Node("spot", "spot", 8.0, labels={"spot": "yes"})]
+    engine = Ask(1, "engine", (0,), Resources(cpus=2.0, gpus=1.0, memory_gib=4.0))
+    spot = Ask(2, "actor", (0,), Resources(labels={"spot": "yes"}))
+    placed = place([*asks(1), spot, engine], nodes)
+    assert [ask.name for ask in placed["gpu"]] == ["engine"] and len(placed["spot"]) == 2
+
+
+def test_what_finds_no_place_is_said_beside_what_is_left() -> None:
+    nodes = [Node("a", "10.0.0.7", 3.0, labels={"spot": "no"})]
+    with pytest.raises(UniRLError) as error:
+        place(asks(2, cpus=2.0), nodes)
+    what, rule, remedy = error.value.parts
+    assert what == "1 of 2 members find no place: actor 1 asks for 2 CPUs"
+    assert "10.0.0.7 has 1 CPUs" in rule and "spot=no" in rule and "fewer members" in remedy
