@@ -17,6 +17,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from unirl.transports.remote.io_loop import IoLoop
@@ -99,7 +100,12 @@ class Hub:
                     self._serve(number, pool)
 
                 self._loop.watch(event, serve)
-            weakref.finalize(server, self._loop.call, lambda: [*map(self._loop.forget, events)])
+
+            def forget() -> None:
+                for event in events:
+                    self._loop.forget(event)
+
+            weakref.finalize(server, self._loop.call, forget)
 
         self._loop.ask(watch)
 
@@ -133,20 +139,17 @@ class Hub:
             frame, node = waiting[0]
             client = node.clients.get(frame.channel)
             if client is not None and not self._guarded(
-                node,
-                lambda node=node, frame=frame, client=client: node.answer_parked(frame, client[1]),
+                node, partial(node.answer_parked, frame, client[1])
             ):
                 break
             waiting.popleft()
         for node in [*self.nodes.values()]:
             if node.listening:
-                self._guarded(node, lambda node=node: node.notify(queue, pool))
+                self._guarded(node, partial(node.notify, queue, pool))
         if server is not None and server.closed and queue not in self._closed_queues:
             self._closed_queues.add(queue)
             for node in [*self.nodes.values()]:
-                self._guarded(
-                    node, lambda node=node: node.stream.send(Frame(Kind.CLOSED, queue).pack())
-                )
+                self._guarded(node, partial(node.stream.send, Frame(Kind.CLOSED, queue).pack()))
 
     # -- connections -------------------------------------------------------------------------------
 
@@ -156,9 +159,9 @@ class Hub:
                 sock, _ = self._listener.accept()
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 stream = Stream(sock, no_payload, lambda frame, text: None)
-                stream._handle = lambda frame, text, stream=stream: self._welcome(stream, frame)
+                stream._handle = partial(self._welcome, stream)
                 self._strangers[stream] = time.monotonic()
-                self._loop.watch(stream, lambda stream=stream: self._read_stranger(stream))
+                self._loop.watch(stream, partial(self._read_stranger, stream))
 
     def _read_stranger(self, stream: Stream) -> None:
         try:
@@ -173,7 +176,7 @@ class Hub:
         self._loop.forget(stream)
         stream.close()
 
-    def _welcome(self, stream: Stream, frame: Frame) -> None:
+    def _welcome(self, stream: Stream, frame: Frame, _text: Any) -> None:
         """The first frame of a connection: only who knows the token is answered."""
         if frame.kind is not Kind.HELLO or not self.token.fits(frame.values[:4]):
             raise ProtocolError("it does not know the run's token")
@@ -195,7 +198,7 @@ class Hub:
         self._loop.watch(stream, lambda: self._guarded(node, stream.receive))
         self._guarded(node, lambda: stream.send(Frame(Kind.WELCOME).pack()))
         for queue in self._closed_queues:
-            self._guarded(node, lambda queue=queue: stream.send(Frame(Kind.CLOSED, queue).pack()))
+            self._guarded(node, partial(stream.send, Frame(Kind.CLOSED, queue).pack()))
 
     @property
     def digest(self) -> int:

@@ -263,7 +263,12 @@ class NodeLink:
 
     def close_channels(self) -> None:
         """Let all members know that it is over."""
-        self._loop.ask(lambda: [self._close_channel(number) for number in [*self._streams]])
+
+        def close() -> None:
+            for number in [*self._streams]:
+                self._close_channel(number)
+
+        self._loop.ask(close)
 
     def close(self) -> None:
         """End the connection; idempotent."""
