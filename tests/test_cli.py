@@ -183,6 +183,7 @@ def test_benchmark_suites_are_listed_one_per_line(capsys: pytest.CaptureFixture[
         "mujoco",
         "classic",
         "isaac",
+        "cluster",
         *["scripts"] * 2,
     ]
     assert all(len(line.split()) > 2 for line in lines)
@@ -641,10 +642,10 @@ def test_plot_and_card_write_their_files(trained: Path) -> None:
             ["bench", "clasic"],
             ['"clasic"', "atari, mujoco, classic, isaac", 'did you mean "classic"?'],
         ),
-        (["bench", "all"], ["atari, mujoco, classic, isaac, scripts, impala", "unirl bench"]),
+        (["bench", "all"], ["atari, mujoco, classic, isaac, cluster, scripts, impala", "unirl bench"]),
         (["bench", "queue"], ['"queue"', "unirl bench scripts queue"]),
         (["bench", "pong"], ['"pong"', "unirl bench @pong"]),
-        (["bench", "scripts", "quue"], ['"quue"', "queue, classic", 'did you mean "queue"?']),
+        (["bench", "scripts", "quue"], ['"quue"', "queue, cluster, classic", 'did you mean "queue"?']),
         (["bench", "@cartpole", "--seconds", "0"], ["--seconds is 0", "--seconds > 0"]),
         (["bench", "@cartpole", "--second", "3"], ["--second", "--seconds"]),
         (["bench", "@cartpole", "appo"], ["another recipe", 'recipe = "impala"', "leave appo out"]),

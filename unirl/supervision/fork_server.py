@@ -81,6 +81,8 @@ def _fork(_: object, arguments: Sequence[str], passed_fds: Sequence[int]) -> int
             if fd > 2 and fd not in passed_fds:
                 with contextlib.suppress(OSError):  # the listing's own
                     os.close(fd)
+        # As in a fresh interpreter: this one's lock is held, by the thread that has just forked.
+        forkserver._forkserver.__init__()  # type: ignore[attr-defined]
         exec(arguments[-1], {})
     os._exit(0)
 
