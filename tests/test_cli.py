@@ -184,12 +184,12 @@ def test_benchmark_suites_are_listed_one_per_line(capsys: pytest.CaptureFixture[
         "classic",
         "isaac",
         "cluster",
-        *["scripts"] * 2,
+        *["scripts"] * 3,
     ]
     assert all(len(line.split()) > 2 for line in lines)
     assert cli.main(["bench", "scripts"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["queue", "classic"]
+    assert [line.split()[0] for line in lines] == ["queue", "cluster", "classic"]
 
 
 ROBOTS = ("@warp-ant", "@warp-ant-v5", "@warp-halfcheetah", "@warp-humanoid")

@@ -23,6 +23,7 @@ from unirl.core.pool import Pool, Resources
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import Batch, Field, SampleSpec, Slot
 from unirl.core.weights import Weights
+from unirl.host import is_stopped
 from unirl.metrics.metrics import Metrics
 from unirl.runners.cluster.agent import AgentSetup, NodeAgent, run_agent
 from unirl.runners.cluster.members import ClusterMembers
@@ -32,7 +33,6 @@ from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import LearnerPlan, Plan
 from unirl.runners.processes import TrainingRunner
 from unirl.supervision.fork_server import fork_now, process_context
-from unirl.supervision.process_settings import is_stopped
 from unirl.transports.remote.transport import RemoteTransport
 
 SPEC = SampleSpec(

@@ -54,7 +54,7 @@ def _in_one_process(choices: Choices, *, on_policy: bool) -> None:
     many = "a step of many costs hardly more than one of few"
     why, num_envs, length = {
         "vectorised": (many, _many(kind, 512), 16),
-        "simulator": (f"{many}; on the CPU here, on any device with recipe ondevice", 256, 16),
+        "simulator": (f"{many}; unirl train ondevice does it on any device", 256, 16),
     }.get(kind.stepping, ("few environments with long unrolls learn from few samples", 16, 64))
     choices.choose(why, {"actor.num_envs": num_envs, "actor.unroll_length": length})
 
