@@ -82,7 +82,7 @@ def _fork(_: object, arguments: Sequence[str], passed_fds: Sequence[int]) -> int
                 with contextlib.suppress(OSError):  # the listing's own
                     os.close(fd)
         # As in a fresh interpreter: this one's lock is held, by the thread that has just forked.
-        forkserver._forkserver.__init__()  # type: ignore[attr-defined]
+        vars(forkserver._forkserver).update(vars(forkserver.ForkServer()))
         exec(arguments[-1], {})
     os._exit(0)
 
