@@ -33,10 +33,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_two_tasks_are_learned_in_their_shares(model: str, mode: str, tmp_path: Path) -> None:
-    settings = {**MIX, "model.path": model, "mode": mode, "run.total_steps": 80 * GROUP}
+    # Asynchronous, a task may be ahead by what is in flight when the run ends: two or three groups.
+    groups = 200 if mode == "async" else 80
+    settings = {**MIX, "model.path": model, "mode": mode, "run.total_steps": groups * GROUP}
     result = unirl.run(unirl.make_plan("grpo", **settings), tmp_path, console=False)
     learned = [result.scalars[f"queue/learned/{task}-actor"] for task in MIX["mix"]]
-    assert sum(learned) == 80 and learned[0] / 80 == pytest.approx(0.75, abs=0.02)
+    assert sum(learned) == groups and learned[0] / groups == pytest.approx(0.75, abs=0.02)
 
 
 def test_two_engines_share_the_prompts_of_one_task(model: str, tmp_path: Path) -> None:
