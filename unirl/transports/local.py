@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from unirl.transports.table_server import TableServer
 
 
 class LocalQueueMemory:
+    """A queue's table and slots for the threads of one process."""
+
     spin_seconds = 0.0
 
     def __init__(
@@ -32,11 +34,14 @@ class LocalQueueMemory:
             require_memory(config.num_slots * spec.num_bytes, "the queue's slots")
         self.config, self.shares, self.reasons = config, shares, reasons
         self.cells = LocalCells(num_cells(config.num_slots, len(shares), len(reasons))).view()
-        self.slots = [spec.allocate() for _ in range(config.num_slots)]
+        self.slots = self._allocate(spec, config.num_slots)
         self.lock = threading.Lock()
         self.learner_event = FdEvent()
         self.pool_events = [FdEvent() for _ in shares]
         self.write_events: dict[int, Any] = {}
+
+    def _allocate(self, spec: SampleSpec, number: int) -> list[Mapping[str, Any]]:
+        return [spec.allocate() for _ in range(number)]
 
 
 class LocalTransport:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
@@ -42,21 +43,25 @@ class IoLoop:
         self._wake.set()
 
     def ask(self, work: Callable[[], Any], seconds: float = 30.0) -> Any:
-        """Have this done by the thread, and wait for its result."""
+        """Have this done by the thread, and wait for its result; what it raises is raised. None
+        where the thread has ended, or has not come to it by then.
+        """
         if threading.current_thread() is self._thread:
             return work()
-        done = threading.Event()
-        found: list[Any] = []
+        done: Future[Any] = Future()
 
         def run() -> None:
             try:
-                found.append(work())
-            finally:
-                done.set()
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
 
         self.call(run)
-        done.wait(seconds)
-        return found[0] if found else None
+        deadline = time.monotonic() + seconds
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            if wait([done], TICK_SECONDS).done:
+                return done.result()
+        return done.result() if done.done() else None
 
     def watch(self, what: Any, on_readable: Callable[[], None]) -> None:
         """Call back when it is readable. By the thread itself, as the next two."""

@@ -4,46 +4,29 @@ are the slots that the learner reads, into which what nodes send is received in 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from unirl.core.queue import QueueClient, QueueConfig
+from unirl.core.queue import QueueClient
 from unirl.core.sample import SampleSpec
 from unirl.transports import slot_table as at
-from unirl.transports.events import FdEvent
-from unirl.transports.memory import LocalCells, SharedBlock
+from unirl.transports.local import LocalQueueMemory
+from unirl.transports.memory import SharedBlock
 from unirl.transports.remote.client import NodeQueue
 from unirl.transports.remote.layout import SlotLayout
 from unirl.transports.remote.wire import Frame, ProtocolError
-from unirl.transports.slot_table import num_cells
 from unirl.transports.table_queue import TableClient
 from unirl.transports.table_server import TableServer
 
 
-class RemoteQueueMemory:
-    """See QueueMemory. One block, as on the nodes."""
+class RemoteQueueMemory(LocalQueueMemory):
+    """All slots are in one block, as on the nodes."""
 
-    spin_seconds = 0.0
-
-    def __init__(
-        self,
-        spec: SampleSpec,
-        config: QueueConfig,
-        shares: Sequence[float],
-        reasons: Sequence[str],
-    ) -> None:
+    def _allocate(self, spec: SampleSpec, number: int) -> list[Mapping[str, Any]]:
         self.spec, self.layout = spec, SlotLayout(spec)
-        self.config, self.shares, self.reasons = config, shares, reasons
-        self.cells = LocalCells(num_cells(config.num_slots, len(shares), len(reasons))).view()
-        number = max(1, self.layout.slot_bytes * config.num_slots)
-        self._block = SharedBlock(number, "unirl-slots")
+        self._block = SharedBlock(max(1, self.layout.slot_bytes * number), "unirl-slots")
         self.bytes = memoryview(self._block.buffer)
-        self.slots = [self.layout.tree(self._block, index) for index in range(config.num_slots)]
-        self.lock = threading.Lock()
-        self.learner_event = FdEvent()
-        self.pool_events = [FdEvent() for _ in shares]
-        self.write_events: dict[int, Any] = {}
+        return [self.layout.tree(self._block, index) for index in range(number)]
 
 
 class RemoteServer(TableServer):

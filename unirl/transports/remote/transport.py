@@ -10,7 +10,7 @@ from unirl.core.sample import SampleSpec
 from unirl.core.weights import Weights
 from unirl.errors import LockHeld
 from unirl.transports.events import FdEvent
-from unirl.transports.memory import LocalCells, require_memory
+from unirl.transports.memory import LocalCells
 from unirl.transports.remote.hub import Hub
 from unirl.transports.remote.layout import NodeMemory
 from unirl.transports.remote.link import NodeLink
@@ -38,7 +38,6 @@ class RemoteTransport:
         shares: Sequence[float] = (1.0,),
         reasons: Sequence[str] = REASONS,
     ) -> RemoteServer:
-        require_memory(config.num_slots * spec.num_bytes, "the queue's slots")
         memory = RemoteQueueMemory(spec, config, shares, reasons)
         server = RemoteServer(memory, self._num_queues, self._join)
         self._num_queues += 1
