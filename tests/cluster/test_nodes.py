@@ -60,7 +60,7 @@ class Watched:
         if self._since:
             return
         self._settled += 1
-        if self._settled < 40:
+        if self._settled < 40 or not self.runner.actor_pids():  # said with signs of life
             return
         self._settled = 0
         if not self.faults:
