@@ -60,7 +60,9 @@ class Watched:
         if self._since:
             return
         self._settled += 1
-        if self._settled < 40 or not self.runner.actor_pids():  # said with signs of life
+        # Agents say both with their signs of life, twice a second.
+        is_counted = self.runner.num_restarts == len(self.recovered)
+        if self._settled < 40 or not is_counted or not self.runner.actor_pids():
             return
         self._settled = 0
         if not self.faults:
