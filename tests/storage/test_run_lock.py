@@ -27,11 +27,10 @@ import os, sys, time
 from pathlib import Path
 from unirl.storage.run_lock import locked
 with locked(Path(sys.argv[1])):
-    child = os.fork()
-    if child == 0:
+    if os.fork() == 0:
+        print(os.getpid(), flush=True)  # the fork itself: it may begin long after its parent goes on
         time.sleep(60)
         os._exit(0)
-    print(child, flush=True)
     time.sleep(60)
 """
 
