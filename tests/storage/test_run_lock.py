@@ -28,7 +28,7 @@ from pathlib import Path
 from unirl.storage.run_lock import locked
 with locked(Path(sys.argv[1])):
     if os.fork() == 0:
-        print(os.getpid(), flush=True)  # the fork itself: it may begin long after its parent goes on
+        print(os.getpid(), flush=True)  # the fork itself: it may begin late
         time.sleep(60)
         os._exit(0)
     time.sleep(60)
