@@ -144,8 +144,11 @@ class Stream:
         self._into = deque(pieces(sum(map(len, self._into)), scratch))
 
     def receive(self) -> None:
-        """Read what is there, and handle the frames that are whole. ConnectionError at the end."""
-        while not self._detached:
+        """Read what is there, and handle the frames that are whole, until a frame hands the stream
+        to another handler: errors of what follows are that one's. ConnectionError at the end.
+        """
+        handle = self._handle
+        while not self._detached and self._handle is handle:
             try:
                 number = self.sock.recv_into(self._into[0])
             except (BlockingIOError, InterruptedError):
