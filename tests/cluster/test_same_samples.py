@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +20,7 @@ from unirl.core.sample import Batch
 from unirl.core.tree import leaves
 from unirl.core.weights import Weights
 from unirl.metrics.metrics import Metrics
+from unirl.runners.plan import Plan
 from unirl.runners.processes import ProcessesRunner
 
 NUM_SAMPLES = 12
@@ -54,7 +54,7 @@ class Frozen:
 
 
 def samples(runner: Any) -> list[list[str]]:
-    """The first samples of each member. Their numbers are in the order in which they joined."""
+    """The first samples of each member; its number says only when it joined."""
 
     def stop(loop: Any) -> None:
         sent = loop.learner.sent.values()
@@ -65,22 +65,39 @@ def samples(runner: Any) -> list[list[str]]:
     return sorted(found[:NUM_SAMPLES] for found in runner.loop.learner.sent.values())
 
 
-@pytest.mark.parametrize("recipe", ["impala", "appo"])
+SETTINGS: dict[str, dict[str, Any]] = {
+    "impala": {
+        "env.id": "CartPole-v1", "actor.num_actors": 2, "actor.num_envs": 4,
+        "actor.unroll_length": 8,
+    },
+    "appo": {
+        "env.id": "CartPole-v1", "sampler.num_workers": 2, "sampler.num_policy_workers": 2,
+        "sampler.num_groups": 1, "sampler.num_envs": 4, "sampler.unroll_length": 8,
+    },
+    "ondevice": {
+        "env.id": "torch/Cartpole", "sim.num_simulators": 2, "sim.num_envs": 8,
+        "sim.unroll_length": 8, "sim.device": "cpu",
+    },
+}  # fmt: skip
+"""Two members of each recipe, small."""
+
+
+def plan_of(recipe: str, **more: Any) -> Plan:
+    shared: dict[str, Any] = {
+        "queue.batch_size": 2, "queue.max_staleness": 1, "queue.window": 1, "run.seed": 5,
+        "policy.hidden": (16,), "runner.kind": "ray",
+    }  # fmt: skip
+    return unirl.make_plan(recipe, **{**shared, **SETTINGS[recipe], **more})
+
+
+def freeze(plan: Plan) -> Plan:
+    return plan.with_learner(make=partial(Frozen, make=plan.learner.make))
+
+
+@pytest.mark.parametrize("recipe", SETTINGS)
 def test_samples_of_nodes_are_those_of_processes(recipe: str) -> None:
-    settings: dict[str, Any] = {
-        "env.id": "CartPole-v1", "queue.batch_size": 2, "queue.max_staleness": 1,
-        "policy.hidden": (16,), "run.seed": 5, "runner.kind": "processes", "queue.window": 1,
-    }  # fmt: skip
-    own = {
-        "impala": {"actor.num_actors": 2, "actor.num_envs": 4, "actor.unroll_length": 8},
-        "appo": {
-            "sampler.num_workers": 2, "sampler.num_policy_workers": 2, "sampler.num_groups": 1,
-            "sampler.num_envs": 4, "sampler.unroll_length": 8,
-        },
-    }  # fmt: skip
-    plan = unirl.make_plan(recipe, **settings, **own[recipe])
-    plan = plan.with_learner(make=partial(Frozen, make=plan.learner.make))
+    plan = freeze(plan_of(recipe))
     here = samples(ProcessesRunner(plan))
-    there = samples(make_runner(replace(plan), ProcessCluster(num_nodes=2, cpus=1.0)))
+    there = samples(make_runner(plan, ProcessCluster(num_nodes=2, cpus=1.0)))
     assert here == there
     assert here[0] != here[1]
