@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 _HEADER = struct.Struct("<HBBI8q")
-_MAGIC = 0x5501
+_MAGIC = 0x5502
 """Changes with every change of the frames: nodes with another UniRL are refused."""
 MAX_TEXT = 1 << 16
 READ_SECONDS = 20.0
@@ -215,6 +215,14 @@ def read_frame(sock: socket.socket) -> Frame:
     data = bytearray(_HEADER.size)
     read_exactly(sock, memoryview(data))
     return unpack(data)
+
+
+def receive_with_fds(sock: socket.socket) -> tuple[Frame, list[int]]:
+    """The next header of a Unix socket that blocks, and the descriptors that come with it."""
+    data, fds, _, _ = socket.recv_fds(sock, _HEADER.size, 1, socket.MSG_WAITALL)
+    if len(data) < _HEADER.size:
+        raise ConnectionResetError("the other side closed the connection")
+    return unpack(data), fds
 
 
 def read_with_text(sock: socket.socket) -> tuple[Frame, Any]:
