@@ -175,7 +175,8 @@ class Hub:
                 sock, _ = listener.accept()
                 if sock.family != socket.AF_UNIX:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                stream = Stream(sock, no_payload, lambda frame, text: None)
+                # Not a byte more than the first frame: the next ones are another reader's.
+                stream = Stream(sock, no_payload, lambda frame, text: None, reads_ahead=False)
                 stream._handle = partial(self._welcome, stream)
                 self._strangers[stream] = time.monotonic()
                 self._loop.watch(stream, partial(self._read_stranger, stream))
@@ -210,7 +211,7 @@ class Hub:
         if before is not None:
             self._lose(before, "it connected once more")
         node = NodeConnection(self, number, stream)
-        stream._target, stream._handle = node.target, node.handle
+        stream._target, stream._handle, stream.reads_ahead = node.target, node.handle, True
         self.nodes[number] = node
         self._loop.watch(stream, lambda: self._guarded(node, stream.receive))
         self._guarded(node, lambda: stream.send(Frame(Kind.WELCOME).pack()))

@@ -23,6 +23,7 @@ from unirl.transports.remote.io_loop import IoLoop
 from unirl.transports.remote.layout import NodeMemory, joint_digest
 from unirl.transports.remote.weights import receive_versions
 from unirl.transports.remote.wire import (
+    COMMITS,
     READ_SECONDS,
     Frame,
     Kind,
@@ -161,7 +162,7 @@ class NodeLink:
         frame = frame._replace(channel=channel)
         if text is not None:
             self._up.send(*text_frame(frame.kind, text, frame.queue, channel))
-        elif frame.kind is Kind.COMMIT:
+        elif frame.kind in COMMITS:
             memory, used = self._memories[frame.queue], frame.values[4]
             views = memory.layout.views(memory.bytes, frame.values[0], None if used < 0 else used)
             self._up.send(frame.pack(), *views)
