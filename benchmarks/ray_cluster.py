@@ -57,8 +57,8 @@ GAMES: dict[str, dict[str, Any]] = {  # as @cartpole and @pong, and a learner wi
     "pong": {
         "env.id": "ALE/Pong-v5", "env.num_threads": 1, "env.frame_size": 42,
         "policy.torso": "shallow", "policy.feature_size": 256, "policy.image_stride": 2,
-        "actor.num_envs": 16, "actor.unroll_length": 64, "learner.epochs": 2,
-        "learner.minibatches": 16, "learner.policy_clip": 0.2,
+        "actor.num_envs": 16, "actor.unroll_length": 32, "learner.epochs": 2,
+        "learner.minibatches": 8, "learner.policy_clip": 0.2,
     },
 }  # fmt: skip
 
