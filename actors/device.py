@@ -5,7 +5,7 @@ host (Makoviychuk et al., "Isaac Gym", arXiv 2108.10470).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from unirl.config.rules import check_at_least
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
-from unirl.core.tree import tree_map
+from unirl.core.tree import copy_tree, tree_map
 from unirl.core.weights import WeightStore
 from unirl.device import check_device
 from unirl.envs.config import EnvConfig
@@ -42,9 +42,13 @@ class SimConfig:
     """Begin as if the episodes had run for random times, so that time limits are spread evenly."""
     graph: bool = True
     """On CUDA: record an unroll once and replay it, where the simulator allows that."""
+    num_simulators: int = 1
+    """Runner ray only: simulators that feed one learner, each in a process of its own with
+    `num_envs` environments, spread over the nodes; on CUDA each asks for a GPU.
+    """
 
     def __post_init__(self) -> None:
-        check_at_least(1, "sim", self, "num_envs", "unroll_length")
+        check_at_least(1, "sim", self, "num_envs", "unroll_length", "num_simulators")
         check_device("sim.device", self.device, may_be_auto=True)
 
     def torch_device(self) -> torch.device:
@@ -227,6 +231,29 @@ class DeviceActor:
             total.masked_fill_(over, 0)
 
 
+class CarryingActor:
+    """Fills slots in the memory of the CPU, which alone travels between machines, from a simulator
+    whose tensors are elsewhere: the unroll stays on the device until it is whole.
+    """
+
+    def __init__(self, actor: DeviceActor, spec: SampleSpec) -> None:
+        self._actor, self.timers = actor, actor.timers
+        own = replace(spec, device=str(actor.sim.device)).allocate()
+        self._own = Slot(index=0, ticket=0, data=own)
+
+    def produce(self, slot: Slot) -> None:
+        """Fill the slot with one unroll of the newest weights."""
+        own = self._own
+        self._actor.produce(own)
+        slot.first_version, slot.last_version = own.first_version, own.last_version
+        if own.write_event is not None:
+            own.write_event.synchronize()
+        copy_tree(own.data, slot.data)  # device -> host, once per unroll
+
+    def close(self) -> None:
+        self._actor.close()
+
+
 class _SlotRows:
     """A slot's memory cut into rows once, so that a step writes without looking anything up."""
 
@@ -294,20 +321,20 @@ def make_device_actor(
     policy: PolicyConfig,
     sim: SimConfig,
     gamma: float,
-) -> DeviceActor:
+    spec: SampleSpec,
+) -> DeviceActor | CarryingActor:
     """The factory of a plan: bind all but `context` with functools.partial. make_env: from the
-    number of environments.
+    number of environments. spec: of the slots.
     """
     device_env = make_env(sim.num_envs)
     device = device_env.spec.device
     try:
-        spec = device_env.spec
-        module = Policy(
-            spec.observation_space, spec.action_space, policy, seed=context.seed % 2**31
-        ).to(device)
-        return DeviceActor(
-            device_env, module.eval(), context.weights, sim=sim, gamma=gamma, seed=context.seed
+        spaces = (device_env.spec.observation_space, device_env.spec.action_space)
+        module = Policy(*spaces, policy, seed=context.seed % 2**31).to(device).eval()
+        actor = DeviceActor(
+            device_env, module, context.weights, sim=sim, gamma=gamma, seed=context.seed
         )
+        return actor if spec.device == str(device) else CarryingActor(actor, spec)
     except BaseException:
         device_env.close()
         raise

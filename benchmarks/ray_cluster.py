@@ -1,17 +1,24 @@
 """What runner ray costs on one machine: a slot from a node into the learner's memory, weights from
-the learner to a node, and a whole training beside the same one with runner processes.
+the learner to a node, and whole trainings beside the same ones with runner processes.
 
-    python benchmarks/ray_cluster.py --write
+    python benchmarks/ray_cluster.py --parts slots,weights --write
+    python benchmarks/ray_cluster.py --parts cartpole --write
+    python benchmarks/ray_cluster.py --parts pong --write
 
-Node and learner are processes of this machine, so it shows what the way costs and not what a
-network adds. A training has the same members in both runners, in turns.
+Nodes and learner are processes of this machine, so it shows what the way costs and not what a
+network adds. A training has the same two members in both runners, in pairs that begin with either
+in turn; those of runner ray are on two raylets.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import secrets
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -24,9 +31,11 @@ import unirl
 from unirl.core.queue import QueueConfig
 from unirl.core.sample import Field, SampleSpec
 from unirl.runners.cluster.environment import prepare_environment
+from unirl.runners.config import RayConfig
 from unirl.runners.loop import TrainLoop
 from unirl.runners.make import make_runner
 from unirl.runners.plan import Plan
+from unirl.transports.remote import link as link_module
 from unirl.transports.remote.layout import NodeMemory
 from unirl.transports.remote.link import NodeLink
 from unirl.transports.remote.transport import RemoteTransport
@@ -35,6 +44,23 @@ from unirl.transports.shared import SharedTransport
 
 SLOT = SampleSpec({"obs": Field((20, 1, 28_200), torch.uint8)})
 WEIGHTS_BYTES = 270 * 10**6
+DEADLINE_SECONDS = 60.0
+COLUMNS = ["what", "runner ray", "beside", "ratio"]
+GAMES: dict[str, dict[str, Any]] = {  # as @cartpole and @pong, and a learner with less to do
+    "cartpole": {
+        "env.id": "CartPole-v1", "actor.num_envs": 128, "actor.unroll_length": 16,
+        "learner.epochs": 2, "learner.minibatches": 4, "learner.policy_clip": 0.2,
+    },
+    "cartpole-light": {
+        "env.id": "CartPole-v1", "actor.num_envs": 64, "actor.unroll_length": 20,
+    },
+    "pong": {
+        "env.id": "ALE/Pong-v5", "env.num_threads": 1, "env.frame_size": 42,
+        "policy.torso": "shallow", "policy.feature_size": 256, "policy.image_stride": 2,
+        "actor.num_envs": 16, "actor.unroll_length": 32, "learner.epochs": 2,
+        "learner.minibatches": 8, "learner.policy_clip": 0.2,
+    },
+}  # fmt: skip
 
 
 def slot_node(address: tuple[str, int], token: bytes, report: Connection, number: int) -> None:
@@ -62,7 +88,7 @@ def slots(number: int) -> dict[str, float]:
     node.start()
     for _ in range(number):
         queue.release(queue.take(0, 60.0))
-    times = sorted(receiver.recv()[number // 10 :])
+    times = sorted(hear(receiver)[number // 10 :])
     node.join(10.0)
     transport.close()
     here = SharedTransport().queue(SLOT, QueueConfig())
@@ -80,10 +106,19 @@ def slots(number: int) -> dict[str, float]:
     }
 
 
+def hear(receiver: Connection) -> Any:
+    """What the node reports; TimeoutError where it says nothing."""
+    if not receiver.poll(DEADLINE_SECONDS):
+        raise TimeoutError(f"the node said nothing for {DEADLINE_SECONDS:g} s")
+    return receiver.recv()
+
+
 def weights_node(
-    address: tuple[str, int], token: bytes, report: Connection, shapes: dict[str, Any]
+    address: tuple[str, int], token: bytes, report: Connection, shapes: dict[str, Any], near: bool
 ) -> None:
-    """A node that says when it has a version."""
+    """A node that says when it has a version. near: as one on the learner's machine."""
+    if not near:
+        link_module._connect_near = lambda name: None
     store = node_store(shapes)
     link = NodeLink(address, token, 0, {0: NodeMemory(SLOT, QueueConfig())}, {0: store})
     have = -1
@@ -94,30 +129,31 @@ def weights_node(
         time.sleep(1e-3)
 
 
-def weights(number: int) -> dict[str, float]:
+def weights(number: int, near: bool) -> dict[str, float]:
     """Seconds from `publish` until a node has all of it; and of a plain copy of as much."""
     tensors = {f"{i}": torch.ones(WEIGHTS_BYTES // 4 // 27) for i in range(27)}
     transport = RemoteTransport()
-    transport.queue(SLOT, QueueConfig())
+    queue = transport.queue(SLOT, QueueConfig())
     store = transport.weights(tensors)
     store.publish(tensors, 0)
     receiver, sender = get_context("spawn").Pipe(duplex=False)
-    arguments = (transport.hub.address, transport.hub.token.data, sender, store.shapes)
+    arguments = (transport.hub.address, transport.hub.token.data, sender, store.shapes, near)
     node = get_context("spawn").Process(target=weights_node, args=arguments)
     node.start()
     times, copies = [], []
     copy = {name: torch.zeros_like(value) for name, value in tensors.items()}
-    receiver.recv()
+    hear(receiver)
     for version in range(1, number + 1):
         started = time.perf_counter()
         store.publish(tensors, version)
-        while receiver.recv()[0] != version:
+        while hear(receiver)[0] != version:
             pass
         times.append(time.perf_counter() - started)
         started = time.perf_counter()
         for name, value in tensors.items():
             copy[name].copy_(value)
         copies.append(time.perf_counter() - started)
+    queue.close()
     transport.close()
     node.join(10.0)
     return {"seconds": statistics.median(times[1:]), "copy": statistics.median(copies[1:])}
@@ -157,72 +193,115 @@ def train(plan: Plan, seconds: float) -> Window:
     return window
 
 
-def training(rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
+@contextmanager
+def two_nodes() -> Iterator[str]:
+    """The address of a cluster of two raylets on this machine, with a CPU each."""
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    prepare_environment(RayConfig(address="here"))
+    from ray.cluster_utils import Cluster
+
+    from unirl.runners.cluster.ray import HEALTH
+
+    small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    head = {**small, "include_dashboard": False, "_system_config": dict(HEALTH)}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        cluster.add_node(**small)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def training(game: str, rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
     """Steps per second, and core-microseconds of the learner's process per step, by runner."""
-    plan = unirl.make_plan(
-        "impala",
-        **{
-            "env.id": "CartPole-v1", "runner.kind": "processes", "actor.num_actors": 2,
-            "actor.num_envs": 64, "actor.unroll_length": 20, "queue.batch_size": 2,
-            "queue.max_staleness": 1, "run.total_steps": 10**12,
-        },
-    )  # fmt: skip
-    prepare_environment(plan.ray)
-    found: dict[str, dict[str, list[float]]] = {}
-    for _ in range(rounds):
-        for kind in ("processes", "ray"):
-            own = replace(plan, runner=replace(plan.runner, kind=kind))
-            window = train(own, seconds)
-            values = found.setdefault(kind, {"sps": [], "core_us": []})
-            values["sps"].append(window.sps)
-            values["core_us"].append(window.core_us)
+    found: dict[str, dict[str, list[float]]] = {
+        kind: {"sps": [], "core_us": []} for kind in ("processes", "ray")
+    }
+    with two_nodes() as address:
+        plan = unirl.make_plan(
+            "impala",
+            **GAMES[game],
+            **{
+                "runner.kind": "processes", "ray.address": address, "actor.num_actors": 2,
+                "queue.batch_size": 2, "queue.max_staleness": 1, "run.total_steps": 10**12,
+            },
+        )  # fmt: skip
+        for number in range(rounds):
+            for kind in [*found][:: 1 if number % 2 else -1]:
+                own = replace(plan, runner=replace(plan.runner, kind=kind))
+                window = train(own, seconds)
+                print(f"{game} {kind}: {window.sps:,.0f} steps/s, {window.core_us:.2f} core-us")
+                found[kind]["sps"].append(window.sps)
+                found[kind]["core_us"].append(window.core_us)
     return found
+
+
+def rows_of_training(game: str, rounds: int, seconds: float) -> list[list[object]]:
+    """Medians of both runners, and the ratios of the pairs."""
+    found, rows = training(game, rounds, seconds), []
+    for name, what in (("sps", "steps/s"), ("core_us", "learner's process, core-us per step")):
+        here, there = found["processes"][name], found["ray"][name]
+        ratios = [there / here for here, there in zip(here, there, strict=True)]
+        form = ",.0f" if name == "sps" else ".1f"
+        pairs = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        rows.append(
+            [
+                f"{game}, 2 members on 2 nodes, {what}",
+                f"{statistics.median(there):{form}}",
+                f"processes: {statistics.median(here):{form}}",
+                f"**{statistics.median(ratios):.2f}** ({pairs})",
+            ]
+        )
+    return rows
+
+
+def rows_of_slots(number: int) -> list[list[object]]:
+    found = slots(number)
+    return [
+        [
+            "a slot of 564 KB, node to learner, ms",
+            f"{found['p50']:.2f} (p95 {found['p95']:.2f})",
+            f"copy: {found['copy']:.3f}",
+            f"{found['p50'] / found['copy']:.1f}",
+        ]
+    ]
+
+
+def rows_of_weights(number: int) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for near, where in ((True, "the learner's machine"), (False, "TCP")):
+        found = weights(number, near)
+        rows.append(
+            [
+                f"270 MB of weights, from `publish` until a node on {where} has them, ms",
+                f"{1e3 * found['seconds']:.0f}",
+                f"copy: {1e3 * found['copy']:.0f}",
+                f"{found['seconds'] / found['copy']:.2f}",
+            ]
+        )
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", default="slots,weights,training")
+    parser.add_argument("--parts", default=f"slots,weights,{','.join(GAMES)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[list[object]] = []
-    if "slots" in options.parts:
-        found = slots(2000)
-        rows.append(
-            [
-                "a slot of 564 KB, node to learner, ms",
-                f"{found['p50']:.2f} (p95 {found['p95']:.2f})",
-                f"copy: {found['copy']:.3f}",
-                f"{found['p50'] / found['copy']:.1f}",
-            ]
-        )
-    if "weights" in options.parts:
-        found = weights(12)
-        rows.append(
-            [
-                "270 MB of weights, publish to node, ms",
-                f"{1e3 * found['seconds']:.0f}",
-                f"copy: {1e3 * found['copy']:.0f}",
-                f"{found['seconds'] / found['copy']:.2f}",
-            ]
-        )
-    if "training" in options.parts:
-        kinds = training(options.rounds, options.seconds)
-        for name, what in (
-            ("sps", "CartPole, 2 actors, steps/s"),
-            ("core_us", "learner's process, core-us per step"),
-        ):
-            here, there = (statistics.median(kinds[kind][name]) for kind in ("processes", "ray"))
-            form = ",.0f" if name == "sps" else ".2f"
-            rows.append(
-                [what, f"{there:{form}}", f"processes: {here:{form}}", f"{there / here:.2f}"]
-            )
-    text = measure.table(["what", "runner ray", "beside", "ratio"], rows)
-    print(text)
+    for part in options.parts.split(","):
+        if part == "slots":
+            rows += rows_of_slots(2000)
+        elif part == "weights":
+            rows += rows_of_weights(12)
+        else:
+            rows += rows_of_training(part, options.rounds, options.seconds)
+    print(measure.table(COLUMNS, rows))
     if options.write:
-        measure.write_block("ray-cluster", text)
+        measure.write_rows("ray-cluster", COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from tests.actors.clock_sim import ClockSim
 from unirl.actors import device as device_module
-from unirl.actors.device import DeviceActor, SimConfig, SimMaker, device_spec
+from unirl.actors.device import CarryingActor, DeviceActor, SimConfig, SimMaker, device_spec
 from unirl.core.sample import Slot
+from unirl.core.tree import leaves
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import SimStep
 from unirl.errors import UniRLError
@@ -53,6 +54,20 @@ def test_rows_hold_what_the_simulator_said() -> None:
     assert data["mask"].all()
     assert torch.equal(data["action"], torch.stack(env.actions))
     assert (slot.first_version, slot.last_version) == (0, 0)
+
+
+def test_slots_elsewhere_get_whole_unrolls_of_the_device() -> None:
+    here, slot, _ = make(ClockSim(length=5), 3)
+    env = ClockSim(length=5)
+    spec = device_spec(env.spec, 3, env.counters())
+    carrying = CarryingActor(make(env, 3)[0], spec)
+    others = [Slot(index, index, spec.allocate()) for index in range(2)]
+    for number in range(4):
+        here.produce(slot)
+        carrying.produce(other := others[number % 2])
+        assert (other.first_version, other.last_version) == (0, 0)
+        for (name, value), (_, carried) in zip(leaves(slot.data), leaves(other.data), strict=True):
+            assert torch.equal(value, carried), name
 
 
 def test_running_totals_restart_with_each_episode_and_continue_over_slots() -> None:

@@ -27,7 +27,6 @@ from tests.cluster.nodes import (
 from unirl.errors import ActorFailed, UniRLError
 from unirl.runners.loop import TrainLoop
 
-pytestmark = pytest.mark.slow
 NUM_SCHEDULES = int(os.environ.get("UNIRL_SCHEDULES", "16"))
 
 

@@ -16,7 +16,6 @@ import pytest
 from tests.cluster.nodes import descendants
 
 pytest.importorskip("ray", reason="needs the extra ray")
-pytestmark = pytest.mark.slow
 
 
 def test_nothing_is_left_of_a_run_whose_process_is_killed(tmp_path: Path) -> None:

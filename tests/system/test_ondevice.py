@@ -163,6 +163,8 @@ def fails_later(context: Any, *, make: Any) -> Any:
     ("settings", "match"),
     [
         ({"runner.kind": "processes"}, "runner.kind must be inline"),
+        ({"sim.num_simulators": 2}, "it has one simulator"),
+        ({"runner.kind": "ray", "sim.num_simulators": 2}, "2 actors share 1 slots"),
         ({"policy.core": "lstm", "policy.shared_torso": True}, "without memory"),
         ({"env.id": "torch/Cartpol"}, 'Did you mean "torch/Cartpole"'),
         ({"env.id": "CartPole-v1"}, "is not a simulator on a device"),

@@ -14,8 +14,9 @@ import torch
 
 from tests.transports.queues import SPEC, fill, produce
 from unirl.core.queue import QueueConfig
+from unirl.core.tree import leaves
 from unirl.core.weights import Weights
-from unirl.errors import UniRLError
+from unirl.errors import LeaseExpired, UniRLError
 from unirl.transports.remote.hub import SLOTS, Token
 from unirl.transports.remote.layout import NodeMemory, SlotLayout, joint_digest
 from unirl.transports.remote.link import NodeLink
@@ -166,9 +167,12 @@ class Held:
         self.value = float(weights["w"][0])
 
 
+@pytest.mark.parametrize("way", ["tcp", "near"])
 def test_a_slot_waits_for_the_weights_that_were_published_before_it(
-    transport: RemoteTransport,
+    transport: RemoteTransport, way: str
 ) -> None:
+    if way == "tcp":  # as on another machine, where nothing listens at that name
+        transport.hub._listeners[1].close()
     queue = transport.queue(SPEC, QueueConfig(max_staleness=0))
     example = {"w": torch.zeros(1_000_000)}  # long on its way, compared with a grant
     weights = transport.weights(example)
@@ -178,6 +182,9 @@ def test_a_slot_waits_for_the_weights_that_were_published_before_it(
         node_store(weights.shapes),
     )
     link = NodeLink(transport.hub.address, transport.hub.token.data, 2, memories, {0: store})
+    assert {sock.family for sock in link._weight_sockets} == {
+        socket.AF_INET if way == "tcp" else socket.AF_UNIX
+    }
     client, held, have = link.queue(0).join(), Held(), -1
     for version in range(6):
         slot = client.acquire(5.0)
@@ -189,3 +196,44 @@ def test_a_slot_waits_for_the_weights_that_were_published_before_it(
         weights.publish({"w": torch.full((1_000_000,), float(version + 1))}, version + 1)
         queue.release(batch)
     link.close()
+
+
+def test_a_commit_that_nobody_waits_for_is_refused_and_counted_without_an_answer(
+    transport: RemoteTransport,
+) -> None:
+    queue = transport.queue(SPEC, QueueConfig(batch_size=2))
+    memories = {0: NodeMemory(SPEC, QueueConfig(batch_size=2))}
+    link = NodeLink(transport.hub.address, transport.hub.token.data, 2, memories, {})
+    client = link.queue(0).join()
+    fill(client, client.acquire(5.0), 0)
+    slot = client.acquire(5.0)
+    assert queue.stats().committed == 1  # what a connection carries stays in order
+    queue.revoke(client.member)
+    fill(client, slot, 0)
+    with pytest.raises(LeaseExpired):
+        client.acquire(5.0)
+    assert (queue.stats().committed, queue.stats().late) == (1, 2)
+    link.close()
+
+
+def test_frames_are_whole_however_they_are_cut(transport: RemoteTransport) -> None:
+    """Several in one piece, and one in many: with what belongs to a slot among them."""
+    queue = transport.queue(SPEC, QueueConfig(batch_size=2))
+    node = RawNode(transport)
+    node.join()
+    index, _, lease, *_ = node.ask(Kind.ACQUIRE, 0)[0].values
+    size = SlotLayout(SPEC).slot_bytes
+    commit = Frame(Kind.COMMIT, 0, 1, (index, lease, 0, 0, -1)).pack() + b"\1" * size
+    sent = commit + Frame(Kind.ACQUIRE, 0, 1, (0,)).pack() + Frame(Kind.PING).pack()
+    for start in range(0, len(sent), 50):
+        node.sock.sendall(sent[start : start + 50])
+        time.sleep(1e-3)
+    assert node.answer()[0].kind is Kind.OK
+    index, _, lease, *_ = node.answer()[0].values
+    assert node.answer()[0].kind is Kind.PONG
+    submit = Frame(Kind.SUBMIT, 0, 1, (index, lease, 0, 0, -1)).pack() + b"\2" * size
+    node.sock.sendall(submit + Frame(Kind.PING).pack() * 3)
+    assert [node.answer()[0].kind for _ in range(3)] == [Kind.PONG] * 3
+    batch = queue.take(0, 5.0)
+    found = [next(iter(leaves(slot.data)))[1].view(torch.uint8).unique() for slot in batch.slots]
+    assert [each.tolist() for each in found] == [[1], [2]]

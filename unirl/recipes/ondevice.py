@@ -6,6 +6,7 @@ what comes next.
 With max_staleness 1 the actor simulates the next unroll while the learner learns from this one, and
 V-trace corrects for the lag. Rudin et al., "Learning to walk in minutes" (arXiv 2109.11978).
 
+With runner ray there are simulators on several nodes, and unrolls travel in the memory of the CPU.
 Under torchrun each process does all this on a device of its own, with environments of its own, and
 the learners' sums are those of all (learners/parallel.py).
 """
@@ -17,7 +18,7 @@ from functools import partial
 
 from unirl.actors.device import SimConfig, SimMaker, make_device_actor
 from unirl.actors.evaluate_device import DeviceEvaluator
-from unirl.core.pool import Pool
+from unirl.core.pool import Pool, Resources
 from unirl.core.queue import QueueConfig
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import CRITIC, SimSpec
@@ -31,7 +32,7 @@ from unirl.policy.precision import settle_dtype
 from unirl.recipes.defaults import Choices
 from unirl.recipes.env_defaults import for_simulator
 from unirl.recipes.probe import EnvFacts, bind_learner, fingerprint_of
-from unirl.runners.config import RunConfig, RunnerConfig
+from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
 from unirl.runners.plan import LearnerPlan, Plan
 
 
@@ -60,6 +61,7 @@ class Config:
     )
     queue: QueueConfig = field(default_factory=lambda: QueueConfig(max_staleness=0))
     runner: RunnerConfig = field(default_factory=RunnerConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
     run: RunConfig = field(
         default_factory=lambda: RunConfig(total_steps=50_000_000, checkpoint_steps=50_000_000)
     )
@@ -72,11 +74,19 @@ def defaults(choices: Choices) -> None:
 
 def plan(config: Config) -> Plan:
     """Make the simulator once to ask it, let it go, and bind the pieces."""
-    if not config.runner.is_inline:
+    is_ray = config.runner.kind == "ray"
+    if not config.runner.is_inline and not is_ray:
         raise UniRLError(
             f"recipe ondevice runs in the {config.runner.kind} runner",
-            "tensors that never leave their device need one process: runner.kind must be inline",
+            "tensors that never leave their device need one process: runner.kind must be inline; "
+            "or ray, where unrolls leave it for other machines",
             "leave runner.kind out, or use recipe ppo or appo",
+        )
+    if config.sim.num_simulators > 1 and not is_ray:
+        raise UniRLError(
+            f"sim.num_simulators is {config.sim.num_simulators} in the inline runner",
+            "it has one simulator, in its own process",
+            "use more sim.num_envs, or runner.kind ray; torchrun starts a learner for each",
         )
     check_minibatches(
         config.learner.minibatches,
@@ -96,6 +106,8 @@ def plan(config: Config) -> Plan:
     config = replace(config, policy=settle_dtype(config.policy, device))
     maker = SimMaker(config.env, device)
     sim, spec = maker.ask(placed.num_envs, placed.unroll_length)
+    if is_ray:
+        spec = replace(spec, device="cpu")
     policy = _policy_for(config.policy, sim)
     if config.learner.truncation == "final" and _hides_final_obs(sim):
         raise UniRLError(
@@ -115,11 +127,17 @@ def plan(config: Config) -> Plan:
     learner = replace(config.learner, device=str(sim.device))
     on_policy = config.queue.max_staleness == 0
     make_actor = partial(
-        make_device_actor, make_env=maker, policy=policy, sim=placed, gamma=config.learner.gamma
+        make_device_actor,
+        make_env=maker,
+        policy=policy,
+        sim=placed,
+        gamma=config.learner.gamma,
+        spec=spec,
     )
+    gpus = 1.0 if sim.device.type == "cuda" else 0.0
     return Plan(
         "ondevice",
-        pools=(Pool(make_actor),),
+        pools=(Pool(make_actor, count=placed.num_simulators, resources=Resources(gpus=gpus)),),
         learners=(
             LearnerPlan(
                 bind_learner(
@@ -135,6 +153,7 @@ def plan(config: Config) -> Plan:
         ),
         config=config,
         runner=config.runner,
+        ray=config.ray,
         run=config.run,
     )
 

@@ -64,6 +64,8 @@ class SlotTable:
         self._member_numbers = cells[self._members : first_row][NUMBER::_NUM_MEMBER]
         slots = cells[first_row : first_row + num_slots * _NUM_SLOT]
         self.states, self.tickets = slots[STATE::_NUM_SLOT], slots[TICKET::_NUM_SLOT]
+        self._slot_pools, self._pool_tickets = slots[POOL::_NUM_SLOT], slots[POOL_TICKET::_NUM_SLOT]
+        self._holders = slots[MEMBER::_NUM_SLOT]
 
     def stats(self) -> QueueStats:
         cells, states = self.cells, self.states.tolist()
@@ -93,13 +95,14 @@ class SlotTable:
         row = self.rows[index]
         return Ticket(*(self.cells[row + i] for i in (TICKET, POOL, POOL_TICKET)))
 
+    def holders(self) -> list[tuple[int, int]]:
+        """Each running slot, and the member that fills it."""
+        both = zip(self.states.tolist(), self._holders.tolist(), strict=True)
+        return [(index, member) for index, (state, member) in enumerate(both) if state == RUNNING]
+
     def held_by(self, member: int) -> list[int]:
         """The slots that a member fills."""
-        return [
-            index
-            for index, row in enumerate(self.rows)
-            if self.cells[row + STATE] == RUNNING and self.cells[row + MEMBER] == member
-        ]
+        return [index for index, holder in self.holders() if holder == member]
 
     def ages(self, learner_version: int) -> tuple[list[int], list[int]]:
         """Ages in updates of the running slots (since their start) and of the ready ones."""
@@ -141,21 +144,30 @@ class SlotTable:
 
     # -- which slot a member may have --------------------------------------------------------------
 
-    def due_slot(self, pool: int) -> int | None:
-        """The slot with the lowest due ticket of a pool."""
-        if DUE not in (states := self.states.tolist()):
-            return None
-        due = [
-            index
-            for index, state in enumerate(states)
-            if state == DUE and self.cells[self.rows[index] + POOL] == pool
-        ]
-        return min(due, key=self.tickets.__getitem__, default=None)
+    def due_or_free(self, pool: int) -> tuple[int | None, int | None]:
+        """The slot with the lowest due ticket of a pool; and one without a ticket: none is free as
+        long as restored tickets wait for one.
+        """
+        states, due = self.states.tolist(), None
+        if DUE in states:
+            pools, tickets = self._slot_pools.tolist(), self.tickets.tolist()
+            own = [i for i, state in enumerate(states) if state == DUE and pools[i] == pool]
+            due = min(own, key=tickets.__getitem__, default=None)
+        free = states.index(FREE) if FREE in states and not self.cells[BACKLOG] else None
+        return due, free
 
-    def free_slot(self) -> int | None:
-        """A slot without a ticket; none is free as long as restored tickets wait for one."""
-        states = self.states.tolist()
-        return states.index(FREE) if FREE in states and not self.cells[BACKLOG] else None
+    def ready_slots(self, window: int | None) -> list[int]:
+        """The ready slots that may be learned, lowest ticket first: each with less than `window`
+        unfinished ones below it, or all of them.
+        """
+        states, tickets = self.states.tolist(), self.tickets.tolist()
+        ready = [i for i, state in enumerate(states) if state == READY]
+        if window is not None and ready:
+            unfinished = [tickets[i] for i, state in enumerate(states) if state in (RUNNING, DUE)]
+            if len(unfinished) >= window:
+                limit = min(unfinished) if window == 1 else sorted(unfinished)[window - 1]
+                ready = [i for i in ready if tickets[i] < limit]
+        return sorted(ready, key=tickets.__getitem__)
 
     def next_pool(self) -> int:
         """The pool that the next ticket belongs to: the one that is furthest behind its share."""
@@ -185,3 +197,22 @@ class SlotTable:
         cells[NEXT_TICKET] = max(cells[NEXT_TICKET], cells[row + TICKET] + 1)
         issued = self.pools[cells[row + POOL]] + ISSUED
         cells[issued] = max(cells[issued], cells[row + POOL_TICKET] + 1)
+
+    def count_all_issued(self) -> None:
+        """As the process that was killed while it acquired would have done."""
+        found = [
+            (pool, ticket, pool_ticket)
+            for state, pool, ticket, pool_ticket in zip(
+                self.states.tolist(),
+                self._slot_pools.tolist(),
+                self.tickets.tolist(),
+                self._pool_tickets.tolist(),
+                strict=True,
+            )
+            if state != FREE
+        ]
+        newest = max((ticket for _, ticket, _ in found), default=-1)
+        self.cells[NEXT_TICKET] = max(self.cells[NEXT_TICKET], newest + 1)
+        for pool, row in enumerate(self.pools):
+            newest = max((number for each, _, number in found if each == pool), default=-1)
+            self.cells[row + ISSUED] = max(self.cells[row + ISSUED], newest + 1)

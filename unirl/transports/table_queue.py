@@ -255,9 +255,7 @@ class TableClient(TableQueue):
 
     def may_acquire(self) -> bool:
         """Whether asking for a slot is worth the lock; may be wrong."""
-        table = self._table
-        free = table.free_slot() is not None
-        return free or self.closed or table.due_slot(self._pool) is not None
+        return self.closed or self._table.due_or_free(self._pool) != (None, None)
 
     def _look(self) -> Slot | None:
         """A slot for this member, if there is one."""
@@ -273,15 +271,15 @@ class TableClient(TableQueue):
                     "it left the queue, or was revoked",
                     "join again",
                 )
-            index = table.due_slot(self._pool)
+            index, free = table.due_or_free(self._pool)
             while index is None:
-                free = table.free_slot()
                 if free is None:
                     return None
                 if table.issue_ticket(free) == self._pool:
                     index = free
                 else:  # another pool's turn: it has a slot of its own now
                     self._notify_producers()
+                    index, free = table.due_or_free(self._pool)
             row = table.rows[index]
             table.count_issued(index)
             cells[at.LAST_LEASE] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from unirl.core.queue import (
@@ -74,7 +75,7 @@ class TableServer(TableQueue):
         with self._lock:
             if table.is_member(member):
                 cells[table.member_row(member) + at.NUMBER] = 0
-            self._count_all_as_issued()
+            table.count_all_issued()
             held = table.held_by(member)
             for index in held:
                 cells[table.rows[index] + at.LEASE] = 0
@@ -97,11 +98,12 @@ class TableServer(TableQueue):
 
     def members(self) -> list[MemberStatus]:
         cells, now = self._table.cells, micros()
+        held = Counter(member for _, member in self._table.holders())
         return [
             MemberStatus(
                 cells[row + at.NUMBER],
                 cells[row + at.POOL_OF_MEMBER],
-                len(self._table.held_by(cells[row + at.NUMBER])),
+                held[cells[row + at.NUMBER]],
                 (now - cells[row + at.SEEN_US]) / 1e6,
             )
             for row in self._table.member_rows()
@@ -113,61 +115,55 @@ class TableServer(TableQueue):
     # -- learning ----------------------------------------------------------------------------------
 
     def take(self, learner_version: int, timeout: float | None = None) -> Batch:
-        """See QueueServer. Slots are taken one by one: waiting for a whole batch inside the window
-        would deadlock.
+        """See QueueServer. Slots are taken as they come: waiting for a whole batch inside the
+        window would deadlock.
         """
         started, taken, cells = time.monotonic(), self._partial, self._table.cells
         timeout = self.config.timeout_seconds if timeout is None else timeout
         cells[at.VERSION] = learner_version
         while len(taken) < self.config.batch_size:
-            slot = wait_until(
-                lambda: self._look(learner_version),
+            found = wait_until(
+                self._look,
                 lambda: at.READY in self._table.states.tolist() or self.closed,
                 self.memory.learner_event,
                 timeout=timeout,
                 spin_seconds=self.memory.spin_seconds,
             )
-            if slot is None:
+            if found is None:
                 raise DeadlineExceeded(
                     f"the learner waited {timeout:g} s for a finished slot",
                     self.describe(),
                     "look at the log of the process that holds them, or raise the deadline",
                 )
-            taken.append(slot)
+            taken += found
         self._partial = []
         return Batch(taken, learner_version, wait_seconds=time.monotonic() - started)
 
-    def _look(self, learner_version: int) -> Slot | None:
-        """The slot to learn next, taken."""
+    def _look(self) -> list[Slot] | None:
+        """The slots to learn next, as many as the batch lacks at most; taken."""
         table, cells, num_freed = self._table, self._table.cells, 0
+        found: list[int] = []
+        wanted = self.config.batch_size - len(self._partial)
+        oldest = cells[at.VERSION] - self.config.max_staleness
         with self._lock:
             self._raise_if_closed()
             if self._backlog:  # members do not see it: slots that they gave back are filled here
                 num_freed += self._refill()
-            while (index := self._next_ready()) is not None:
+            ready = table.ready_slots(self.config.window)
+            while ready and len(found) < wanted:
+                index = ready.pop(0)
                 row = table.rows[index]
-                if learner_version - cells[row + at.FIRST] <= self.config.max_staleness:
+                if cells[row + at.FIRST] >= oldest:
                     cells[row + at.STATE] = at.TAKEN
-                    break
+                    found.append(index)
+                    continue
                 self._discard(index, "stale")
-                self._refill()
                 num_freed += 1
+                if self._refill():  # what is due now may be lower than what was ready
+                    ready = table.ready_slots(self.config.window)
         if num_freed:
             self._notify_producers()
-        return None if index is None else self._slot(index)
-
-    def _next_ready(self) -> int | None:
-        """The ready slot of the lowest ticket among the first `window` outstanding ones."""
-        states, tickets = self._table.states.tolist(), self._table.tickets.tolist()
-        outstanding = sorted(
-            (tickets[index], index)
-            for index, state in enumerate(states)
-            if state in (at.RUNNING, at.READY, at.DUE)
-        )
-        for _, index in outstanding[: self.config.window]:
-            if states[index] == at.READY:
-                return index
-        return None
+        return [self._slot(index) for index in found] or None
 
     def release(self, batch: Batch) -> None:
         table, cells = self._table, self._table.cells
@@ -208,7 +204,7 @@ class TableServer(TableQueue):
         due = [index for index, state in enumerate(states) if state == at.DUE]
         if due:
             return table.cells[table.rows[min(due, key=table.tickets.__getitem__)] + at.POOL]
-        return None if table.free_slot() is None else table.next_pool()
+        return None if table.due_or_free(0)[1] is None else table.next_pool()
 
     def ages(self, learner_version: int) -> tuple[list[int], list[int]]:
         return self._table.ages(learner_version)
@@ -224,7 +220,7 @@ class TableServer(TableQueue):
         table, cells = self._table, self._table.cells
         with self._lock:
             states = table.states.tolist()
-            self._count_all_as_issued()
+            table.count_all_issued()
             # Taken and not released: a learner that failed on them has not learned them.
             kept = (at.READY, at.TAKEN)
             ready = [self._slot(i) for i, state in enumerate(states) if state in kept]
@@ -284,12 +280,6 @@ class TableServer(TableQueue):
                 number += 1
         cells[at.BACKLOG] = len(self._backlog)
         return number
-
-    def _count_all_as_issued(self) -> None:
-        """As the process that was killed while it acquired would have done."""
-        for index, state in enumerate(self._table.states.tolist()):
-            if state != at.FREE:
-                self._table.count_issued(index)
 
     def _balance(self, reason: str) -> None:
         """Count what a kill between two stores left out, a discard that was done: for this reason,

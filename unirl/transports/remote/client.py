@@ -36,8 +36,6 @@ class Channel:
     def _prepare(self) -> None:
         self._sock.settimeout(_REPLY_SECONDS)
         self.lock = threading.RLock()
-        self.owed = 0
-        """Replies to commits that nobody waited for."""
         self.notified = False
         weakref.finalize(self, self._sock.close)
 
@@ -83,21 +81,17 @@ class Channel:
         return found
 
     def step(self) -> tuple[Frame, Any] | None:
-        """Read one frame: None where it was a notification, or the answer to a commit."""
+        """Read one frame: None where it was a notification."""
         frame, text = self._read()
         if frame.kind is Kind.NOTIFY:
             self.notified = True
             return None
-        is_of_commit = self.owed > 0
-        self.owed -= is_of_commit
-        # That the lease of a commit had expired is no news: the member was revoked, as its next
-        # acquire will say.
-        if frame.kind is Kind.ERROR and not (is_of_commit and text["type"] == "LeaseExpired"):
+        if frame.kind is Kind.ERROR:
             raise _error(text)
-        return None if is_of_commit else (frame, text)
+        return frame, text
 
     def drain(self) -> None:
-        """Read what is there without a call: notifications, and answers to commits."""
+        """Read what is there without a call: notifications, and what was wrong with a commit."""
         with self.lock:
             while readable(self, 0.0):
                 self.step()
@@ -234,10 +228,9 @@ class RemoteClient:
         channel = self._channel
         if self._waits:
             channel.ask(Kind.COMMIT, *values)
-            return
-        with channel.lock:
-            channel.send(Kind.COMMIT, *values)
-            channel.owed += 1
+        else:
+            with channel.lock:
+                channel.send(Kind.SUBMIT, *values)
 
     def discard(self, slot: Slot, reason: str) -> None:
         """See QueueClient. Raises UniRLError for a reason that was not declared."""

@@ -8,10 +8,12 @@ what comes with them later is refused and counted.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import logging
 import secrets
 import socket
+import sys
 import threading
 import time
 import weakref
@@ -55,6 +57,13 @@ class Token:
         parts = (self.data[i : i + 8] for i in range(0, 32, 8))
         return tuple(int.from_bytes(part, "little", signed=True) for part in parts)
 
+    @property
+    def near_address(self) -> str:
+        """Where nodes on the learner's machine reach it: a name that others cannot guess, without a
+        file.
+        """
+        return f"\0unirl-{hashlib.blake2b(self.data, digest_size=16).hexdigest()}"
+
     def fits(self, words: tuple[int, ...]) -> bool:
         """Whether these are its words; takes the same time wherever they differ."""
         found = b"".join(word.to_bytes(8, "little", signed=True) for word in words)
@@ -81,8 +90,15 @@ class Hub:
         self.num_refused = 0
         """Connections that were refused: wrong token, other protocol, nothing said."""
         self._threads: list[threading.Thread] = []
+        self._listeners = [self._listener]
+        if sys.platform == "linux":
+            self._listeners.append(near := socket.socket(socket.AF_UNIX))
+            near.bind(self.token.near_address)
+            near.listen(256)
+            near.setblocking(False)
         self._loop = IoLoop("remote-hub", self._tick)
-        self._loop.watch(self._listener, self._accept)
+        for listener in self._listeners:
+            self._loop.watch(listener, partial(self._accept, listener))
         self._loop.start()
 
     # -- queues ------------------------------------------------------------------------------------
@@ -153,12 +169,14 @@ class Hub:
 
     # -- connections -------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
-                sock, _ = self._listener.accept()
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                stream = Stream(sock, no_payload, lambda frame, text: None)
+                sock, _ = listener.accept()
+                if sock.family != socket.AF_UNIX:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                # Not a byte more than the first frame: the next ones are another reader's.
+                stream = Stream(sock, no_payload, lambda frame, text: None, reads_ahead=False)
                 stream._handle = partial(self._welcome, stream)
                 self._strangers[stream] = time.monotonic()
                 self._loop.watch(stream, partial(self._read_stranger, stream))
@@ -193,7 +211,7 @@ class Hub:
         if before is not None:
             self._lose(before, "it connected once more")
         node = NodeConnection(self, number, stream)
-        stream._target, stream._handle = node.target, node.handle
+        stream._target, stream._handle, stream.reads_ahead = node.target, node.handle, True
         self.nodes[number] = node
         self._loop.watch(stream, lambda: self._guarded(node, stream.receive))
         self._guarded(node, lambda: stream.send(Frame(Kind.WELCOME).pack()))
@@ -287,8 +305,9 @@ class Hub:
             for stream in [*self._strangers]:
                 stream.close()
             self.nodes.clear()
-            self._loop.forget(self._listener)
-            self._listener.close()
+            for listener in self._listeners:
+                self._loop.forget(listener)
+                listener.close()
 
         self._loop.ask(end, 5.0)
         self._loop.close()

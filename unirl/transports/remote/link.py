@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -22,6 +23,7 @@ from unirl.transports.remote.io_loop import IoLoop
 from unirl.transports.remote.layout import NodeMemory, joint_digest
 from unirl.transports.remote.weights import receive_versions
 from unirl.transports.remote.wire import (
+    COMMITS,
     READ_SECONDS,
     Frame,
     Kind,
@@ -69,9 +71,9 @@ class NodeLink:
         self._last_channel, self._pinged_at, self._fenced_at = 0, 0.0, 0.0
         self._lock = threading.Lock()
         digest = joint_digest(memory.layout for memory in memories.values())
-        words = Token(token).words
+        words, near = Token(token).words, Token(token).near_address
         self._weight_sockets = [
-            self._connect(address, Frame(Kind.HELLO, queue, 0, (*words, number, WEIGHTS, 0)))
+            self._connect(address, Frame(Kind.HELLO, queue, 0, (*words, number, WEIGHTS, 0)), near)
             for queue in stores
         ]
         sock = self._connect(address, Frame(Kind.HELLO, 0, 0, (*words, number, SLOTS, digest)))
@@ -85,10 +87,13 @@ class NodeLink:
             ).start()
 
     @staticmethod
-    def _connect(address: tuple[str, int], hello: Frame) -> socket.socket:
+    def _connect(address: tuple[str, int], hello: Frame, near: str = "") -> socket.socket:
+        """near: where to reach it instead, if it is on this machine."""
         try:
-            sock = socket.create_connection(address, HELLO_SECONDS)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock = _connect_near(near)
+            if sock is None:
+                sock = socket.create_connection(address, HELLO_SECONDS)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.sendall(hello.pack())
             if read_frame(sock).kind is not Kind.WELCOME:
                 raise ProtocolError("the learner's process did not welcome it")
@@ -157,7 +162,7 @@ class NodeLink:
         frame = frame._replace(channel=channel)
         if text is not None:
             self._up.send(*text_frame(frame.kind, text, frame.queue, channel))
-        elif frame.kind is Kind.COMMIT:
+        elif frame.kind in COMMITS:
             memory, used = self._memories[frame.queue], frame.values[4]
             views = memory.layout.views(memory.bytes, frame.values[0], None if used < 0 else used)
             self._up.send(frame.pack(), *views)
@@ -254,7 +259,8 @@ class NodeLink:
     def _receive(self, sock: socket.socket, store: SharedWeightStore) -> None:
         with contextlib.suppress(OSError):
             receive_versions(sock, store, READ_SECONDS, self._on_version)
-        self._loop.call(lambda: self._end("no more weights come"))
+        with contextlib.suppress(OSError):  # the process ends
+            self._loop.call(lambda: self._end("no more weights come"))
 
     def _on_version(self) -> None:
         self._loop.call(self._release_held)
@@ -278,3 +284,17 @@ class NodeLink:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
+
+
+def _connect_near(name: str) -> socket.socket | None:
+    """A connection within this machine, if who listens there is on it."""
+    if not name or sys.platform != "linux":
+        return None
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(HELLO_SECONDS)
+    try:
+        sock.connect(name)
+    except OSError:
+        sock.close()
+        return None
+    return sock

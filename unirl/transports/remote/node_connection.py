@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from unirl.core.sample import Slot
 from unirl.errors import LeaseExpired, QueueClosed, UniRLError
-from unirl.transports.remote.wire import Frame, Kind, ProtocolError, Stream, pieces, text_frame
+from unirl.transports.remote.wire import (
+    COMMITS,
+    Frame,
+    Kind,
+    ProtocolError,
+    Stream,
+    pieces,
+    text_frame,
+)
 from unirl.transports.table_queue import TableClient
 
 if TYPE_CHECKING:
@@ -47,7 +55,7 @@ class NodeConnection:
     def target(self, frame: Frame) -> Sequence[memoryview]:
         """Where the bytes after a header go: see Stream."""
         self.receiving = None
-        if frame.kind is not Kind.COMMIT:
+        if frame.kind not in COMMITS:
             return ()
         server = self.hub.server(frame.queue)
         if server is None:
@@ -80,7 +88,10 @@ class NodeConnection:
             try:
                 self._call(frame, text)
             except _ERRORS as error:
-                self._fail(frame, error)
+                # That the lease of a commit had expired is no news to who did not wait for it: the
+                # member was revoked, as its next acquire will say.
+                if not (frame.kind is Kind.SUBMIT and isinstance(error, LeaseExpired)):
+                    self._fail(frame, error)
 
     def _call(self, frame: Frame, text: Any) -> None:
         server = self.hub.server(frame.queue)
@@ -143,8 +154,10 @@ class NodeConnection:
             self._answer(frame, Kind.OK)
         else:
             slot = _slot_of(client, values)
-            if kind is Kind.COMMIT:
+            if kind in COMMITS:
                 client.commit(slot)
+                if kind is Kind.SUBMIT:
+                    return
             elif kind is Kind.REISSUE:
                 client.reissue(slot)
             elif kind is Kind.DISCARD:

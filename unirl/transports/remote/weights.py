@@ -2,23 +2,35 @@
 
 The learner publishes into a buffer that nobody sends; a thread for each node sends the newest one,
 and a node that is slow skips versions. On the node the bytes are received in the place where its
-processes read them.
+processes read them. A node on the learner's own machine gets no bytes: it maps the buffers, whose
+descriptors come over a Unix socket, and copies from there.
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
+import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
+import numpy as np
 import torch
 
 from unirl.core.weights import Loadable, Weights
 from unirl.device import copy_weights
 from unirl.transports.memory import SharedBlock
-from unirl.transports.remote.wire import Frame, Kind, ProtocolError, read_exactly, read_frame
+from unirl.transports.remote.wire import (
+    Frame,
+    Kind,
+    ProtocolError,
+    read_exactly,
+    read_frame,
+    receive_with_fds,
+)
 from unirl.transports.shared_weights import SharedWeightStore, weights_layout
 
 log = logging.getLogger(__name__)
@@ -26,7 +38,7 @@ log = logging.getLogger(__name__)
 _PIECE_BYTES = 2**24
 
 
-@dataclass
+@dataclass(eq=False)
 class _Buffer:
     block: SharedBlock
     tensors: dict[str, torch.Tensor]
@@ -123,18 +135,15 @@ def send_versions(sock: socket.socket, number: int, store: RemoteWeights) -> Non
     """Send every version that is the newest when its turn comes, until the store is closed or the
     node is gone; what a thread does.
     """
-    have = -1
+    have, send = -1, _send_shared if sock.family == socket.AF_UNIX else _send_bytes
+    known: list[_Buffer] = []
     try:
         while not store.closed:
             buffer = store.hold_newer(have, 1.0)
             if buffer is None:
                 continue
             try:
-                header = Frame(Kind.WEIGHTS, number, 0, (buffer.version, store.num_bytes))
-                sock.sendall(header.pack())
-                data = memoryview(buffer.block.buffer)[: store.num_bytes]
-                for start in range(0, len(data), _PIECE_BYTES):  # the socket's deadline is of each
-                    sock.sendall(data[start : start + _PIECE_BYTES])
+                send(sock, number, store, buffer, known)
                 have = buffer.version
             finally:
                 store.let_go(buffer)
@@ -144,6 +153,27 @@ def send_versions(sock: socket.socket, number: int, store: RemoteWeights) -> Non
         sock.close()
 
 
+def _send_bytes(
+    sock: socket.socket, number: int, store: RemoteWeights, buffer: _Buffer, known: list[_Buffer]
+) -> None:
+    sock.sendall(Frame(Kind.WEIGHTS, number, 0, (buffer.version, store.num_bytes)).pack())
+    data = memoryview(buffer.block.buffer)[: store.num_bytes]
+    for start in range(0, len(data), _PIECE_BYTES):  # the socket's deadline is of each
+        sock.sendall(data[start : start + _PIECE_BYTES])
+
+
+def _send_shared(
+    sock: socket.socket, number: int, store: RemoteWeights, buffer: _Buffer, known: list[_Buffer]
+) -> None:
+    """Say where it is, and wait until the node has copied it."""
+    fds = [] if buffer in known else [buffer.block.fd]
+    known += [buffer] * len(fds)
+    values = (buffer.version, store.num_bytes, known.index(buffer))
+    socket.send_fds(sock, [Frame(Kind.WEIGHTS, number, 0, values).pack()], fds)
+    if read_frame(sock).kind is not Kind.OK:
+        raise ProtocolError("a node did not say that it has its weights")
+
+
 def receive_versions(
     sock: socket.socket, store: SharedWeightStore, seconds: float, on_version: Callable[[], None]
 ) -> None:
@@ -151,19 +181,33 @@ def receive_versions(
 
     seconds: how long to wait for more of a version that has begun to come.
     """
+    shared: list[mmap.mmap] = []
     while True:
         sock.settimeout(None)  # the learner may evaluate for an hour; its end is seen at once
         first = bytearray(1)
         if sock.recv_into(first, 1, socket.MSG_PEEK) == 0:
             raise ConnectionResetError("the learner closed the connection")
         sock.settimeout(seconds)
-        frame = read_frame(sock)
+        is_shared = sock.family == socket.AF_UNIX
+        frame, fds = receive_with_fds(sock) if is_shared else (read_frame(sock), [])
         if frame.kind is not Kind.WEIGHTS or frame.values[1] != store.num_bytes:
             raise ProtocolError(
                 f"{frame.values[1]} bytes of weights came, and these are {store.num_bytes}"
             )
-        store.receive(lambda view: read_exactly(sock, view), frame.values[0])
+        if is_shared:
+            for fd in fds:
+                shared.append(mmap.mmap(fd, max(1, store.num_bytes)))
+                os.close(fd)
+            store.receive(partial(_copy, shared[frame.values[2]]), frame.values[0])
+            sock.sendall(Frame(Kind.OK).pack())
+        else:
+            store.receive(lambda view: read_exactly(sock, view), frame.values[0])
         on_version()
+
+
+def _copy(source: mmap.mmap, into: memoryview) -> None:
+    """Other threads run meanwhile, as they would not during an assignment to the view."""
+    np.copyto(np.frombuffer(into, np.uint8), np.frombuffer(source, np.uint8, len(into)))
 
 
 def node_store(shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> SharedWeightStore:

@@ -14,11 +14,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 _HEADER = struct.Struct("<HBBI8q")
-_MAGIC = 0x5501
+_MAGIC = 0x5502
 """Changes with every change of the frames: nodes with another UniRL are refused."""
 MAX_TEXT = 1 << 16
 READ_SECONDS = 20.0
 """How long to wait for more of a frame that has begun to come."""
+_AHEAD_BYTES = 1 << 16
+"""Read in one go, whatever frames it is made of: a call of the system costs more than copying that
+much, above all in a process with a thread that computes and takes the interpreter meanwhile.
+"""
 
 
 class Kind(enum.IntEnum):
@@ -27,11 +31,13 @@ class Kind(enum.IntEnum):
     STATUS, ERROR, TEXT, CONTROL, JOIN = range(5)
     HELLO, WELCOME, PING, PONG, FENCED, CLOSED = range(10, 16)
     ACQUIRE, CANCEL, GRANT, NONE, NOTIFY = range(20, 25)
-    COMMIT, DISCARD, REISSUE, PROGRESS, LEAVE, GONE, OK = range(30, 37)
+    COMMIT, DISCARD, REISSUE, PROGRESS, LEAVE, GONE, OK, SUBMIT = range(30, 38)
     RETIRE, REVOKE, MEMBERS, STATS, DESCRIBE = range(40, 45)
     WEIGHTS = 50
 
 
+COMMITS = (Kind.COMMIT, Kind.SUBMIT)
+"""With the bytes of a slot. The second one is answered only where something is wrong."""
 _WITH_TEXT = frozenset((Kind.STATUS, Kind.ERROR, Kind.TEXT, Kind.CONTROL, Kind.JOIN))
 
 
@@ -80,13 +86,20 @@ Handle = Callable[[Frame, Any], None]
 
 class Stream:
     """Frames over a socket that never blocks. What is sent is not copied: buffers must stay as they
-    are until the other side has answered.
+    are until the other side has it. What is sent while frames are handled leaves after the last.
     """
 
-    def __init__(self, sock: socket.socket, target: Target, handle: Handle) -> None:
+    def __init__(
+        self, sock: socket.socket, target: Target, handle: Handle, *, reads_ahead: bool = True
+    ) -> None:
         sock.setblocking(False)
         self.sock, self._target, self._handle = sock, target, handle
         self._header = bytearray(_HEADER.size)
+        self._ahead = bytearray(_AHEAD_BYTES)
+        self._rest = memoryview(b"")
+        """What was read and is not looked at yet."""
+        self.reads_ahead = reads_ahead
+        self._handles = False
         self._into: deque[memoryview] = deque()
         self._frame: Frame | None = None
         self._text: bytearray | None = None
@@ -116,7 +129,8 @@ class Stream:
     def send(self, *parts: bytes | memoryview) -> None:
         """Send now what the socket takes, and the rest by `flush`."""
         self._out.extend(memoryview(part).cast("B") for part in parts if len(part))
-        self.flush()
+        if not self._handles:
+            self.flush()
 
     def flush(self) -> None:
         """Send as much as the socket takes."""
@@ -135,6 +149,7 @@ class Stream:
 
     def detach(self) -> socket.socket:
         """The socket, for a thread that blocks; nothing more is read here."""
+        self.flush()
         self._detached = True
         self.sock.setblocking(True)
         return self.sock
@@ -147,21 +162,46 @@ class Stream:
         """Read what is there, and handle the frames that are whole, until a frame hands the stream
         to another handler: errors of what follows are that one's. ConnectionError at the end.
         """
-        handle = self._handle
-        while not self._detached and self._handle is handle:
+        handle, self._handles = self._handle, True
+        try:
+            while not self._detached and self._handle is handle and self._read():
+                pass
+        finally:
+            self._handles = False
+        self.flush()
+
+    def _read(self) -> bool:
+        """Read once, and handle what is whole; whether there may be more."""
+        if not self._rest:
+            into = self._into[0]
+            is_direct = not self.reads_ahead or len(into) >= _AHEAD_BYTES
             try:
-                number = self.sock.recv_into(self._into[0])
+                number = self.sock.recv_into(into if is_direct else self._ahead)
             except (BlockingIOError, InterruptedError):
-                return
+                return False
             if number == 0:
                 raise ConnectionResetError("the other side closed the connection")
             self.heard_at = time.monotonic()
-            if number < len(self._into[0]):
-                self._into[0] = self._into[0][number:]
-                continue
-            self._into.popleft()
-            if not self._into:
-                self._advance()
+            if is_direct:
+                self._filled(number)
+                return True
+            self._rest = memoryview(self._ahead)[:number]
+        may_be_more = len(self._rest) == _AHEAD_BYTES
+        while self._rest:  # an error leaves what follows for the next time
+            into = self._into[0]
+            part, self._rest = self._rest[: len(into)], self._rest[len(into) :]
+            into[: len(part)] = part
+            self._filled(len(part))
+        return may_be_more
+
+    def _filled(self, number: int) -> None:
+        """So many more bytes of the frame are there."""
+        if number < len(self._into[0]):
+            self._into[0] = self._into[0][number:]
+            return
+        self._into.popleft()
+        if not self._into:
+            self._advance()
 
     def _advance(self) -> None:
         if self._frame is None:
@@ -215,6 +255,14 @@ def read_frame(sock: socket.socket) -> Frame:
     data = bytearray(_HEADER.size)
     read_exactly(sock, memoryview(data))
     return unpack(data)
+
+
+def receive_with_fds(sock: socket.socket) -> tuple[Frame, list[int]]:
+    """The next header of a Unix socket that blocks, and the descriptors that come with it."""
+    data, fds, _, _ = socket.recv_fds(sock, _HEADER.size, 1, socket.MSG_WAITALL)
+    if len(data) < _HEADER.size:
+        raise ConnectionResetError("the other side closed the connection")
+    return unpack(data), fds
 
 
 def read_with_text(sock: socket.socket) -> tuple[Frame, Any]:
