@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -75,11 +75,6 @@ def read_events(run_dir: Path) -> list[dict[str, Any]]:
                 if isinstance(row := json.loads(line), Mapping) and "event" in row:
                     rows.append(dict(row))
     return rows
-
-
-def count_events(run_dir: Path) -> Counter[str]:
-    """How many of each kind there were."""
-    return Counter(str(row["event"]) for row in read_events(run_dir))
 
 
 def wall_time(seconds: float) -> str:

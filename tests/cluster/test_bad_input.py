@@ -27,7 +27,7 @@ from unirl.runners.make import make_runner
 ray = pytest.importorskip("ray", reason="needs the extra ray")
 pytestmark = pytest.mark.slow
 SMALL = {"object_store_memory": 80 * 2**20}
-ENV = '''
+ENV = """
 import gymnasium, my_numbers, numpy
 print("imported from", __file__, flush=True)
 class Away(gymnasium.Env):
@@ -38,7 +38,7 @@ class Away(gymnasium.Env):
     def step(self, action):
         return self.observation_space.sample(), 1.0, bool(self.np_random.random() < 0.1), False, {}
 gymnasium.register("my/Away-v0", Away)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -175,5 +175,8 @@ def test_the_doctor_compares_the_nodes_of_a_cluster(
         one["subject"] for node in found["nodes"] for one in node["findings"] if one["is_problem"]
     ]
     assert "/dev/shm" in problems and code == 1
-    between = {one["subject"].partition(" ")[0] for one in found["differences"]}
-    assert "bandwidth" in between and "clocks" in between
+    first, second = (node["node"] for node in found["nodes"])
+    between = {one["subject"]: one["is_problem"] for one in found["differences"]}
+    assert between["clocks"] is False
+    ways = [(first, second), (second, first), (first, "this process"), (second, "this process")]
+    assert {f"bandwidth, {a} to {b}" for a, b in ways} <= {*between}
