@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,8 @@ ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
 class Heads:
     """A head on one port, and a node; both may be started again."""
 
-    def __init__(self, folder: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+    def __init__(self, folder: Path, dashboard: int = 0) -> None:
+        self.port, self.dashboard = free_port(), dashboard
         self.address = f"127.0.0.1:{self.port}"
         self._folder = folder
         self.running: list[subprocess.Popen[bytes]] = []
@@ -42,8 +42,10 @@ class Heads:
 
         small = ["--num-cpus", "1", "--object-store-memory", str(80 * 2**20)]
         head = ["--head", "--port", str(self.port), "--include-dashboard", "false"]
+        if self.dashboard:
+            head[-1:] = ["true", "--dashboard-port", str(self.dashboard)]
         self._ray([*head, *small, "--system-config", json.dumps(HEALTH)])
-        wait(self._answers, 30.0)
+        wait(lambda: answers(self.dashboard or self.port), 30.0)
         self._ray(["--address", self.address, *small])
         wait(lambda: len(self.pids("raylet/raylet ")) == 2, 30.0)
 
@@ -56,10 +58,6 @@ class Heads:
                     [*command, *ip, *flags], stdout=log, stderr=log, start_new_session=True
                 )
             )
-
-    def _answers(self) -> bool:
-        with socket.socket() as sock:
-            return sock.connect_ex(("127.0.0.1", self.port)) == 0
 
     def processes(self) -> list[int]:
         return [pid for one in self.running for pid in descendants(one.pid)]
@@ -132,7 +130,7 @@ def test_nothing_is_left_on_any_node_of_a_driver_that_is_killed(
     try:
         driver.wait_for_rows()
         started = {*heads.processes()} - before
-        members = [pid for pid in started if name_of(pid).startswith("unirl-actor")]
+        members = [pid for pid in started if name_of(pid).startswith("actor ")]
         agents = [pid for pid in started if "AgentActor" in command_of(pid)]
         assert len(agents) == 2, [command_of(pid) for pid in started]
         assert len(members) == 2, [name_of(pid) for pid in started]
@@ -174,6 +172,43 @@ def test_a_run_survives_its_head_and_sigterm_writes_a_checkpoint(
     state = json.loads((driver.run_dir / "checkpoints/latest/state.json").read_text())
     last = json.loads((driver.run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     assert state["num_steps"] == last["step"]
+
+
+@pytest.mark.skipif(find_spec("aiohttp_cors") is None, reason="needs ray[default]")
+def test_ray_job_stop_writes_a_checkpoint(tmp_path: Path) -> None:
+    heads = Heads(tmp_path, dashboard=free_port())
+    job = [sys.executable, "-m", "ray.scripts.scripts", "job"]
+    flags = f"--env.id CartPole-v1 --name run --runs-dir {tmp_path} --run.total-steps 1000000000"
+    flags += " --actor.num-envs 8 --runner.kind ray --ray.address auto --no-console"
+    train = [sys.executable, "-m", "unirl", "train", "impala", *flags.split()]
+    where = ["--address", f"http://127.0.0.1:{heads.dashboard}"]
+
+    def call(*words: str) -> None:
+        command = [*job, words[0], *where, *words[1:]]
+        ended = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+    try:
+        heads.start()
+        call("submit", "--no-wait", "--submission-id", "one", "--", *train)
+        rows = tmp_path / "run" / "metrics.jsonl"
+        wait(lambda: rows.exists() and rows.read_text(), 60.0)
+        call("stop", "one")
+    finally:
+        heads.close()
+    assert read_events(tmp_path / "run")[-1]["event"] == "ended"
+    state = json.loads((tmp_path / "run/checkpoints/latest/state.json").read_text())
+    assert state["num_steps"] == json.loads(rows.read_text().splitlines()[-1])["step"]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait(condition: Callable[[], Any], seconds: float) -> None:

@@ -21,7 +21,7 @@ from unirl.errors import UniRLError
 from unirl.host import available_memory
 from unirl.runners.cluster.shipping import Parcel
 from unirl.supervision.fork_server import process_context
-from unirl.supervision.temp_folders import claim
+from unirl.supervision.temp_folders import claim, sweep
 
 _LINGER_SECONDS = 10.0
 """A process that ends by itself is a fault to Ray, which says so to the user."""
@@ -107,6 +107,7 @@ class AgentActor:
             return
         sys.path += [path for path in search_path if path not in sys.path and os.path.isdir(path)]
         if parcel is not None and not parcel.is_here():
+            sweep()
             self._folder = str(unpacked := parcel.unpack())
             claim(unpacked)
             folder = self._folder if parcel.is_working_dir else folder
