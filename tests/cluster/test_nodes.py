@@ -114,6 +114,29 @@ def is_member(pid: int) -> bool:
         return False
 
 
+def test_a_restart_of_which_its_agent_dies_at_once_is_counted() -> None:
+    plan = make_plan(members=1, batch_size=1, max_staleness=1)
+    cluster = ProcessCluster(num_nodes=1)
+    runner = make_runner(plan, cluster)
+    known: list[set[int]] = []
+
+    def act(loop: TrainLoop) -> None:
+        seeds = set(loop.learner.seeds)
+        if not known:
+            if loop.learner.version > 20 and (pids := runner.actor_pids()):
+                known.append(seeds)
+                os.kill(pids[0], signal.SIGKILL)
+        elif seeds - known[-1]:
+            known.append(seeds)
+            if len(known) == 3:
+                loop.stop("enough")
+            else:
+                cluster.started[0].process.kill()
+
+    runner.run([Each(act)])
+    assert runner.num_restarts == 2
+
+
 def test_a_node_that_comes_back_is_refused_and_its_samples_are_counted_as_late() -> None:
     plan = make_plan(members=2, batch_size=1, max_staleness=1, silent_seconds=1.0, seconds=0.05)
     run = Watched(plan, [silence, lambda run: run.cluster.started[-2].signal_all(signal.SIGCONT)])

@@ -210,6 +210,9 @@ class ClusterMembers:
         if share.handle is not None:
             threading.Thread(target=share.handle.kill, daemon=True).start()  # may take seconds
         self._node_failures[share.node] += 1
+        if self._node_failures[share.node] == self.plan.ray.max_node_failures:
+            about = event("left_out", node=share.node[:12], cause=why)
+            log.warning("node %s has failed too often: left out", share.node[:12], extra=about)
         try:
             share.restarts.count(
                 f"node agent {share.agent} with {names} was lost: {why}",
