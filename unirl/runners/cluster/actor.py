@@ -16,7 +16,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import unirl
 from unirl.errors import UniRLError
 from unirl.host import available_memory
 from unirl.runners.cluster.shipping import Parcel
@@ -30,7 +29,7 @@ _MIB = 2**20
 
 def versions() -> dict[str, str]:
     """Of what must be the same on all machines; builds of torch for other devices are."""
-    found = {"python": platform.python_version(), "unirl": unirl.__version__}
+    found = {"python": platform.python_version(), "unirl": sys.modules["unirl"].__version__}
     for name in ("ray", "torch"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name).partition("+")[0]

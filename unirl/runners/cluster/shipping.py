@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import unirl
 from unirl.errors import UniRLError
 
 log = logging.getLogger(__name__)
@@ -109,7 +108,7 @@ def _own_modules() -> Iterator[tuple[Path, Path]]:
     paths = sysconfig.get_paths()
     installed = [paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed += [*site.getsitepackages(), site.getusersitepackages()]
-    homes = [Path(each).resolve() for each in installed] + [Path(unirl.__file__).resolve().parent]
+    homes = [Path(each).resolve() for each in installed] + [Path(__file__).resolve().parents[2]]
     for name, module in [*sys.modules.items()]:
         path, top = getattr(module, "__file__", None), name.partition(".")[0]
         if path is None or top in ("__main__", "__mp_main__", "unirl"):
