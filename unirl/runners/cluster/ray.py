@@ -41,7 +41,7 @@ which only pass things on, give way to nobody.
 _ASK_SECONDS = 1.0
 """Between two looks whether the head answers."""
 _SHM_BYTES, _SHM_BYTES_OF_GPUS = 16 * 2**20, 2**30
-"""What is needed in /dev/shm, and where several GPUs exchange something, NCCL's and vLLM's."""
+"""What is needed in /dev/shm, and where there are several GPUs, by NCCL and vLLM."""
 _STORE_BYTES = 80 * 2**20
 """Little more than the least: nothing of ours is stored there."""
 
