@@ -1,7 +1,8 @@
 """What happens to a run's members, as records: started, died, restarted, drained, scaled, gave up.
 
-The code that logs such a sentence says with `extra=event(...)` what it is about. A run folder keeps the
-records in events.jsonl, alerts are made of them, and a node sends its own to the learner's process.
+The code that logs such a sentence says with `extra=event(...)` what it is about. A run folder keeps
+the records in events.jsonl, alerts are made of them, and a node sends its own to the learner's
+process.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class NodeNeeds:
     memory_bytes: int
     """Of slots and weights, which a node reserves as a whole."""
     shm_bytes: int
-    """In /dev/shm: locks and arrays of environments' own processes, and what GPUs send each other."""
+    """In /dev/shm: for what environments' own processes share, and what GPUs send each other."""
 
     def check(self, node: str) -> None:
         """UniRLError where this machine is not fit."""
