@@ -129,11 +129,15 @@ def test_nothing_is_left_on_any_node_of_a_driver_that_is_killed(
     driver = Driver(heads, tmp_path)
     try:
         driver.wait_for_rows()
-        started = {*heads.processes()} - before
-        members = [pid for pid in started if name_of(pid).startswith("actor ")]
-        agents = [pid for pid in started if "AgentActor" in command_of(pid)]
-        assert len(agents) == 2, [command_of(pid) for pid in started]
-        assert len(members) == 2, [name_of(pid) for pid in started]
+        new: set[int] = set()
+
+        def members() -> list[int]:
+            new.update({*heads.processes()} - before)
+            return [pid for pid in new if name_of(pid).startswith("actor ")]
+
+        driver.wait(lambda: len(members()) == 2)
+        agents = [pid for pid in new if "AgentActor" in command_of(pid)]
+        assert len(agents) == 2, [command_of(pid) for pid in new]
         ours = {pid for agent in agents for pid in [agent, *descendants(agent)]}
         ours |= {*descendants(driver.process.pid)}
     finally:
