@@ -26,7 +26,11 @@ from unirl.storage.checkpoint import load_checkpoint
 pytest.importorskip("ray", reason="needs the extra ray")
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
-ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRON = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    "RAY_gcs_rpc_server_connect_timeout_s": "1",  # at the end, for a head that is gone
+}
 
 
 class Heads:
@@ -91,7 +95,7 @@ class Driver:
     def __init__(self, heads: Heads, folder: Path, *flags: str) -> None:
         plan = "--env.id CartPole-v1 --actor.num-actors 2 --actor.num-envs 8 --queue.batch-size 2"
         run = f"--name run --runs-dir {folder} --run.total-steps 1000000000 --no-console"
-        where = f"--runner.kind ray --ray.address {heads.address} --ray.silent-seconds 2"
+        where = f"--runner.kind ray --ray.address {heads.address} --ray.silent-seconds 1.5"
         command = [sys.executable, "-m", "unirl", "train", "impala", *f"{plan} {run}".split()]
         self.run_dir, self.output = folder / "run", (folder / "output.txt").open("w+")
         self.process = subprocess.Popen(
