@@ -105,6 +105,7 @@ class NodeAgent:
         self._wait_for_weights()
         processes.start()
         self._processes = processes
+        self._tell()
 
     def _wait_for_weights(self) -> None:
         deadline = time.monotonic() + _FIRST_WEIGHTS_SECONDS
