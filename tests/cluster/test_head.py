@@ -193,9 +193,11 @@ def test_ray_job_stop_writes_a_checkpoint(tmp_path: Path) -> None:
     where = ["--address", f"http://127.0.0.1:{heads.dashboard}"]
 
     def call(*words: str) -> None:
-        command = [*job, words[0], *where, *words[1:]]
-        ended = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60)
-        assert ended.returncode == 0, ended.stdout + ended.stderr
+        command, said = [*job, words[0], *where, *words[1:]], "No available agent"
+        while "No available agent" in said:  # of Ray: it is still being started
+            ended = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=60)
+            said = ended.stdout + ended.stderr
+        assert ended.returncode == 0, said
 
     try:
         heads.start(cpus=2)
