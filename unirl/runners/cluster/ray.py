@@ -12,7 +12,7 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,10 @@ _STORE_BYTES = 80 * 2**20
 
 
 class AgentHandle:
-    """An agent that was started, from the driver."""
+    """An agent that was started, from the driver. answers: whether the head does."""
 
-    def __init__(self, ray: Any, actor: Any, started: Any) -> None:
-        self._ray, self._actor, self._started = ray, actor, started
+    def __init__(self, ray: Any, actor: Any, started: Any, answers: Callable[[], bool]) -> None:
+        self._ray, self._actor, self._started, self._answers = ray, actor, started, answers
         self.pid: int | None = None
 
     def poll(self) -> Exception | None:
@@ -66,9 +66,12 @@ class AgentHandle:
         return None
 
     def kill(self) -> None:
-        """End its process; idempotent."""
+        """End its process; idempotent. Without a head, which Ray would wait for, it ends by itself:
+        its connection is closed.
+        """
         with contextlib.suppress(Exception):
-            self._ray.kill(self._actor)
+            if self._answers():
+                self._ray.kill(self._actor)
 
 
 class RayCluster:
@@ -221,7 +224,7 @@ class RayCluster:
             .remote(*place, *modules_of(setup.plan), needs, self._parcel)
         )
         started = actor.start.remote(pickle.dumps(setup))
-        return AgentHandle(self._ray, actor, started)
+        return AgentHandle(self._ray, actor, started, self._answers)
 
     def close(self) -> None:
         """Leave the cluster; one of ours ends. Idempotent."""
