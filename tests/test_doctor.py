@@ -103,14 +103,20 @@ def test_a_plan_needs_memory_and_files_for_its_slots_and_processes(here: dict[st
 
 
 def test_nodes_that_differ_are_named(here: dict[str, Any]) -> None:
-    nodes = [{"node": "a", "facts": here, "clock_seconds": 0.0, "megabytes_per_second": 900.0}]
+    nodes = [{"node": "a", "facts": here, "clock_seconds": 0.0, "rates": {"b": 900.0}}]
     nodes += [{**nodes[0], "node": "b"}]
     assert not any(one.is_problem for one in compare(nodes))
     other = changed(changed(here, "python", "3.12.1"), "packages/ray", "2.50.0")
-    nodes[1] |= {"facts": other, "clock_seconds": 4.2, "megabytes_per_second": 3.0}
+    nodes[1] |= {
+        "facts": other,
+        "clock_seconds": 4.2,
+        "rates": {"a": 3.0, "c": "OSError: no route"},
+    }
     found = {one.subject: one.found for one in compare(nodes) if one.is_problem}
-    assert list(found) == ["python differs", "ray differs", "clocks differ", "bandwidth from b"]
-    assert "b: 3.12.1" in found["python differs"] and "b: +4.20 s" in found["clocks differ"]
+    assert list(found) == [
+        "python differs", "ray differs", "clocks", "bandwidth, b to a", "ports, b to c"
+    ]  # fmt: skip
+    assert "b: 3.12.1" in found["python differs"] and "b: +4.20 s" in found["clocks"]
 
 
 def test_the_command_says_it_as_text_and_as_json(

@@ -47,6 +47,12 @@ class ActorFailed(UniRLError):
     """An actor or its environment ended the run for good; what the learner has is sound."""
 
 
+class RunLost(ActorFailed):
+    """What a run stands on, a cluster's head say, is gone and may be there again: the run is
+    started again from its checkpoint, `run.max_run_restarts` times.
+    """
+
+
 class DeadlineExceeded(UniRLError):
     """A wait reached its deadline; the message says what was waited for."""
 

@@ -165,6 +165,9 @@ class ProcessCluster:
     def nodes(self) -> list[Node]:
         return [Node(str(i), f"node {i}", self.cpus) for i in range(self.num_nodes)]
 
+    def check(self) -> None:
+        pass
+
     def start_agent(self, node: str, wanted: Resources, setup: AgentSetup) -> NodeProcess:
         context = process_context(2, ["unirl.runners.cluster.members"])
         process = context.Process(target=serve_node, args=(setup,))

@@ -25,6 +25,7 @@ from tests.cluster.nodes import (
     make_runner,
 )
 from unirl.errors import ActorFailed, UniRLError
+from unirl.run_events import event_of
 from unirl.runners.loop import TrainLoop
 
 NUM_SCHEDULES = int(os.environ.get("UNIRL_SCHEDULES", "16"))
@@ -84,15 +85,22 @@ def silence(run: Watched) -> None:
 
 
 @pytest.mark.serial
-def test_members_agents_and_silent_nodes_are_replaced_and_nothing_is_lost_or_learned_twice() -> (
-    None
-):
+def test_members_agents_and_silent_nodes_are_replaced_and_nothing_is_lost_or_learned_twice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
     plan = make_plan(members=4, batch_size=2, max_staleness=3, silent_seconds=2.0, window=None)
     run = Watched(plan, [kill_member, kill_agent, silence])
     loop = run.run()
     member, agent, silent = run.recovered
     assert member < 2.0 and agent < 5.0 and silent < 10.0
     assert run.runner.num_restarts == 3
+    events = [found for each in caplog.records if (found := event_of(each)) is not None]
+    died = [found for found in events if found["event"] == "died"]
+    assert ["killed by signal 9" in died[0]["cause"], died[0]["node"]] == [True, "0"]
+    assert [each.get("agent") for each in died[1:]] == [1, 3] and "silent" in died[2]["cause"]
+    assert [each["event"] for each in events].count("restarted") >= 3
+    assert {each["agent"] for each in events if "pid" in each} >= {1, 2, 3}
     # Each of the five that died held a slot at most, and one was on its way.
     assert loop.queue.stats().discarded["actor_died"] <= 10
     assert not [pid for pid in descendants(os.getpid()) if is_member(pid)]
@@ -104,6 +112,29 @@ def is_member(pid: int) -> bool:
             return file.read().startswith("writer")
     except OSError:
         return False
+
+
+def test_a_restart_of_which_its_agent_dies_at_once_is_counted() -> None:
+    plan = make_plan(members=1, batch_size=1, max_staleness=1)
+    cluster = ProcessCluster(num_nodes=1)
+    runner = make_runner(plan, cluster)
+    known: list[set[int]] = []
+
+    def act(loop: TrainLoop) -> None:
+        seeds = set(loop.learner.seeds)
+        if not known:
+            if loop.learner.version > 20 and (pids := runner.actor_pids()):
+                known.append(seeds)
+                os.kill(pids[0], signal.SIGKILL)
+        elif seeds - known[-1]:
+            known.append(seeds)
+            if len(known) == 3:
+                loop.stop("enough")
+            else:
+                cluster.started[0].process.kill()
+
+    runner.run([Each(act)])
+    assert runner.num_restarts == 2
 
 
 def test_a_node_that_comes_back_is_refused_and_its_samples_are_counted_as_late() -> None:

@@ -1,5 +1,5 @@
-"""`unirl train --runner.kind ray` without an address: a cluster of its own, of which nothing is
-left when the process that trains is killed.
+"""`unirl train --runner.kind ray` without an address: a cluster of its own, whose token is in no
+file, and of which nothing is left when the process that trains is killed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from tests.cluster.nodes import descendants
 pytest.importorskip("ray", reason="needs the extra ray")
 
 
-def test_nothing_is_left_of_a_run_whose_process_is_killed(tmp_path: Path) -> None:
+def test_no_file_holds_the_token_and_nothing_is_left_when_the_process_is_killed(
+    tmp_path: Path,
+) -> None:
     flags = "--env.id CartPole-v1 --runner.kind ray --name own --run.total-steps 1000000000"
     command = [sys.executable, "-m", "unirl", "train", "impala", *flags.split()]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
@@ -36,6 +38,15 @@ def test_nothing_is_left_of_a_run_whose_process_is_killed(tmp_path: Path) -> Non
         started = descendants(process.pid)
         names = [name_of(pid) for pid in started]
         assert any("raylet" in name for name in names), names
+        (raylet,) = [pid for pid in started if "raylet/raylet " in name_of(pid)]
+        environs = Path(f"/proc/{raylet}/environ").read_bytes().split(b"\0")
+        (token,) = [one[15:] for one in environs if one.startswith(b"RAY_AUTH_TOKEN=")]
+        session = next(Path("/tmp/ray").glob(f"session_*_{process.pid}"))
+        files = [path for root in (tmp_path, session) for path in root.rglob("*") if path.is_file()]
+        assert len(token) == 64 and len(files) > 10
+        assert not [path for path in files if token in path.read_bytes()]
+        assert not [pid for pid in started if token in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert not [name for name in names if "dashboard.py" in name]
         process.kill()
         killed = time.monotonic()
         while left := [pid for pid in started if lives(pid)]:

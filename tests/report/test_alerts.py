@@ -16,6 +16,7 @@ import unirl
 from unirl import cli
 from unirl.report import alerts
 from unirl.report.alerts import Alerts, RewardFall
+from unirl.run_events import read_events
 from unirl.runners.config import RunConfig
 
 pytest.importorskip("apprise")
@@ -102,7 +103,10 @@ def test_what_dies_and_a_run_that_gives_up_are_said(
     with pytest.raises(unirl.UniRLError):
         unirl.run(plan, tmp_path / "b", console=False)
     kinds = [line.partition(":")[0] for line in server.said]
-    assert kinds.count("died") >= 2 and kinds[-1] == "gave up"
+    assert kinds.count("died") >= 2 and "restarted" in kinds and kinds[-1] == "gave up"
+    events = [(row["event"], row["member"]) for row in read_events(tmp_path / "b")]
+    actor = [("died", "actor 0"), ("restarted", "actor 0"), ("died", "actor 0")]
+    assert events == [("started", "run"), *actor, ("gave_up", "run")]
     assert "env:MY_ALERTS" in (tmp_path / "b" / "config.toml").read_text()
 
 

@@ -55,6 +55,18 @@ def test_the_card_says_what_was_trained_how_well_and_how_to_repeat_it(run_dir: P
         assert words in text, f"{words!r} is missing in\n{text}"
 
 
+def test_the_card_shows_what_happened_to_the_members(run_dir: Path) -> None:
+    rows = [{"time": 1e9, "event": "started", "member": "actor 3"}]
+    rows += [{"time": 1e9, "event": "died", "member": "actor 3", "cause": "killed | by signal 9"}]
+    rows += [{"time": 1e9, "event": "restarted", "member": "actor 3"}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (run_dir / "events.jsonl").write_text(lines + '{"time": 1')
+    text = write_card(run_dir).read_text()
+    assert "1 died, 1 restarted" in text and "killed \\| by signal 9" in text
+    (run_dir / "events.jsonl").write_text(lines.splitlines()[0])
+    assert "## Events" not in write_card(run_dir).read_text()
+
+
 def test_the_evaluation_with_most_episodes_comes_first(run_dir: Path) -> None:
     (run_dir / "eval" / "by_hand").mkdir()
     for name, seed, num, more in (

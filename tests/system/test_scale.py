@@ -13,6 +13,7 @@ import pytest
 import unirl
 from unirl.commands.scale import scale
 from unirl.errors import UniRLError
+from unirl.run_events import read_events
 
 
 def test_a_run_gets_more_members_and_fewer_and_refuses_what_its_slots_do_not_allow(
@@ -50,6 +51,10 @@ def test_a_run_gets_more_members_and_fewer_and_refuses_what_its_slots_do_not_all
     thread.join()
     assert result.reason == "interrupted" and len(said) == 3
     assert "has 3 members from now on" in (run_dir / "log.txt").read_text()
+    events = read_events(run_dir)
+    assert [row["size"] for row in events if row["event"] == "scaled"] == [3, 1]
+    started = [row["member"] for row in events if row["event"] == "started"]
+    assert started == ["run", "actor 0", "actor 1", "actor 2"]
 
 
 def test_what_does_not_train_is_not_scaled(tmp_path: Path) -> None:

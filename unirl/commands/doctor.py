@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +48,7 @@ def doctor(arguments: Sequence[str]) -> int:
         plan = chosen.plan()
         needs = _needs_of(plan, chosen.title)
     from unirl.doctor.facts import node_facts
-    from unirl.doctor.findings import Needs, compare
+    from unirl.doctor.findings import Finding, Needs, compare
 
     folder = str(options.runs_dir.absolute())
     if options.ray.address is None:
@@ -59,6 +60,9 @@ def doctor(arguments: Sequence[str]) -> int:
         nodes = facts_of_nodes(options.ray.address, folder)
     answered = [one for one in nodes if "facts" in one]
     differences = compare(answered) if len(nodes) > 1 and answered else []
+    if options.ray.address is not None and os.environ.get("RAY_AUTH_MODE") != "token":
+        hint = "who reaches its ports runs code there: start it with RAY_AUTH_MODE=token"
+        differences.append(Finding("token", "the cluster asks for none", False, hint))
     findings = {one["node"]: _findings(one, needs or Needs()) for one in nodes}
     all_found = [*differences, *(each for found in findings.values() for each in found)]
     is_held_back = any(one.is_problem for one in all_found)

@@ -184,7 +184,7 @@ def _clock(clock: Mapping[str, Any]) -> Finding:
 
 def compare(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """What differs between nodes. Each has `node`, `facts`, and may have `clock_seconds` (how far
-    its clock is ahead of the caller's) and `megabytes_per_second`.
+    its clock is ahead of the caller's) and `rates` (see facts_of_nodes).
     """
     found = []
     for name in ("python", *nodes[0]["facts"]["packages"]):
@@ -199,18 +199,24 @@ def compare(nodes: Sequence[Mapping[str, Any]]) -> list[Finding]:
             remedy = "install the same on all nodes, or use one image" if is_problem else ""
             found.append(Finding(f"{name} differs", _listed(versions), is_problem, remedy))
     clocks = {one["node"]: one["clock_seconds"] for one in nodes if "clock_seconds" in one}
-    if clocks and max(clocks.values()) - min(clocks.values()) > 1.0:
+    if clocks:
+        apart = max(clocks.values()) - min(clocks.values())
         shown = {node: f"{seconds:+.2f} s" for node, seconds in clocks.items()}
-        remedy = "times in events and logs disagree: set up chrony or ntp"
-        found.append(Finding("clocks differ", _listed(shown), True, remedy))
-    rates = {
-        one["node"]: one["megabytes_per_second"] for one in nodes if "megabytes_per_second" in one
-    }
-    for node, rate in rates.items():
-        is_slow = rate < 50
-        remedy = "samples and weights travel there: check its network" if is_slow else ""
-        found.append(Finding(f"bandwidth from {node}", f"{rate:,.0f} MB/s", is_slow, remedy))
+        remedy = "times in events and logs disagree: set up chrony or ntp" if apart > 1.0 else ""
+        found.append(Finding("clocks", _listed(shown), apart > 1.0, remedy))
+    for one in nodes:
+        for other, rate in one.get("rates", {}).items():
+            found.append(_connection(f"{one['node']} to {other}", rate))
     return found
+
+
+def _connection(way: str, rate: float | str) -> Finding:
+    if isinstance(rate, str):
+        remedy = "samples and weights travel there: let all ports through between these machines"
+        return Finding(f"ports, {way}", rate, True, remedy)
+    is_slow = rate < 50
+    remedy = "samples and weights travel there: check its network" if is_slow else ""
+    return Finding(f"bandwidth, {way}", f"{rate:,.0f} MB/s", is_slow, remedy)
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from unirl.config import to_toml
 from unirl.core.evaluator import EvalResult
 from unirl.descendants import descendants_ended
+from unirl.errors import RunLost, UniRLError
 from unirl.launch.outputs import RunOutputs
 from unirl.launch.resume import check_folder, learner_folder, open_checkpoint, restore
 from unirl.launch.scaling import ScaleHook
@@ -22,6 +23,7 @@ from unirl.learners.parallel import Ranks
 from unirl.report.alerts import Alerts
 from unirl.report.log import log_to_file
 from unirl.report.output import lasting_output
+from unirl.run_events import event
 from unirl.runners.hooks import RestartHook
 from unirl.runners.loop import TrainLoop
 from unirl.runners.make import learner_threads, make_runner
@@ -72,7 +74,8 @@ def run(
     Raises UniRLError, with the folder as it was, when it holds another run, when a run writes to it
     now, or when the plan does not fit the checkpoint; and when the disk is full. RankLost, a
     UniRLError, by the deadline queue.timeout_seconds when another process is lost: the first one
-    then writes a checkpoint.
+    then writes a checkpoint. RunLost when what it stands on was lost more than
+    run.max_run_restarts times.
     """
     run_dir, is_main = Path(run_dir), Ranks.from_environment().is_main
     with disk.explained(run_dir, "free some space, then start it again"):
@@ -115,11 +118,59 @@ def _train(
             if alerts is not None:
                 stack.enter_context(alerts)
             log.info("plan:\n%s", plan.describe())
+        try:
+            return _train_until_done(plan, run_dir, checkpoint, ranks, alerts, console=console)
+        except Exception as error:
+            cause = error.what if isinstance(error, UniRLError) else f"{error}"
+            about = event("gave_up", member="run", cause=f"{type(error).__name__}: {cause}")
+            log.error("the run gave up: %s: %s", type(error).__name__, error, extra=about)
+            raise
+
+
+def _train_until_done(
+    plan: Plan,
+    run_dir: Path | None,
+    checkpoint: Checkpoint | None,
+    ranks: Ranks,
+    alerts: Alerts | None,
+    *,
+    console: bool,
+) -> RunResult:
+    """Start again, from the checkpoint written then, where what the run stands on was lost."""
+    limit, again = plan.run.max_run_restarts, 0
+    while True:
+        try:
+            return _train_once(plan, run_dir, checkpoint, ranks, alerts, again, console=console)
+        except RunLost as error:
+            if run_dir is None or again >= limit:
+                raise
+            again += 1
+            about = event("restarted", member="run", cause=error.what, number=again)
+            text = "the run starts again from its checkpoint (%d of %d, run.max_run_restarts): %s"
+            log.warning(text, again, limit, error, extra=about)
+        if (run_dir / "checkpoints" / "latest").exists():
+            checkpoint = open_checkpoint(plan, run_dir, ranks)
+
+
+def _train_once(
+    plan: Plan,
+    run_dir: Path | None,
+    checkpoint: Checkpoint | None,
+    ranks: Ranks,
+    alerts: Alerts | None,
+    again: int,
+    *,
+    console: bool,
+) -> RunResult:
+    """again: how often it was started before."""
+    with ExitStack() as stack:
         stack.enter_context(learner_threads(plan.runner))
         stack.enter_context(ranks.joined(plan.learner.queue.timeout_seconds))
         log_dir = run_dir / "logs" if run_dir is not None else None
         agree = ranks.first_text if ranks.world_size > 1 else None
-        runner = make_runner(plan, log_dir=log_dir, rank=ranks.rank, agree=agree)
+        runner = make_runner(
+            plan, log_dir=log_dir, rank=ranks.rank, agree=agree, is_again=again > 0
+        )
         stack.callback(runner.close)
         restore(runner.loops, checkpoint, ranks)
         loop = runner.loops[0]
@@ -151,6 +202,9 @@ def _train(
         if alerts is not None:
             alerts.rows = outputs[0].log
             hooks[0].append(alerts)
+        kind, start = "started" if checkpoint is None else "resumed", loop.learner.num_steps
+        about = event(kind, member="run", step=start, recipe=plan.recipe, runner=plan.runner.kind)
+        log.info("training begins at step %d", start, extra=about)
         with _stop_on_signals(runner.loops):
             runner.run(*hooks)
         return _result(loop, outputs[0] if outputs else None)
@@ -158,7 +212,8 @@ def _train(
 
 def _result(loop: TrainLoop, outputs: RunOutputs | None) -> RunResult:
     steps, seconds = loop.learner.num_steps, loop.seconds
-    log.info("ended: %s after %d steps, %.1f s", loop.reason, steps, seconds)
+    about = event("ended", member="run", step=steps, cause=loop.reason)
+    log.info("ended: %s after %d steps, %.1f s", loop.reason, steps, seconds, extra=about)
     ended = (steps, loop.learner.version, seconds, loop.reason or "")
     if outputs is None:
         return RunResult(*ended, None, None, {})

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from unirl.core.pool import Pool
 from unirl.errors import UniRLError
+from unirl.run_events import event
 from unirl.runners.loop import TrainLoop
 from unirl.runners.plan import Plan
 from unirl.storage import disk
@@ -71,7 +72,9 @@ class ScaleHook:
         parts: tuple[str, ...] = ()
         try:
             self._resize(self._pool(str(wish["pool"])), int(wish["size"]))
-            log.info("pool %s has %s members from now on, by unirl scale", *wish.values())
+            about = event("scaled", pool=wish["pool"], size=wish["size"], cause="unirl scale")
+            text = "pool %s has %s members from now on, by unirl scale"
+            log.info(text, *wish.values(), extra=about)
         except UniRLError as error:
             parts = error.parts
         disk.replace_text(self._answer, json.dumps(parts))

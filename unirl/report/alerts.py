@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from unirl.config.secrets import is_redacted, redacted
 from unirl.errors import UniRLError
+from unirl.run_events import event_of
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,8 @@ END_SECONDS = 10.0
 """How long the end of a run waits for its last message."""
 _REWARDS = ("charts/episodic_return", "reward")
 """What is watched: the first of these that a row has."""
-_FAULTS = ("unirl.supervision.", "unirl.runners.")
-"""Whose warnings say that something died, hangs or was lost."""
+_EVENTS = ("died", "restarted")
+"""What of a run's events is sent at once; how the run ends is said at its end."""
 _MAX_WAITING = 100
 
 
@@ -105,10 +106,10 @@ def receivers(urls: Sequence[str]) -> list[Any]:
 
 
 class Alerts(AbstractContextManager["Alerts"]):
-    """The alerts of one run. In its block warnings about processes become messages; at the end of
-    the block, how it ended does.
+    """The alerts of one run. In its block deaths and restarts become messages; at the end of the
+    block, how it ended does.
 
-    As a hook after the one that writes `rows`: restarts and a falling reward.
+    As a hook after the one that writes `rows`: a falling reward.
     """
 
     def __init__(self, config: Alerted, name: str, rows: _Rows | None = None) -> None:
@@ -117,12 +118,11 @@ class Alerts(AbstractContextManager["Alerts"]):
         self._name, self.rows = name, rows
         self._fall = RewardFall(config.alert_reward_drop, config.alert_window_seconds)
         self._last_row: Mapping[str, float] | None = None
-        self._num_restarts = -1.0
         self._end = "before the first update"
         self._waiting: queue.Queue[tuple[str, str] | None] = queue.Queue(_MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._has_warned = False
-        self._handler = _FaultHandler(self)
+        self._handler = _EventHandler(self)
 
     def send(self, kind: str, text: str) -> None:
         """Have a message sent; returns at once."""
@@ -178,10 +178,6 @@ class Alerts(AbstractContextManager["Alerts"]):
         self._end = f"{loop.reason} after {loop.learner.num_steps:,} steps"
 
     def _look(self, row: Mapping[str, float], now: float) -> None:
-        restarts = row.get("faults/actor_restarts", 0.0)
-        if self._num_restarts >= 0 and restarts > self._num_restarts:
-            self.send("restarted", f"{restarts - self._num_restarts:.0f} process(es) or actor(s)")
-        self._num_restarts = restarts
         name = next((name for name in _REWARDS if name in row), None)
         text = self._fall.look(row[name], now) if name is not None else None
         if text is not None:
@@ -269,17 +265,18 @@ class RewardFall:
         return None
 
 
-class _FaultHandler(logging.Handler):
-    """Warnings about processes, as messages."""
+class _EventHandler(logging.Handler):
+    """Events of the run, as messages."""
 
     def __init__(self, alerts: Alerts) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.INFO)
         self._alerts = alerts
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name.startswith(_FAULTS):
+        found = event_of(record)
+        if found is not None and found["event"] in _EVENTS:
             error = record.exc_info[1] if record.exc_info else None
             text = record.getMessage().partition("\n")[0]
             if error is not None:
                 text += f": {type(error).__name__}: {error}".partition("\n")[0]
-            self._alerts.send("died", text)
+            self._alerts.send(found["event"], text)

@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 
 from unirl.errors import UniRLError
 from unirl.report.sinks import no_run, read_metrics
+from unirl.run_events import read_events, wall_time
 from unirl.storage import disk
 
 _RETURN = "charts/episodic_return"
@@ -34,6 +36,7 @@ def write_card(run_dir: Path) -> Path:
         f"# {_title(config, run_dir)}",
         *_summary(run_dir),
         *_evaluations(run_dir),
+        *_events(run_dir),
         *_pictures(run_dir),
         *_usage(run_dir),
         *_config(run_dir),
@@ -120,6 +123,20 @@ def _results(folder: Path) -> list[dict[str, Any]]:
 
 def _num_episodes(result: dict[str, Any]) -> int:
     return int(result.get("num_episodes", 0))
+
+
+def _events(run_dir: Path) -> Iterator[str]:
+    """What happened to its members, where something did."""
+    rows = [row for row in read_events(run_dir) if row["event"] not in ("started", "left")]
+    if any(row["event"] not in ("ended", "resumed") for row in rows):
+        counts = Counter(str(row["event"]) for row in rows)
+        yield "## Events"
+        yield ", ".join(f"{number} {kind.replace('_', ' ')}" for kind, number in counts.items())
+        names = ("event", "member", "pool", "node", "cause")
+        texts = [[_cell(name, str(row.get(name, ""))) for name in names] for row in rows[-20:]]
+        times = [wall_time(row.get("time", 0.0)) for row in rows[-20:]]
+        shown = [[when, *text] for when, text in zip(times, texts, strict=True)]
+        yield _table(["time", *names], shown)
 
 
 def _pictures(run_dir: Path) -> Iterator[str]:

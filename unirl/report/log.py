@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from unirl.report.console import Console
+from unirl.run_events import EventFile
 
 _CHECKPOINTS = "unirl.runners.hooks"
 """Whose sentences of level INFO are notes as well: a checkpoint was written."""
@@ -17,14 +18,14 @@ _CHECKPOINTS = "unirl.runners.hooks"
 
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
-    """In this block, what `unirl` logs is appended to `path`."""
+    """In this block, what `unirl` logs is appended to `path`, and events to a file beside it."""
     handler = _FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger("unirl")
     level = root.level
     root.setLevel(logging.INFO)
     try:
-        with _attached(handler):
+        with _attached(handler), _attached(EventFile(path.parent)):
             yield
     finally:
         root.setLevel(level)

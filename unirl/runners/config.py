@@ -109,6 +109,10 @@ class RunConfig:
     """The share of the run that is over when linear schedules begin to fall. More: larger steps for
     longer, then a steeper end.
     """
+    max_run_restarts: int = 3
+    """How often a run starts again from its checkpoint by itself when what it stands on was lost: a
+    cluster's head, or nodes beyond what restarts of members make good. 0: never.
+    """
     alerts: tuple[str, ...] = field(default=(), metadata={"secret": True})
     """Who is sent a message when a process died, was started again, when the run gave up or ended,
     or when the reward fell: Apprise URLs, or env:NAME for the variable that holds one. They are
@@ -122,7 +126,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name, minimum in (
             ("total_steps", 1), ("checkpoint_steps", 1), ("keep_checkpoints", 1), ("eval_steps", 0),
-            ("eval_episodes", 1), ("target_window", 1), ("seed", 0),
+            ("eval_episodes", 1), ("target_window", 1), ("seed", 0), ("max_run_restarts", 0),
         ):  # fmt: skip
             value = getattr(self, name)
             if value < minimum:
@@ -195,6 +199,11 @@ class RayConfig:
     silent_seconds: float = 6.0
     """A node that gives no sign of life for this long is lost: what it held is discarded or issued
     again, and what it sends later is refused. More: a node may pause for longer.
+    """
+    working_dir: str = ""
+    """A folder with code and data of the user's that nodes lack: each gets a copy as its working
+    directory. Empty: the modules that were imported here and are not installed, where a node lacks
+    them.
     """
     max_node_failures: int = 3
     """A node that failed so often within runner.restart_window_seconds is left out."""

@@ -30,6 +30,7 @@ from unirl.errors import (
     UniRLError,
     format_error,
 )
+from unirl.run_events import event
 from unirl.runners.async_actors import EventLoop, fill_round
 from unirl.runners.config import RunnerConfig
 from unirl.runners.loop import Agree, Hook, run_in_turns
@@ -244,7 +245,8 @@ class InlineRunner:
     def _restart(self, member: _Member, error: Exception) -> None:
         """Another actor instead of one that failed, as often as that is allowed."""
         while True:
-            log.error("%s failed", member.name, exc_info=error)
+            about = event("died", member=member.name, cause=format_error(error))
+            log.error("%s failed", member.name, exc_info=error, extra=about)
             member.restarts.count(
                 f"{member.name} died: {format_error(error)}",
                 "full trace: the run's log.txt; fix the environment or actor, then `unirl resume`",
@@ -255,6 +257,8 @@ class InlineRunner:
             try:
                 # From the ticket, not from how often it failed: a resumed run counts again.
                 self._replace(member, derive_seed(self._seed(member), "restart", next_ticket))
+                about = event("restarted", member=member.name, cause=format_error(error))
+                log.info("%s was started again", member.name, extra=about)
                 return
             except (UniRLError, QueueClosed):
                 raise

@@ -44,17 +44,24 @@ class Runner(Protocol):
 
 
 def make_runner(
-    plan: Plan, *, log_dir: Path | None = None, rank: int = 0, agree: Agree | None = None
+    plan: Plan,
+    *,
+    log_dir: Path | None = None,
+    rank: int = 0,
+    agree: Agree | None = None,
+    is_again: bool = False,
 ) -> Runner:
-    """The plan's runner; nothing is started. rank, agree: see InlineRunner."""
+    """The plan's runner; nothing is started. rank, agree: see InlineRunner. is_again: its machines
+    were lost, and are waited for.
+    """
     if plan.runner.is_inline:
         return InlineRunner(plan, rank=rank, agree=agree)
     if plan.runner.kind == "ray":
-        return _ray_runner(plan, log_dir)
+        return _ray_runner(plan, log_dir, is_again)
     return ProcessesRunner(plan, log_dir=log_dir)
 
 
-def _ray_runner(plan: Plan, log_dir: Path | None) -> TrainingRunner[ClusterMembers]:
+def _ray_runner(plan: Plan, log_dir: Path | None, is_again: bool) -> TrainingRunner[ClusterMembers]:
     """The cluster is there when this returns, and ends with the runner; nothing runs on it."""
     if importlib.util.find_spec("ray") is None:
         raise UniRLError(
@@ -63,7 +70,7 @@ def _ray_runner(plan: Plan, log_dir: Path | None) -> TrainingRunner[ClusterMembe
             "pip install 'unirl[ray]', or set runner.kind to processes",
         )
     prepare_environment(plan.ray)  # Ray reads it when it is imported
-    cluster = RayCluster(plan.ray, total(asks_of(plan)))
+    cluster = RayCluster(plan.ray, total(asks_of(plan)), is_again=is_again)
     try:
         transport = RemoteTransport(cluster.host, plan.ray.silent_seconds)
         return TrainingRunner(

@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 
 from unirl.descendants import Marks
 from unirl.errors import ActorFailed, UniRLError
+from unirl.run_events import event
 from unirl.supervision import memory_watch
 from unirl.supervision.fork_server import (
     end_server,
@@ -215,7 +216,8 @@ class Supervisor:
         with self._lock:
             return [path for each in self.processes if (path := self._log_path(each))]
 
-    def _start(self, worker: WorkerProcess) -> None:
+    def _start(self, worker: WorkerProcess, cause: str = "") -> None:
+        """cause: why it is started again."""
         receiver, sender = self._context.Pipe(duplex=False)
         worker.mark = self._marks.new()
         job = Job(
@@ -239,6 +241,10 @@ class Supervisor:
         if worker.report is not None:
             worker.report.close()
         worker.process, worker.report, worker.kill_reason = process, receiver, None
+        again = " again" if cause else ""
+        kind = "restarted" if cause else "started"
+        about = event(kind, member=worker.name, pid=process.pid, cause=cause)
+        log.info("%s was started%s: process %d", worker.name, again, process.pid, extra=about)
 
     def _watch(self) -> None:
         try:
@@ -304,12 +310,13 @@ class Supervisor:
             log.warning("%s left %d process(es) behind: killed", worker.name, left)
         lost = self._owner.on_exit(worker, dependants)
         if worker.retired_at is not None:
-            log.info("%s left; %s", worker.name, lost)
+            log.info("%s left; %s", worker.name, lost, extra=event("left", member=worker.name))
             with self._lock:
                 self.processes.remove(worker)
             return
         what, out_of_memory = self._cause_of_death(worker, report)
-        log.warning("%s; %s", what, lost)
+        about = event("died", member=worker.name, cause=what)
+        log.warning("%s; %s", what, lost, extra=about)
         if worker.process.exitcode == EXIT_USER_ERROR and "parts" in report:
             raise ActorFailed(*report["parts"])
         if out_of_memory:
@@ -320,7 +327,7 @@ class Supervisor:
         worker.restarts.count(what, self._remedy(worker))
         self.num_restarts += 1
         for one in (worker, *dependants):
-            self._start(one)
+            self._start(one, cause=what)
 
     def _read_report(self, worker: WorkerProcess) -> dict[str, list[str]]:
         # A process that the dead one started may hold the pipe open: no end of file ever comes.

@@ -9,6 +9,7 @@ import logging
 import os
 import queue
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 
 from unirl.core.pool import Pool
 from unirl.errors import QueueClosed, UniRLError, format_error
+from unirl.run_events import EventBuffer
 from unirl.runners.plan import LearnerPlan, Plan
 from unirl.runners.pool_processes import AllProcesses
 from unirl.transports.remote.client import NodeQueue
@@ -74,6 +76,10 @@ class NodeAgent:
         self._work: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._processes: AllProcesses | None = None
         self._failure: list[str] | None = None
+        root = logging.getLogger("unirl")
+        root.setLevel(logging.INFO)
+        root.addHandler(events := EventBuffer(self._tell))
+        self._events = events
         self._link = NodeLink(
             setup.address,
             setup.token,
@@ -99,6 +105,7 @@ class NodeAgent:
         self._wait_for_weights()
         processes.start()
         self._processes = processes
+        self._tell()
 
     def _wait_for_weights(self) -> None:
         deadline = time.monotonic() + _FIRST_WEIGHTS_SECONDS
@@ -122,8 +129,14 @@ class NodeAgent:
                 for pool in found.pools
                 for each in (*pool.actors, *pool.workers)
             },
+            "events": self._events.newest(),
             "error": self._failure,
         }
+
+    def _tell(self) -> None:
+        """At once: an agent that dies next has said it."""
+        if self._processes is not None:
+            self._link.tell()
 
     def run(self) -> None:
         """Until it is over; then nothing that it started is left."""
@@ -156,14 +169,18 @@ class NodeAgent:
                 processes.pools[pool].assign(numbers, processes.supervisor)
 
 
-def run_agent(agent: NodeAgent, linger_seconds: float = 0.0) -> None:
+def run_agent(
+    agent: NodeAgent, linger_seconds: float = 0.0, at_end: Callable[[], None] | None = None
+) -> None:
     """What the thread of an agent's process does; the process ends with it, if nobody ends it
-    before.
+    before. at_end: called when all is over.
     """
     try:
         agent.run()
     except BaseException as error:
         log.exception("the agent of a node failed: %s", format_error(error))
     finally:
+        if at_end is not None:
+            at_end()
         time.sleep(linger_seconds)
         os._exit(0)

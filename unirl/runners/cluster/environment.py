@@ -14,6 +14,12 @@ def prepare_environment(config: RayConfig) -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # A learner in a long update is to notice that the head is gone, and to write its checkpoint,
+    # before Ray ends this process.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "3600")
+    if config.address:  # what answers there may be no head: Ray would ask it for 14 minutes
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
+        os.environ.setdefault("RAY_py_gcs_connect_timeout_s", "5")
     if not config.address and "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
     is_locked = os.environ.get("RAY_AUTH_MODE") == "token"

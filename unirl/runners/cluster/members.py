@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from unirl.core.pool import Pool, Resources
-from unirl.errors import ActorFailed, UniRLError, format_error
+from unirl.errors import ActorFailed, RunLost, UniRLError, format_error
+from unirl.run_events import event
 from unirl.runners.cluster.agent import AgentSetup
+from unirl.runners.cluster.heard import Heard
 from unirl.runners.cluster.placement import Ask, CannotPlace, Node, place, total
 from unirl.runners.loop import TrainLoop
 from unirl.runners.pipeline import Pipeline
@@ -43,6 +45,7 @@ class Cluster(Protocol):
     """What starts agents."""
 
     def nodes(self) -> list[Node]: ...
+    def check(self) -> None: ...
     def start_agent(self, node: str, wanted: Resources, setup: AgentSetup) -> Handle: ...
     def close(self) -> None: ...
 
@@ -59,10 +62,8 @@ class _Share:
     started_at: float = 0.0
     lost_at: float = 0.0
     """Since when it has been without a node."""
-    num_restarts: int = 0
-    """Of members, as its agents have counted."""
-    counted: int = 0
-    """By the present agent."""
+    num_losses: int = 0
+    """Of agents."""
 
 
 def asks_of(plan: Plan) -> list[Ask]:
@@ -100,6 +101,7 @@ class ClusterMembers:
         self._hub.on_lost = lambda number, why: self._lost.put((number, why))
         self._node_failures: Counter[str] = Counter()
         self._error: UniRLError | None = None
+        self._heard = Heard()
         self._closing = threading.Event()
         self._lock = threading.Lock()
         """Of the shares, which the watcher and `resize` change."""
@@ -131,7 +133,7 @@ class ClusterMembers:
 
     def _start(self, share: _Share, node: str) -> None:
         self._last_agent += 1
-        share.node, share.agent, share.counted = node, self._last_agent, 0
+        share.node, share.agent = node, self._last_agent
         share.started_at, share.lost_at = time.monotonic(), 0.0
         members = tuple(
             tuple(number for ask in share.asks if ask.pool == index for number in ask.numbers)
@@ -149,13 +151,16 @@ class ClusterMembers:
         )
         wanted = total(share.asks)
         share.handle = self.cluster.start_agent(node, wanted, setup)
-        log.info("node agent %d starts %s", share.agent, _names(share.asks))
+        kind, names = "restarted" if share.num_losses else "started", _names(share.asks)
+        about = event(kind, agent=share.agent, node=node[:12], member=names)
+        log.info("node agent %d starts %s", share.agent, names, extra=about)
 
     # -- watch -------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while not self._closing.wait(_WATCH_SECONDS):
             try:
+                self.cluster.check()
                 with self._lock:
                     self._look()
             except UniRLError as error:
@@ -164,7 +169,7 @@ class ClusterMembers:
             except Exception as error:
                 log.exception("the cluster could not be watched")
                 self._give_up(
-                    ActorFailed(
+                    RunLost(
                         f"the cluster could not be watched: {format_error(error)}",
                         "its head must be reachable all the time",
                         "see whether it lives, then `unirl resume`",
@@ -181,11 +186,9 @@ class ClusterMembers:
             if self._closing.is_set():
                 return
             status = self._hub.status(share.agent)
+            self._heard.take(share.agent, share.node, status)
             if status.get("error"):
                 raise ActorFailed(*status["error"])
-            if (counted := int(status.get("restarts", 0))) > share.counted:
-                share.num_restarts += counted - share.counted
-                share.counted = counted
             if share.lost_at:
                 self._place_again(share)
             elif share.agent in lost:
@@ -201,15 +204,23 @@ class ClusterMembers:
                 self._lose(share, "its agent did not connect in time")
 
     def _lose(self, share: _Share, why: str) -> None:
-        log.warning("node agent %d with %s was lost: %s", share.agent, _names(share.asks), why)
+        names = _names(share.asks)
+        about = event("died", agent=share.agent, node=share.node[:12], member=names, cause=why)
+        log.warning("node agent %d with %s was lost: %s", share.agent, names, why, extra=about)
         if share.handle is not None:
             threading.Thread(target=share.handle.kill, daemon=True).start()  # may take seconds
         self._node_failures[share.node] += 1
-        share.restarts.count(
-            f"node agent {share.agent} with {_names(share.asks)} was lost: {why}",
-            f"see the logs of its node, and {self.log_dir or 'its standard error'}",
-        )
-        share.num_restarts += 1
+        if self._node_failures[share.node] == self.plan.ray.max_node_failures:
+            about = event("left_out", node=share.node[:12], cause=why)
+            log.warning("node %s has failed too often: left out", share.node[:12], extra=about)
+        try:
+            share.restarts.count(
+                f"node agent {share.agent} with {names} was lost: {why}",
+                f"see the logs of its node, and {self.log_dir or 'its standard error'}",
+            )
+        except ActorFailed as error:
+            raise RunLost(*error.parts) from error
+        share.num_losses += 1
         share.handle, share.lost_at = None, time.monotonic()
         self._place_again(share)
 
@@ -228,8 +239,7 @@ class ClusterMembers:
             fitting.sort(key=lambda node: (self._node_failures[node.id], -node.cpus))
             self._start(share, fitting[0].id)
         elif time.monotonic() - share.lost_at > self.plan.ray.wait_seconds:
-            place(share.asks, nodes)
-            raise ActorFailed(
+            raise RunLost(
                 f"{_names(share.asks)} of a lost node find no place together",
                 "; ".join(node.describe() for node in nodes) or "no node is left",
                 "start another node, then `unirl resume`",
@@ -251,10 +261,11 @@ class ClusterMembers:
     @property
     def num_restarts(self) -> int:
         """How often members or whole agents were started again."""
-        return sum(share.num_restarts for share in self._shares)
+        return self._heard.num_restarts + sum(share.num_losses for share in self._shares)
 
     def _pids(self, roles: Sequence[str]) -> list[int | None]:
-        found = [self._hub.status(share.agent).get("pids", {}) for share in self._shares]
+        agents = [share.agent for share in self._shares if share.agent in self._hub.nodes]
+        found = [self._hub.status(agent).get("pids", {}) for agent in agents]
         return [
             pid for pids in found for name, pid in pids.items() if name.rpartition(" ")[0] in roles
         ]

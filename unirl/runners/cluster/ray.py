@@ -6,20 +6,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import pickle
 import socket
 import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from unirl.core.pool import Resources
-from unirl.errors import UniRLError
-from unirl.runners.cluster.actor import AgentActor
+from unirl.errors import RunLost, UniRLError, format_error
+from unirl.runners.cluster.actor import AgentActor, NodeNeeds, versions
 from unirl.runners.cluster.agent import AgentSetup
 from unirl.runners.cluster.placement import Node
+from unirl.runners.cluster.shipping import pack
 from unirl.runners.config import RayConfig
+from unirl.runners.plan import Plan
 from unirl.runners.pool_processes import modules_of
+from unirl.transports.remote.layout import SlotLayout
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +38,19 @@ HEALTH = {
 """Of the clusters that we start: a dead node is known after seconds, not after a minute; agents,
 which only pass things on, give way to nobody.
 """
+_ASK_SECONDS = 1.0
+"""Between two looks whether the head answers."""
+_SHM_BYTES, _SHM_BYTES_OF_GPUS = 16 * 2**20, 2**30
+"""What is needed in /dev/shm, and where there are several GPUs, by NCCL and vLLM."""
 _STORE_BYTES = 80 * 2**20
 """Little more than the least: nothing of ours is stored there."""
 
 
 class AgentHandle:
-    """An agent that was started, from the driver."""
+    """An agent that was started, from the driver. answers: whether the head does."""
 
-    def __init__(self, ray: Any, actor: Any, started: Any) -> None:
-        self._ray, self._actor, self._started = ray, actor, started
+    def __init__(self, ray: Any, actor: Any, started: Any, answers: Callable[[], bool]) -> None:
+        self._ray, self._actor, self._started, self._answers = ray, actor, started, answers
         self.pid: int | None = None
 
     def poll(self) -> Exception | None:
@@ -52,32 +62,39 @@ class AgentHandle:
             self.pid = self._ray.get(started)
         except Exception as error:
             cause = getattr(error, "cause", None)
-            return cause if isinstance(cause, UniRLError) else error
+            return cause if isinstance(cause, UniRLError) else _unstarted(error)
         return None
 
     def kill(self) -> None:
-        """End its process; idempotent."""
+        """End its process; idempotent. Without a head, which Ray would wait for, it ends by itself:
+        its connection is closed.
+        """
         with contextlib.suppress(Exception):
-            self._ray.kill(self._actor)
+            if self._answers():
+                self._ray.kill(self._actor)
 
 
 class RayCluster:
     """A cluster that was joined, or one of this machine alone that ends with the run.
 
-    wanted: what the plan asks for altogether; a cluster of our own has as much.
+    wanted: what the plan asks for altogether; a cluster of our own has as much. is_again: the run
+    had a cluster, which was lost: its head is waited for.
     """
 
-    def __init__(self, config: RayConfig, wanted: Resources) -> None:
+    def __init__(self, config: RayConfig, wanted: Resources, *, is_again: bool = False) -> None:
         import ray
 
         self._ray, self._config, self._is_ours = ray, config, False
+        self._parcel = pack(config.working_dir)
+        self._asked_at = self._heard_at = time.monotonic()
         if ray.is_initialized():
             log.info("the Ray connection of this process is used")
             self.host: str = ray.util.get_node_ip_address()
         elif config.address:
-            self._join(config.address)
+            self._join_in_time(config.address, config.wait_seconds if is_again else 0.0)
         else:
             self._start(wanted)
+        self._head = str(ray.get_runtime_context().gcs_address)
 
     def _start(self, wanted: Resources) -> None:
         cores = os.cpu_count() or 1
@@ -99,6 +116,19 @@ class RayCluster:
             ) from error
         self._is_ours = True
         self.host = "127.0.0.1"
+
+    def _join_in_time(self, address: str, patience: float) -> None:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                self._join(address)
+                return
+            except UniRLError as error:
+                if not patience:
+                    raise
+                if time.monotonic() > deadline:
+                    raise RunLost(*error.parts) from error
+                time.sleep(1.0)
 
     def _join(self, address: str) -> None:
         remedy = "ask `ray status` on the head, then give its address as --ray.address HOST:PORT"
@@ -124,8 +154,39 @@ class RayCluster:
             )
         self.host = self._ray.util.get_node_ip_address()
 
+    def check(self) -> None:
+        """RunLost where the head has not answered for ray.silent_seconds. What runs does not need
+        it, but Ray would end this process a minute after it is gone.
+        """
+        now = time.monotonic()
+        if now - self._asked_at < _ASK_SECONDS:
+            return
+        if now - self._asked_at > self._config.silent_seconds:
+            self._heard_at = now  # this process was stopped itself
+        self._asked_at = now
+        if self._answers():
+            self._heard_at = time.monotonic()
+        elif now - self._heard_at > self._config.silent_seconds:
+            raise RunLost(
+                f"the head of the Ray cluster at {self._head} does not answer",
+                f"it must do so within ray.silent_seconds, {self._config.silent_seconds:g} s",
+                "start it, or another cluster, then `unirl resume`",
+            )
+
+    def _answers(self) -> bool:
+        host, _, port = self._head.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
+        except OSError:
+            return False
+        return True
+
     def nodes(self) -> list[Node]:
-        """The nodes that are alive, with what is not taken."""
+        """The nodes that are alive, with what is not taken. None while the head does not answer:
+        Ray would wait for it.
+        """
+        if not self._answers():
+            return []
         free = self._ray._private.state.available_resources_per_node()
         found = []
         for each in self._ray.nodes():
@@ -149,6 +210,7 @@ class RayCluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         place = (list(sys.path), str(Path.cwd()))
+        needs = _needs(setup.plan, setup.shapes, wanted.gpus)
         actor = (
             self._ray.remote(AgentActor)
             .options(
@@ -159,16 +221,37 @@ class RayCluster:
                 max_task_retries=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )
-            .remote(*place, *modules_of(setup.plan))
+            .remote(*place, *modules_of(setup.plan), needs, self._parcel)
         )
         started = actor.start.remote(pickle.dumps(setup))
-        return AgentHandle(self._ray, actor, started)
+        return AgentHandle(self._ray, actor, started, self._answers)
 
     def close(self) -> None:
         """Leave the cluster; one of ours ends. Idempotent."""
         if self._is_ours or self._config.address:
             with contextlib.suppress(Exception):
                 self._ray.shutdown()
+
+
+def _needs(plan: Plan, shapes: Sequence[Mapping[str, Any]], gpus: float) -> NodeNeeds:
+    slots = sum(SlotLayout(each.spec).slot_bytes * each.queue.num_slots for each in plan.learners)
+    weights = sum(
+        2 * math.prod(shape) * dtype.itemsize for each in shapes for shape, dtype in each.values()
+    )
+    shm = _SHM_BYTES_OF_GPUS if gpus > 1 else _SHM_BYTES
+    return NodeNeeds(versions(), slots + weights, shm)
+
+
+def _unstarted(error: Exception) -> Exception:
+    """What no other node would do better is an error of ours."""
+    text = " ".join(format_error(error).split())
+    if "failed to import on the worker" in text or "No module named 'unirl" in text:
+        return UniRLError(
+            f"a node cannot import UniRL: {text[-300:]}",
+            "each node needs the same packages in the Python that Ray runs there",
+            "install UniRL on all nodes, or use one image",
+        )
+    return error
 
 
 def _explained(address: str, error: Exception, remedy: str) -> UniRLError:

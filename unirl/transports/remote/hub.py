@@ -83,6 +83,7 @@ class Hub:
         self._servers: dict[int, weakref.ref[RemoteServer]] = {}
         self.stores: dict[int, RemoteWeights] = {}
         self.nodes: dict[int, NodeConnection] = {}
+        self.statuses: dict[int, dict[str, Any]] = {}
         self._strangers: dict[Stream, float] = {}
         self._parked: dict[tuple[int, int], Parked] = {}
         self._closed_queues: set[int] = set()
@@ -291,9 +292,8 @@ class Hub:
         return bool(self._loop.ask(send))
 
     def status(self, number: int) -> dict[str, Any]:
-        """What a node said of itself last."""
-        node = self.nodes.get(number)
-        return {} if node is None else node.status
+        """What a node said of itself last, lost nodes too."""
+        return self.statuses.get(number, {})
 
     def close(self) -> None:
         """End all connections; idempotent."""

@@ -233,6 +233,10 @@ class NodeLink:
             self._up.send(*text_frame(Kind.STATUS, self._status()))
         self._up.send(Frame(Kind.PING).pack())
 
+    def tell(self) -> None:
+        """Have the learner's process hear at once how this node is."""
+        self._loop.call(lambda: self._guarded(self._ping))
+
     def _guarded(self, work: Callable[[], None]) -> None:
         if self.ended.is_set():
             return

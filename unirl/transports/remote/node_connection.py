@@ -44,7 +44,6 @@ class NodeConnection:
         """Queue and number of those who joined here and were not revoked by the node."""
         self.listening: set[int] = set()
         """Channels whose members know that nothing is free."""
-        self.status: dict[str, Any] = {}
         self.fenced = False
         """It was silent for too long, and its leases have ended: it is refused."""
         self.receiving: tuple[int, int] | None = None
@@ -80,7 +79,7 @@ class NodeConnection:
         if frame.kind is Kind.PING:
             self.stream.send(Frame(Kind.FENCED if self.fenced else Kind.PONG).pack())
         elif frame.kind is Kind.STATUS:
-            self.status = text
+            self.hub.statuses[self.number] = text
         elif frame.kind is Kind.GONE:  # a process of the node has ended; its member is revoked next
             self.clients.pop(frame.channel, None)
             self.listening.discard(frame.channel)
