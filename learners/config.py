@@ -76,9 +76,8 @@ class UnrollLearnerConfig:
                 "both must lie in [0, 1]",
                 "0.99 and 1 are usual",
             )
-        check_at_least(0, "learner", self, "rho_clip", "c_clip", "value_coef", "entropy_coef")
-        if self.pg_rho_clip is not None:
-            check_at_least(0, "learner", self, "pg_rho_clip")
+        check_at_least(0, "learner", self, "rho_clip", "pg_rho_clip", "c_clip")
+        check_at_least(0, "learner", self, "value_coef", "entropy_coef")
         check_at_least(1, "learner", self, "epochs", "minibatches")
         check_positive("learner.reward_clip", self.reward_clip, "1 is usual for Atari")
         check_positive("learner.reward_scale", self.reward_scale, "1 leaves rewards as they are")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from unirl.config.rules import check_positive, check_setting
 from unirl.core.queue import QueueConfig
 from unirl.errors import UniRLError
 from unirl.transports.slot_table import MAX_MEMBERS
@@ -60,19 +61,12 @@ class ClusterShape:
             ("members", 1), ("members_per_node", 1), ("batch_size", 0), ("receive_cores", 1),
             ("updates", 1), ("silent_nodes", 0), ("unroll_spread", 0),
         ):  # fmt: skip
-            if getattr(self, name) < minimum:
-                raise UniRLError(
-                    f"--{name.replace('_', '-')} is {getattr(self, name)}",
-                    f"it must be >= {minimum}",
-                    f"set it to {minimum} or more",
-                )
+            flag, value = f"--{name.replace('_', '-')}", getattr(self, name)
+            rule, remedy = f"must be >= {minimum}", f"set it to {minimum} or more"
+            check_setting(value >= minimum, flag, value, rule, remedy)
         for name in ("unroll_seconds", "connection_kb_per_ms", "network_gbit"):
-            if getattr(self, name) <= 0:
-                raise UniRLError(
-                    f"--{name.replace('_', '-')} is {getattr(self, name)}",
-                    "it must be > 0",
-                    "leave it out for what was measured",
-                )
+            remedy = "leave it out for what was measured"
+            check_positive(f"--{name.replace('_', '-')}", getattr(self, name), remedy)
         if self.num_nodes > MAX_MEMBERS:
             raise UniRLError(
                 f"{self.members} actors are on {self.num_nodes} nodes",

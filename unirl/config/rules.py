@@ -50,11 +50,11 @@ def _numbers(value: Any, hint: Any) -> Iterator[tuple[str, float]]:
 
 def check_at_least(least: int, table: str, config: object, *names: str) -> None:
     """Raise UniRLError unless each of these settings of `config`, the keys of `table`, is that
-    large.
+    large, or None.
     """
     for name in names:
         value = getattr(config, name)
-        if not value >= least:
+        if value is not None and not value >= least:
             raise UniRLError(
                 f"{table}.{name} is {value}",
                 f"{table}.{name} >= {least} must hold",

@@ -30,8 +30,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from unirl.config.rules import check_at_least, check_positive
 from unirl.core.sample import Batch, Slot
-from unirl.errors import UniRLError
 
 REASONS = (
     "stale",
@@ -65,20 +65,9 @@ class QueueConfig:
     """
 
     def __post_init__(self) -> None:
-        for name, minimum in (("batch_size", 1), ("max_staleness", 0), ("window", 1)):
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise UniRLError(
-                    f"queue.{name} is {value}",
-                    f"queue.{name} >= {minimum} must hold",
-                    f"set it to {minimum} or more",
-                )
-        if self.timeout_seconds <= 0:
-            raise UniRLError(
-                f"queue.timeout_seconds is {self.timeout_seconds}",
-                "a deadline must be > 0",
-                "set it to 300, say",
-            )
+        check_at_least(1, "queue", self, "batch_size", "window")
+        check_at_least(0, "queue", self, "max_staleness")
+        check_positive("queue.timeout_seconds", self.timeout_seconds, "set it to 300, say")
 
     @property
     def num_slots(self) -> int:

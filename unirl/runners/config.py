@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from unirl.config.rules import check_at_least, check_positive
 from unirl.core.training_budget import TrainingBudget
 from unirl.errors import UniRLError
 
@@ -41,14 +42,8 @@ class RunnerConfig:
     """
 
     def __post_init__(self) -> None:
-        for name, minimum in (("actor_threads", 1), ("learner_threads", 0), ("max_restarts", 0)):
-            value = getattr(self, name)
-            if value < minimum:
-                raise UniRLError(
-                    f"runner.{name} is {value}",
-                    f"runner.{name} >= {minimum} must hold",
-                    f"set it to {minimum} or more",
-                )
+        check_at_least(1, "runner", self, "actor_threads")
+        check_at_least(0, "runner", self, "learner_threads", "max_restarts")
         if not 0 <= self.actor_niceness <= 19:
             raise UniRLError(
                 f"runner.actor_niceness is {self.actor_niceness}",
@@ -56,12 +51,7 @@ class RunnerConfig:
                 "0 gives way to nobody, 10 is the default",
             )
         for name in ("hang_seconds", "restart_window_seconds"):
-            if getattr(self, name) <= 0:
-                raise UniRLError(
-                    f"runner.{name} is {getattr(self, name)}",
-                    "a deadline must be > 0",
-                    "set it to 300, say",
-                )
+            check_positive(f"runner.{name}", getattr(self, name), "set it to 300, say")
 
     @property
     def is_inline(self) -> bool:
@@ -124,23 +114,10 @@ class RunConfig:
     """Time that the reward is averaged over before it is compared. More: later, and surer."""
 
     def __post_init__(self) -> None:
-        for name, minimum in (
-            ("total_steps", 1), ("checkpoint_steps", 1), ("keep_checkpoints", 1), ("eval_steps", 0),
-            ("eval_episodes", 1), ("target_window", 1), ("seed", 0), ("max_run_restarts", 0),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value < minimum:
-                raise UniRLError(
-                    f"run.{name} is {value}",
-                    f"run.{name} >= {minimum} must hold",
-                    f"set it to {minimum} or more",
-                )
-        if self.max_seconds is not None and self.max_seconds <= 0:
-            raise UniRLError(
-                f"run.max_seconds is {self.max_seconds}",
-                "it must be > 0",
-                "leave it out for no limit",
-            )
+        check_at_least(1, "run", self, "total_steps", "checkpoint_steps", "keep_checkpoints")
+        check_at_least(1, "run", self, "eval_episodes", "target_window")
+        check_at_least(0, "run", self, "seed", "eval_steps", "log_seconds", "max_run_restarts")
+        check_positive("run.max_seconds", self.max_seconds, "leave it out for no limit")
         if self.anneal_over == "seconds" and self.max_seconds is None:
             raise UniRLError(
                 "run.anneal_over is seconds and run.max_seconds is not set",
@@ -159,12 +136,6 @@ class RunConfig:
                 f"{self.alert_window_seconds:g} s",
                 "it is a share and must lie in [0, 1], and the window must be > 0 s",
                 "leave both out for half of the gain over 300 s",
-            )
-        if self.log_seconds < 0:
-            raise UniRLError(
-                f"run.log_seconds is {self.log_seconds}",
-                "run.log_seconds >= 0 must hold",
-                "set it to 2, say",
             )
 
     def check_anneals(self, *schedules: str) -> None:
@@ -210,15 +181,5 @@ class RayConfig:
 
     def __post_init__(self) -> None:
         for name in ("wait_seconds", "silent_seconds"):
-            if getattr(self, name) <= 0:
-                raise UniRLError(
-                    f"ray.{name} is {getattr(self, name)}",
-                    "a deadline must be > 0",
-                    "leave it out for the default",
-                )
-        if self.max_node_failures < 1:
-            raise UniRLError(
-                f"ray.max_node_failures is {self.max_node_failures}",
-                "ray.max_node_failures >= 1 must hold",
-                "set it to 3, say",
-            )
+            check_positive(f"ray.{name}", getattr(self, name), "leave it out for the default")
+        check_at_least(1, "ray", self, "max_node_failures")
