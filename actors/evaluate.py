@@ -30,7 +30,7 @@ from unirl.core.weights import Weights
 from unirl.descendants import descendants_ended
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
-from unirl.envs.guard import final, making, stepping
+from unirl.envs.guard import explained, final, making, stepping
 from unirl.envs.last_action import LastAction
 from unirl.envs.make import agents_of, make_vec, settle_mask
 from unirl.envs.obs_check import ShapeCheck, check_finite
@@ -39,13 +39,15 @@ from unirl.envs.spaces import action_writer, obs_reader, one_by_one
 from unirl.envs.vector import VectorEnv
 from unirl.envs.view.masks import check_allowed
 from unirl.envs.view.obs_view import viewed
-from unirl.errors import EnvCrashed, UniRLError, format_error
+from unirl.errors import UniRLError
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import for_cpu
 
 # ALE shows 60 frames per second, of which the policy sees one in frame_skip.
 _ATARI_FPS = 60.0
 _ATARI_SCREEN = {"grayscale": False, "img_height": 210, "img_width": 160}
+# Part of what is said where an environment raised.
+_WHEN = "in an evaluation"
 
 
 def make_evaluator(
@@ -150,7 +152,7 @@ class PolicyEvaluator:
     ) -> None:
         """Episodes from a reset on, as many of each environment as `left` says, into result."""
         num_envs = env.num_envs
-        with _explained(self._config.id):
+        with explained(self._config.id, _WHEN):
             obs = env.reset(seed)
         player.begin(num_envs)
         returns, lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
@@ -158,7 +160,7 @@ class PolicyEvaluator:
         while left.any():
             action = _act(player, obs)
             self._begin()
-            with _explained(self._config.id):
+            with explained(self._config.id, _WHEN):
                 step = env.step(action)
             seen = tree_map(lambda leaf: _tensor(leaf)[None], step.obs)
             check_finite(seen, _tensor(step.reward)[None], self._config.id)
@@ -199,7 +201,7 @@ class PolicyEvaluator:
             read = obs_reader(env.observation_space, self._config.id)
             write = action_writer(env.action_space, 1, self._config.id)
             for episode in range(num_episodes):
-                with _explained(self._config.id):
+                with explained(self._config.id, _WHEN):
                     raw, _ = env.reset(seed=self._env_seed % 2**31 if episode == 0 else None)
                 player.begin(1)
                 executed = None if last is None else last.none(1)
@@ -214,7 +216,7 @@ class PolicyEvaluator:
                         check_allowed(obs[masked], firsts, self._config.id)
                     action = _act(player, obs)
                     chosen = one_by_one(env.action_space, write(action))[0]
-                    with _explained(self._config.id):
+                    with explained(self._config.id, _WHEN):
                         raw, reward, terminated, truncated, _ = env.step(chosen)
                     executed = None if last is None else last.executed(action)
                     episode_return += float(reward)
@@ -290,21 +292,6 @@ class PolicyEvaluator:
     ) -> ActingPolicy:
         config, seed = self._policy_config, self._seed
         return ActingPolicy(spaces, config, weights, seed=seed, deterministic=deterministic)
-
-
-@contextmanager
-def _explained(env_id: str) -> Iterator[None]:
-    """Around the environment's own code: what it raises is its author's to fix."""
-    try:
-        yield
-    except (UniRLError, EnvCrashed):
-        raise
-    except (Exception, SystemExit) as error:
-        raise UniRLError(
-            f'env "{env_id}" failed in an evaluation: {format_error(error)}',
-            "it plays whole episodes, and nobody starts it again",
-            "fix the environment",
-        ) from error
 
 
 def _act(player: ActingPolicy, obs: Any) -> Any:
