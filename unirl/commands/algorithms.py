@@ -13,9 +13,6 @@ from unirl.commands.arguments import parse
 from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from unirl.llm.algorithms.diff import Difference
     from unirl.llm.algorithms.terms import Algorithm
 
 _COLUMNS = ("name", "advantage", "objective", "aggregation", "correction", "KL")
@@ -109,47 +106,28 @@ def _describe(algorithm: Algorithm, name: str) -> None:
 def _diff(first: str, second: str, path: Path | None) -> int:
     from dataclasses import replace
 
+    from unirl.bench.table import print_table
     from unirl.llm.algorithms.batch_file import example_batch, load_batch
-    from unirl.llm.algorithms.diff import difference
+    from unirl.llm.algorithms.diff import difference, differing_terms
+    from unirl.llm.algorithms.effect import plain
 
     one, two = _preset(first), _preset(second)
     batch = example_batch() if path is None else load_batch(path)
-    _show(_terms_table(one, two))
+    terms = differing_terms(one, two)
+    print("Terms that differ" if terms else "No term differs")
+    rows = [(name, *(plain(value) for value in pair)) for name, pair in terms.items()]
+    print_table(("term", first, second), rows)
     one, two = (replace(a, norm_tokens=a.norm_tokens or batch.max_tokens) for a in (one, two))
     found = difference(one, two, batch)
-    where = "the built-in batch" if path is None else str(path)
-    _show(_figures_table(first, second, found, where))
-    return 0
-
-
-def _terms_table(one: Algorithm, two: Algorithm) -> Table:
-    from rich.table import Table
-
-    from unirl.llm.algorithms.diff import differing_terms
-    from unirl.llm.algorithms.effect import plain
-
-    fields = differing_terms(one, two)
-    title = "Terms that differ" if fields else "No term differs"
-    table = Table("term", one.name, two.name, title=title)
-    for name, pair in fields.items():
-        table.add_row(name, *(plain(value) for value in pair))
-    return table
-
-
-def _figures_table(first: str, second: str, found: Difference, where: str) -> Table:
-    from rich.table import Table
-
-    table = Table("", first, second, title=f"On {where}: policy and KL, by log-probability")
-    table.add_row("loss", f"{found.first.loss:.6g}", f"{found.second.loss:.6g}")
     norms = (float(side.gradient.norm()) for side in (found.first, found.second))
-    table.add_row("gradient, length", *(f"{norm:.6g}" for norm in norms))
-    table.add_row("gradient, ratio of lengths", "1", f"{found.factor:.6g}")
-    table.add_row("gradient, cosine", "1", f"{found.cosine:.6f}")
-    table.add_row("gradient, largest difference", "0", f"{found.largest:.6g}")
-    return table
-
-
-def _show(table: Table) -> None:
-    from rich.console import Console
-
-    Console().print(table)
+    where = "the built-in batch" if path is None else path
+    print(f"\nOn {where}: policy and KL, by log-probability")
+    rows = [
+        ("loss", f"{found.first.loss:.6g}", f"{found.second.loss:.6g}"),
+        ("gradient, length", *(f"{norm:.6g}" for norm in norms)),
+        ("gradient, ratio of lengths", "1", f"{found.factor:.6g}"),
+        ("gradient, cosine", "1", f"{found.cosine:.6f}"),
+        ("gradient, largest difference", "0", f"{found.largest:.6g}"),
+    ]
+    print_table(("", first, second), rows)
+    return 0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from unirl import config as configs
 from unirl import registry
-from unirl.commands.arguments import Chosen, choose, env_id_of, recipe_and_files
+from unirl.commands.arguments import Chosen, choose, env_id_of, parse_with_recipe, recipe_and_files
 from unirl.config.rules import check_positive
 from unirl.config.shipped import shipped_configs
 from unirl.errors import UniRLError
@@ -244,14 +244,8 @@ def _simulate(arguments: Sequence[str]) -> int:
     from unirl.bench.simulation import Simulation
     from unirl.bench.table import print_table
 
-    own, flags = configs.parse_flags(arguments, ClusterOptions, ClusterShape)
-    names = {item.key for item in configs.fields_help(ClusterOptions)}
-    options = configs.from_mapping(
-        ClusterOptions, {key: value for key, value in flags.items() if key in names}
-    )
-    shape = configs.from_mapping(
-        ClusterShape, {key: value for key, value in flags.items() if key not in names}
-    )
+    own, options, flags = parse_with_recipe(arguments, ClusterOptions, ClusterShape)
+    shape = configs.from_mapping(ClusterShape, flags)
     if own or not options.simulate:
         raise UniRLError(
             f"bench cluster: {own[0]!r} is one argument too many"
@@ -262,15 +256,8 @@ def _simulate(arguments: Sequence[str]) -> int:
         )
     found = Simulation(shape, ServerCosts()).run()
     if options.json:
-        print(
-            json.dumps(
-                {
-                    "shape": dataclasses.asdict(shape),
-                    "limit": found.limit,
-                    **dataclasses.asdict(found),
-                }
-            )
-        )
+        shown = {"shape": dataclasses.asdict(shape), "limit": found.limit}
+        print(json.dumps({**shown, **dataclasses.asdict(found)}))
         return 0
     print(
         f"{shape.members:,} actors on {shape.num_nodes:,} nodes, {found.num_slots:,} slots: "
