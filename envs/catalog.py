@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 from collections.abc import Iterable
 
 import gymnasium
@@ -15,6 +14,7 @@ from unirl.envs import ale
 from unirl.envs.config import MULTI_AGENT, EnvConfig
 from unirl.envs.sim import families
 from unirl.errors import UniRLError
+from unirl.imports import import_named
 
 RECALL_CUE = "unirl/RecallCue-v0"
 # Module names as they stand in entry points and import errors -> the extra of this package that
@@ -114,20 +114,14 @@ def import_registering_module(config: EnvConfig) -> None:
     """
     if not config.import_module:
         return
+    what = f'module "{config.import_module}" that should register env "{config.id}"'
     try:
-        importlib.import_module(config.import_module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{config.import_module}.".startswith(f"{error.name}."):
-            raise  # the module exists; something that it imports does not
-        raise UniRLError(
-            f'module "{config.import_module}" that should register env "{config.id}" was not found',
-            "import_module must be importable where the actors run",
-            "install it, or set PYTHONPATH to its folder",
-        ) from error
+        import_named(config.import_module, what)
+    except ModuleNotFoundError:
+        raise  # the module exists; something that it imports does not
     except ImportError as error:
         raise UniRLError(
-            f'module "{config.import_module}" that should register env "{config.id}"'
-            " cannot be imported",
+            f"{what} cannot be imported",
             f"import_module must be importable where the actors run: {error}",
             "correct what it imports",
         ) from error

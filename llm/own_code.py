@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from unirl.config.spelling import suggestion
 from unirl.errors import UniRLError
+from unirl.imports import import_named
 
 
 def is_own(name: str) -> bool:
@@ -20,17 +20,7 @@ def load_own(name: str, what: str) -> Any:
     what: how messages call it, such as 'reward "my.code:score"'.
     """
     module_name, _, path = name.partition(":")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # Only the module itself is named wrongly here: what it imports in turn is another error.
-        if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise
-        raise UniRLError(
-            f"{what} cannot be imported",
-            f'there is no module "{error.name}" on the import path',
-            "check the spelling, and that its folder is installed or on PYTHONPATH",
-        ) from None
+    found: Any = import_named(module_name, what)
     for attribute in path.split("."):
         if not hasattr(found, attribute):
             raise UniRLError(

@@ -1,10 +1,35 @@
-"""Imports of what is large: torch is half a million objects, transformers as many again."""
+"""Imports of modules that a setting names, and of what is large: torch is half a million objects,
+transformers as many again.
+"""
 
 from __future__ import annotations
 
 import gc
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
+
+from unirl.errors import UniRLError
+
+
+def import_named(name: str, what: str) -> ModuleType:
+    """The module of this full name; UniRLError where there is none. What it raises itself is its
+    own.
+
+    what: how messages call it, such as 'reward "my.code:score"'.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # Only the module itself is named wrongly here: what it imports in turn is another error.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise UniRLError(
+            f"{what} cannot be imported",
+            f'there is no module "{error.name}" on the import path',
+            "check the spelling, and that its folder is installed or on PYTHONPATH",
+        ) from None
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType
 
 from unirl.errors import UniRLError
+from unirl.imports import import_named
 
 RECIPES: Mapping[str, str] = MappingProxyType(
     {
@@ -30,7 +30,7 @@ def recipe(name: str) -> ModuleType:
             f"there are {', '.join(sorted(RECIPES))}, and modules of your own by their dotted path",
             f'did you mean "{near[0]}"?' if near else "see them all: unirl list recipes",
         )
-    module = _import(RECIPES.get(name, name), f'recipe "{name}"')
+    module = import_named(RECIPES.get(name, name), f'recipe "{name}"')
     missing = [part for part in ("Config", "plan") if not hasattr(module, part)]
     if missing:
         raise UniRLError(
@@ -39,17 +39,3 @@ def recipe(name: str) -> ModuleType:
             "define them as in unirl/recipes/impala.py",
         )
     return module
-
-
-def _import(name: str, what: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # Only the module itself is named wrongly here: what it imports in turn is another error.
-        if error.name is None or not (name == error.name or name.startswith(error.name + ".")):
-            raise
-        raise UniRLError(
-            f"{what} cannot be imported",
-            f'there is no module "{error.name}" on the import path',
-            "check the spelling, and that its folder is installed or on PYTHONPATH",
-        ) from None
