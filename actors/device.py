@@ -18,7 +18,7 @@ from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import copy_tree, tree_map
 from unirl.core.weights import WeightStore
-from unirl.device import check_device
+from unirl.device import check_device, device_name
 from unirl.envs.config import EnvConfig
 from unirl.envs.device import POLICY, DeviceEnv, Groups, SimSpec
 from unirl.envs.sim.make import make_device_env
@@ -53,9 +53,7 @@ class SimConfig:
 
     def torch_device(self) -> torch.device:
         """The device, whether it is there or not."""
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
+        return torch.device(device_name(self.device))
 
 
 def device_spec(sim: SimSpec, length: int, counters: Mapping[str, Tensor]) -> SampleSpec:

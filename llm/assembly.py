@@ -15,6 +15,7 @@ from unirl.core.learner import LearnerContext
 from unirl.core.queue import QueueConfig
 from unirl.core.tree import flatten
 from unirl.core.weights import Weights
+from unirl.device import device_name
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm.algorithms.config import AlgorithmConfig
@@ -29,12 +30,7 @@ from unirl.llm.evaluate import LlmEvaluator, NoStore, require_held_out
 from unirl.llm.evaluation_link import EvaluationLink
 from unirl.llm.group import GroupShape
 from unirl.llm.learner_config import CriticConfig, LlmLearnerConfig
-from unirl.llm.models.dtype import (
-    for_evaluation,
-    likely_device,
-    settle_dtype,
-    warn_if_emulated,
-)
+from unirl.llm.models.dtype import for_evaluation, settle_dtype, warn_if_emulated
 from unirl.llm.models.lora import (
     add_adapters,
     published_adapters,
@@ -115,10 +111,10 @@ def settle_dtypes(config: LanguageConfig) -> tuple[ModelConfig, TeacherConfig, s
     """Model and teacher with what they compute in decided by the devices of the run, and a line
     about it. The engine computes as the learner does, unless engine.dtype says otherwise.
     """
-    learner = likely_device(config.learner.device)
+    learner = device_name(config.learner.device)
     devices = [learner] if config.only != "rollout" else []
     if config.only != "train" and not config.engine.url and config.engine.dtype == "auto":
-        devices.append(likely_device(config.engine.device))
+        devices.append(device_name(config.engine.device))
     dtype, why = settle_dtype(config.model, *devices)
     teacher = config.teacher
     if teacher.path and not teacher.url:

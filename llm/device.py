@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
-from unirl.device import device_of_rank, usable_device
+from unirl.device import device_name, device_of_rank, usable_device
 from unirl.host import local_rank
 
 
@@ -15,6 +13,4 @@ def device_of(name: str, setting: str) -> str:
 
     Raises UniRLError for a CUDA device that is not there.
     """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return device_of_rank(str(usable_device(setting, name)), local_rank())
+    return device_of_rank(str(usable_device(setting, device_name(name))), local_rank())

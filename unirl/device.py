@@ -24,6 +24,13 @@ def check_device(setting: str, device: str, *, may_be_auto: bool = False) -> Non
         raise UniRLError(f"{setting} {device!r} is unknown", f"known: {known}", "try cpu")
 
 
+def device_name(setting: str) -> str:
+    """What a setting names, whether it is there or not; auto: cuda where there is one, else cpu."""
+    if setting != "auto":
+        return setting
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def usable_device(setting: str, device: str) -> torch.device:
     """The device; UniRLError where it is not there."""
     found = torch.device(device)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from unirl.device import device_name
 from unirl.errors import UniRLError
 from unirl.llm.models.model import TINY, ModelConfig, ModelDtype, source_of
 from unirl.llm.models.transformers import import_transformers
@@ -17,13 +18,6 @@ log = logging.getLogger(__name__)
 
 _HALF = (torch.bfloat16, torch.float16)
 _SHORT = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-
-
-def likely_device(name: str) -> str:
-    """What `auto` will be, and any other name as it is: asked before anything is started."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def settle_dtype(config: ModelConfig, *devices: str) -> tuple[ModelDtype, str]:
@@ -55,7 +49,7 @@ def for_evaluation(config: ModelConfig, device: str) -> ModelConfig:
     """The config for generating on a device alone: float32 where bfloat16 would be emulated.
     Weights of either load.
     """
-    emulates = config.dtype == "bfloat16" and not has_bfloat16(likely_device(device))
+    emulates = config.dtype == "bfloat16" and not has_bfloat16(device_name(device))
     return replace(config, dtype="float32") if emulates else config
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unirl.core.tree import Path, unflatten
+from unirl.core.tree import Path, leaf_at, unflatten
 from unirl.errors import UniRLError
 
 
@@ -68,7 +68,7 @@ class SampleSpec:
         """Views of what a commit said is used: all that a transport has to carry."""
         flat = {}
         for name, item in self.fields.items():
-            leaf = _at(data, tuple(name.split("/")))
+            leaf = leaf_at(data, tuple(name.split("/")))
             flat[name] = leaf[:used] if item.is_variable and used is not None else leaf
         return unflatten(flat)
 
@@ -141,7 +141,6 @@ class Batch:
     """The learner's version when the batch was taken."""
     wait_seconds: float = 0.0
     """How long the learner waited for it."""
-    staging: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @property
     def staleness(self) -> list[int]:
@@ -163,13 +162,6 @@ def collate(
     for name, item in spec.fields.items():
         path: Path = tuple(name.split("/"))
         if item.batch_axis is not None:
-            sources = [_at(slot.data, path) for slot in batch.slots]
-            torch.cat(sources, dim=item.batch_axis, out=_at(joined, path))
+            sources = [leaf_at(slot.data, path) for slot in batch.slots]
+            torch.cat(sources, dim=item.batch_axis, out=leaf_at(joined, path))
     return joined
-
-
-def _at(tree: Any, path: Path) -> torch.Tensor:
-    for key in path:
-        tree = tree[key]
-    leaf: torch.Tensor = tree
-    return leaf

@@ -22,6 +22,14 @@ def leaves(tree: Tree, prefix: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]
         yield from leaves(child, (*prefix, key))
 
 
+def leaf_at(tree: Any, path: Path) -> torch.Tensor:
+    """The tensor at the end of a path of keys."""
+    for key in path:
+        tree = tree[key]
+    leaf: torch.Tensor = tree
+    return leaf
+
+
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply `function` leaf by leaf to trees of one structure; a KeyError names a branch that is
     missing.

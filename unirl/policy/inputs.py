@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from unirl.core.tree import Path
+from unirl.core.tree import Path, leaf_at
 from unirl.errors import UniRLError
 from unirl.policy.blocks import BLOCK, to_blocks
 from unirl.policy.config import PolicyConfig
@@ -67,7 +67,7 @@ class ImageLeaf:
 
         Blocked: [N, C * 16, H / 4, W / 4]. rows: only these, int64 [M].
         """
-        x = _at(obs, self.path)
+        x = leaf_at(obs, self.path)
         x = x if rows is None else x[rows]
         if self.layout in ("HWC", "SHWC"):
             # A stack of colour frames becomes S * C channels.
@@ -94,7 +94,7 @@ class FloatLeaf:
 
     def read(self, obs: Any) -> Tensor:
         """[N, ...] -> float32 [N, size]."""
-        x = _at(obs, self.path)
+        x = leaf_at(obs, self.path)
         x = x.reshape(x.shape[0], self.size).float()
         return x if self.scale == 1.0 else x * self.scale
 
@@ -122,7 +122,7 @@ class IndexLeaf(nn.Module):
 
     def read(self, obs: Any) -> Tensor:
         """int [N] or [N, ...] -> float32 [N, size]."""
-        x = _at(obs, self.path)
+        x = leaf_at(obs, self.path)
         index = x.reshape(x.shape[0], -1).long() + self.offset
         if self.table is not None:
             return nn.functional.embedding(index, self.table).flatten(1)
@@ -222,7 +222,7 @@ class ObservationInputs(nn.Module):
             self.norm.update(self._normalized(obs), mask)
         for i, norm in self._whitened():
             image = self.images[i]
-            rows = few_rows(_at(obs, image.path))
+            rows = few_rows(leaf_at(obs, image.path))
             norm.update(image.read(obs, torch.float32, rows), None if mask is None else mask[rows])
 
     def _whitened(self) -> Iterator[tuple[int, PixelNorm]]:
@@ -302,13 +302,6 @@ def _image(path: Path, box: spaces.Box, scale: float) -> ImageLeaf | None:
             return ImageLeaf(path, "SHWC", shape[0] * shape[3], shape[1], shape[2], scale)
         return ImageLeaf(path, "SCHW", shape[0] * shape[1], shape[2], shape[3], scale)
     return None
-
-
-def _at(obs: Any, path: Path) -> Tensor:
-    for key in path:
-        obs = obs[key]
-    leaf: Tensor = obs
-    return leaf
 
 
 def _name(path: Path) -> str:

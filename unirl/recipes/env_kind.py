@@ -12,7 +12,6 @@ import resource
 import statistics
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -29,7 +28,7 @@ from unirl.envs.make import spaces as env_spaces
 from unirl.envs.vector import VectorEnv
 from unirl.errors import format_error
 from unirl.policy import PolicyConfig
-from unirl.policy.inputs import ObservationInputs
+from unirl.policy.inputs import ObservationInputs, space_leaves
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +99,9 @@ def kind_of(env: EnvConfig, *, may_time: bool = True, deadline_seconds: float = 
         why,
         images=bool(inputs.images),
         num_numbers=inputs.vector_size,
-        unscaled=bool(inputs.num_normalized) and any(map(_is_unscaled, _leaves(observation))),
-        continuous=any(isinstance(leaf, spaces.Box) for leaf in _leaves(action)),
+        unscaled=bool(inputs.num_normalized)
+        and any(_is_unscaled(leaf) for _, leaf in space_leaves(observation)),
+        continuous=any(isinstance(leaf, spaces.Box) for _, leaf in space_leaves(action)),
         family=next(iter(re.findall(r"^gymnasium\.envs\.(\w+)", _entry_point(env))), ""),
         num_agents=num_agents,
     )
@@ -195,14 +195,6 @@ def _actions(space: Space[Any], num_envs: int) -> Any:
     if isinstance(space, spaces.Box):
         return drawn.astype(np.float32)
     return drawn.astype(np.int64) - np.asarray(getattr(space, "start", 0))
-
-
-def _leaves(space: Space[Any]) -> Iterator[Space[Any]]:
-    if not isinstance(space, spaces.Dict | spaces.Tuple):
-        yield space
-        return
-    for child in space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces:
-        yield from _leaves(child)
 
 
 def _is_unscaled(space: Space[Any]) -> bool:
