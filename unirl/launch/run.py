@@ -24,7 +24,7 @@ from unirl.report.alerts import Alerts
 from unirl.report.log import log_to_file
 from unirl.report.output import lasting_output
 from unirl.run_events import event
-from unirl.runners.hooks import RestartHook
+from unirl.runners.hooks import CheckpointHook
 from unirl.runners.loop import TrainLoop
 from unirl.runners.make import learner_threads, make_runner
 from unirl.runners.plan import Plan
@@ -179,7 +179,7 @@ def _train_once(
         outputs = []
         if run_dir is None:
             every, step = plan.run.checkpoint_steps, loop.learner.num_steps
-            hooks[0].append(RestartHook(every, runner.restart_actors, start_step=step))
+            hooks[0].append(CheckpointHook(None, every, runner.restart_actors, start_step=step))
         else:
             # Not before: a config that does not fit its checkpoint must not replace the one that
             # does.

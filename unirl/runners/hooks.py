@@ -116,28 +116,24 @@ class DividedLearner(Protocol):
         """Whether they do: then all of them call `state_dict` where one does."""
 
 
-def _is_divided(loop: TrainLoop) -> bool:
-    return isinstance(loop.learner, DividedLearner) and loop.learner.is_divided
-
-
 class CheckpointHook:
     """Every `every_steps` steps, and at the end: a checkpoint. `restart_actors` then restarts what
     no checkpoint can hold.
+
+    run_dir: None where another process writes the checkpoints of this training. Where the learner
+    is divided, that process gets this one's shard.
     """
 
     def __init__(
         self,
-        run_dir: Path,
+        run_dir: Path | None,
         every_steps: int,
         restart_actors: Callable[[], None],
         *,
         start_step: int = 0,
     ) -> None:
-        self._run_dir, self._every_steps, self._restart_actors = (
-            run_dir,
-            every_steps,
-            restart_actors,
-        )
+        self._run_dir, self._every_steps = run_dir, every_steps
+        self._restart_actors = restart_actors
         # Multiples of every_steps from the start: a resumed run saves where the whole one does.
         self._next = next_multiple(start_step, every_steps)
         self.path: Path | None = None
@@ -152,46 +148,26 @@ class CheckpointHook:
             self._restart_actors()
 
     def at_end(self, loop: TrainLoop) -> None:
-        if _is_divided(loop) and loop.reason == "actor_failed":
+        if self._is_divided(loop) and loop.reason == "actor_failed":
             log.warning("no checkpoint: other processes hold shards of the model")
         elif self._version != loop.learner.version:
             self._save(loop)
 
+    @staticmethod
+    def _is_divided(loop: TrainLoop) -> bool:
+        return isinstance(loop.learner, DividedLearner) and loop.learner.is_divided
+
     def _save(self, loop: TrainLoop) -> None:
+        if self._run_dir is None:
+            self._version = loop.learner.version
+            if self._is_divided(loop):
+                loop.learner.state_dict()
+            return
         started = time.monotonic()
         self.path = state.save(loop, self._run_dir)
         self._version = loop.learner.version
         loop.metrics.interval("time/checkpoint", time.monotonic() - started)
         log.info("checkpoint %s", self.path)
-
-
-class RestartHook:
-    """`restart_actors` at the updates at which another process writes a checkpoint of this
-    training. Where the learner is divided, that process gets this one's shard, then and at the end.
-    """
-
-    def __init__(
-        self, every_steps: int, restart_actors: Callable[[], None], *, start_step: int = 0
-    ) -> None:
-        self._every_steps, self._restart_actors = every_steps, restart_actors
-        self._next = next_multiple(start_step, every_steps)
-        self._version = -1
-
-    def after_update(self, loop: TrainLoop) -> None:
-        steps = loop.learner.num_steps
-        if steps >= self._next and loop.reason is None:
-            self._next = next_multiple(steps, self._every_steps)
-            self._gather(loop)
-            self._restart_actors()
-
-    def at_end(self, loop: TrainLoop) -> None:
-        if loop.reason != "actor_failed" and self._version != loop.learner.version:
-            self._gather(loop)
-
-    def _gather(self, loop: TrainLoop) -> None:
-        if _is_divided(loop):
-            loop.learner.state_dict()
-        self._version = loop.learner.version
 
 
 @runtime_checkable
