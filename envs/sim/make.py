@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from unirl.device import with_index
+from unirl.device import usable_device, with_index
 from unirl.envs import catalog
 from unirl.envs.config import SIM_FAMILIES, EnvConfig
 from unirl.envs.device import DeviceEnv
@@ -21,7 +21,7 @@ def make_device_env(config: EnvConfig, num_envs: int, device: torch.device) -> D
     """
     config.check_num_envs(num_envs)
     family = _family_of(config)
-    device = _usable(config, device)
+    device = with_index(usable_device("sim.device", str(device)))
     catalog.import_registering_module(config)
     module = families.module_of(family)
     known = module.known_ids()
@@ -44,17 +44,3 @@ def _family_of(config: EnvConfig) -> str:
         f"its id must begin with one of {', '.join(SIM_FAMILIES)}",
         'try "torch/Cartpole"',
     )
-
-
-def _usable(config: EnvConfig, device: torch.device) -> torch.device:
-    """The device by its number: Warp finds no other, and devices are compared."""
-    if device.type != "cuda":
-        return device
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (device.index or 0) >= found:
-        raise UniRLError(
-            f'env "{config.id}" cannot run on device "{device}"',
-            f"torch finds {found} CUDA devices here",
-            'use device "cpu", or install a torch that was built for this machine\'s GPU',
-        )
-    return with_index(device)

@@ -8,14 +8,13 @@ Source: Lu and Thinking Machines Lab, On-Policy Distillation, 2025; arXiv 2306.1
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from unirl.config.rules import check_positive, check_setting
+from unirl.config.rules import check_positive
 from unirl.errors import UniRLError
 from unirl.llm.http import require_url
 from unirl.llm.models.dtype import warn_if_emulated
@@ -50,13 +49,7 @@ class TeacherConfig:
     """Rewards are reported, but the teacher alone teaches."""
 
     def __post_init__(self) -> None:
-        check_setting(
-            math.isfinite(self.coef) and self.coef > 0,
-            "teacher.coef",
-            self.coef,
-            "must be above 0 and finite",
-            "leave teacher.path out for no teacher",
-        )
+        check_positive("teacher.coef", self.coef, "leave teacher.path out for no teacher")
         check_positive("teacher.timeout_seconds", self.timeout_seconds, "leave it out")
         if self.url:
             require_url(self.url, "teacher.url", "teacher.api_key_variable")
