@@ -38,7 +38,7 @@ def judge(facts: Mapping[str, Any], needs: Needs) -> list[Finding]:
     """Every subject of one machine, in the order in which it is shown."""
     return [
         *_versions(facts),
-        *_cores(facts["cores"], needs),
+        *_cores(facts["cores"]),
         *_memory(facts["memory"], needs),
         _shared(facts["memory"], facts),
         *_limits(facts["limits"], facts["cores"]["usable"], needs),
@@ -69,7 +69,7 @@ def _versions(facts: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def _cores(cores: Mapping[str, Any], needs: Needs) -> list[Finding]:
+def _cores(cores: Mapping[str, Any]) -> list[Finding]:
     usable, quota = cores["usable"], cores["quota"]
     text = f"{usable} of {cores['machine']} usable"
     if quota is not None and quota < usable:
