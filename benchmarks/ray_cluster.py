@@ -162,7 +162,7 @@ def weights(number: int, near: bool) -> dict[str, float]:
 class Window:
     """A hook that measures for some seconds after a warm-up."""
 
-    def __init__(self, seconds: float, warm_up: float = 2.0) -> None:
+    def __init__(self, seconds: float, warm_up: float = 5.0) -> None:
         self._seconds, self._warm_up = seconds, warm_up
         self._begun: tuple[float, float, int] | None = None
         self._first = 0.0

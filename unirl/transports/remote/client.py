@@ -4,6 +4,7 @@ on to the learner's process; slots are in the node's shared memory.
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 import threading
@@ -21,6 +22,8 @@ from unirl.transports.remote.wire import Frame, Kind, read_with_text, text_frame
 
 _REPLY_SECONDS = 120.0
 _PROGRESS_SECONDS = 0.1
+_MEMBERS_SECONDS = 1.0
+"""Each node asks who is alive, and the learner's process answers all of them."""
 _ERRORS: dict[str, type[UniRLError]] = {
     "LeaseExpired": LeaseExpired, "DeadlineExceeded": DeadlineExceeded
 }  # fmt: skip
@@ -266,6 +269,8 @@ class NodeQueue:
     def __init__(self, link: Any, number: int, memory: NodeMemory) -> None:
         self._link, self.number, self.memory = link, number, memory
         self._channel: Channel = link.open_channel(number)[1]
+        self._members: list[MemberStatus] = []
+        self._asked_at = -math.inf
 
     def join(
         self, pool: int = 0, name: str = "", *, waits_for_commits: bool = False
@@ -289,11 +294,15 @@ class NodeQueue:
         self._channel.ask(Kind.RETIRE, member)
 
     def members(self) -> list[MemberStatus]:
-        """Those of this node; none when all is over."""
-        try:
-            return [MemberStatus(*each) for each in self._channel.ask(Kind.MEMBERS)[1]]
-        except QueueClosed:
-            return []
+        """Those of this node, not more often than once a second; none when all is over."""
+        if time.monotonic() - self._asked_at > _MEMBERS_SECONDS:
+            try:
+                found = self._channel.ask(Kind.MEMBERS)[1]
+            except QueueClosed:
+                return []
+            self._members = [MemberStatus(*each) for each in found]
+            self._asked_at = time.monotonic()
+        return self._members
 
     def stats(self) -> QueueStats:
         """Of all nodes."""
