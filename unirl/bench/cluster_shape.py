@@ -52,7 +52,11 @@ class ClusterShape:
     comes too late.
     """
     updates: int = 20
-    """How many updates are simulated; a third of them more come before anything is counted."""
+    """How many updates are counted."""
+    warm_updates: int = 0
+    """How many come before. 0: a third of these. All actors are through their first unroll, and
+    weights have begun to limit, after max_staleness of them.
+    """
     seed: int = 1
     """Everything random is derived from it."""
 
