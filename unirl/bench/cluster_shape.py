@@ -63,7 +63,7 @@ class ClusterShape:
     def __post_init__(self) -> None:
         for name, minimum in (
             ("members", 1), ("members_per_node", 1), ("batch_size", 0), ("receive_cores", 1),
-            ("updates", 1), ("silent_nodes", 0), ("unroll_spread", 0),
+            ("updates", 1), ("warm_updates", 0), ("silent_nodes", 0), ("unroll_spread", 0),
         ):  # fmt: skip
             flag, value = f"--{name.replace('_', '-')}", getattr(self, name)
             rule, remedy = f"must be >= {minimum}", f"set it to {minimum} or more"
