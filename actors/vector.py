@@ -36,6 +36,10 @@ class ActorConfig:
     """Actors, each with environments and a policy copy of its own. More than cores only helps where
     environments wait.
     """
+    max_actors: int = 0
+    """While the learner waits for them there are more than num_actors, up to so many, and fewer
+    again when they wait for it; needs runner processes or ray. 0: there are always num_actors.
+    """
     num_envs: int = field(default=32, metadata={"common": True})
     """Environments per actor: the batch of one forward pass. More: cheaper steps, larger slots."""
     unroll_length: int = field(default=20, metadata={"common": True})
@@ -43,6 +47,18 @@ class ActorConfig:
 
     def __post_init__(self) -> None:
         check_at_least(1, "actor", self, "num_actors", "num_envs", "unroll_length")
+        if self.max_actors and self.max_actors < self.num_actors:
+            raise UniRLError(
+                f"actor.max_actors is {self.max_actors}, actor.num_actors {self.num_actors}",
+                "num_actors <= max_actors must hold, or max_actors be 0",
+                f"set actor.max_actors to {2 * self.num_actors}, say, or leave it out",
+            )
+
+    @property
+    def count(self) -> int | tuple[int, int]:
+        """See Pool."""
+        is_elastic = self.max_actors > self.num_actors
+        return (self.num_actors, self.max_actors) if is_elastic else self.num_actors
 
 
 def unroll_spec(

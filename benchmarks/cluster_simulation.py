@@ -39,16 +39,17 @@ def shape_of(members: int) -> ClusterShape:
         members_per_node=16,
         max_staleness=32,
         unroll_seconds=5.0,
-        updates=20 if members <= 512 else 6 if members <= 2_048 else 2,
+        updates=32,
+        warm_updates=32,
     )
 
 
-def simulate(members: Sequence[int], costs: ServerCosts) -> dict[int, Simulated]:
+def simulate(members: Sequence[int], costs: ServerCosts, **changes: float) -> dict[int, Simulated]:
     """Each size; prints how long that took really."""
     found = {}
     for number in members:
         started = time.perf_counter()
-        found[number] = Simulation(shape_of(number), costs).run()
+        found[number] = Simulation(replace(shape_of(number), **changes), costs).run()
         print(f"{number} actors: {time.perf_counter() - started:.1f} s, {found[number].limit}")
     return found
 
@@ -57,15 +58,16 @@ def draw(
     costs: Mapping[int, Mapping[str, float]],
     now: Mapping[int, Simulated],
     then: Mapping[int, Simulated],
+    light: Mapping[int, Simulated],
 ) -> None:
-    """The two tables as curves."""
+    """The tables as curves."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
-    for call in ("take", "lease", "commit", "release", "members"):
+    for call in ("take", "lease", "commit", "slot", "release", "members"):
         left.loglog(list(costs), [costs[number][call] for number in costs], "o-", label=call)
     left.set_xlabel("slots of the queue")
     left.set_ylabel("core-microseconds of one call")
@@ -76,6 +78,8 @@ def draw(
     right.loglog(list(now), rates, "o-", label="simulated")
     rates = [one.slots_per_second for one in then.values()]
     right.loglog(list(then), rates, "s--", label="if no call depended on the slots")
+    rates = [one.slots_per_second for one in light.values()]
+    right.loglog(list(light), rates, "^-.", label="if weights took no time on the network")
     right.set_xlabel("actors")
     right.set_ylabel("slots per second")
     right.legend()
@@ -110,8 +114,8 @@ def main() -> None:
     costs = ServerCosts.fit(measured)
     calls = list(measured[sizes[0]])
     parts = [
-        "Core-microseconds of one call of the real server, by its number of slots (`take` and"
-        " `release`: for each slot of the batch).",
+        "Core-microseconds of one call of the real server, by its number of slots. `take`: a look"
+        " that finds one; `slot`: each that a look finds; `release`: of one.",
         measure.table(
             ["slots", *calls],
             [[f"{n:,}", *(f"{one[c]:,.1f}" for c in calls)] for n, one in measured.items()],
@@ -122,8 +126,9 @@ def main() -> None:
     if options.only_calls:
         return
     flat = ServerCosts(*(CallCost(one.fixed_us, 0.0) for one in vars(costs).values()))
-    now, then = simulate(members, costs), simulate(members, flat)
-    draw(measured, now, then)
+    now, large = simulate(members, costs), [number for number in members if number > 128]
+    then, light = simulate(large, flat), simulate(large, costs, weights_mb=0.0)
+    draw(measured, now, then, light)
     columns = ["actors", "slots", "possible slots/s", "slots/s", *now[members[0]].shares]
     columns += ["staleness mean, max", "limit"]
     parts = [
@@ -132,6 +137,8 @@ def main() -> None:
         measure.table(columns, rows_of(now)),
         "The same if no call depended on the number of slots:",
         measure.table(columns, rows_of(then)),
+        "With the costs, if weights took no time on the network:",
+        measure.table(columns, rows_of(light)),
         f"![cluster simulation](curves/{CURVE.name})",
     ]
     if not options.no_check:

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import measure
 from fault_kinds import Kind, possible
@@ -191,10 +191,25 @@ def one_by_one(recipe: str, seed: int, only: str, pause: Path | None) -> Outcome
         return tried.rows(), text, tried.failed
 
 
+class Learning(Protocol):
+    """What has learned so many steps when it was read last."""
+
+    def read(self) -> None: ...
+    @property
+    def steps(self) -> int: ...
+
+
+class Learns(Protocol):
+    """A training that says so."""
+
+    @property
+    def learned(self) -> Learning: ...
+
+
 class Stretches:
     """Steps learned and seconds taken, with faults and without."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Learns) -> None:
         self.training = training
         self.steps, self.seconds = Counter[bool](), Counter[bool]()
 

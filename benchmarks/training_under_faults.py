@@ -95,6 +95,16 @@ def children(pid: int) -> Iterator[int]:
                 yield from children(int(word))
 
 
+def marked(root: Path) -> list[int]:
+    """Processes that were started with this mark and live, but for this one."""
+    wanted, found = f"{MARK}={root}".encode(), []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and wanted in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return [pid for pid in found if stat(pid) and pid != os.getpid()]
+
+
 def command(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
@@ -313,11 +323,7 @@ class Training:
 
     def processes(self) -> list[int]:
         """All that bear its mark, programs included."""
-        wanted, found = f"{MARK}={self.root}".encode(), set(self.programs())
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                if entry.name.isdecimal() and wanted in (entry / "environ").read_bytes():
-                    found.add(int(entry.name))
+        found = {*marked(self.root), *self.programs()}
         return [pid for pid in found if stat(pid) and pid != os.getpid()]
 
     def left_while_it_runs(self) -> list[str]:

@@ -18,7 +18,7 @@ IDEAL = ClusterShape(
     members=1, members_per_node=1, batch_size=1, unroll_spread=0.0, slot_kb=0.0, weights_mb=0.0,
     lease_seconds=0.0, learner_ms_per_slot=0.0, updates=30,
 )  # fmt: skip
-FREE = ServerCosts(*[CallCost(0.0, 0.0)] * 4)
+FREE = ServerCosts(*[CallCost(0.0, 0.0)] * 5)
 
 
 @pytest.mark.parametrize("window", [1, 50, None])

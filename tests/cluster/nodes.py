@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import forkserver
@@ -72,16 +72,22 @@ class Checker:
     """A learner that checks every sample: whole, and none twice."""
 
     def __init__(self, context: LearnerContext) -> None:
-        self.version = self.num_steps = 0
+        self.version = self.num_steps = self.oldest = 0
         self.tickets: list[int] = []
         self.seeds: list[int] = []
+        self.first_at: dict[int, float] = {}
+        """By seed, which each start of a member has of its own: when its first sample came."""
+        self.last_at: dict[int, float] = {}
 
     def step(self, batch: Batch) -> Metrics:
+        self.oldest = max(self.oldest, *batch.staleness)
         for slot in batch.slots:
             assert slot.data["ticket"].eq(slot.ticket).all(), "torn sample"
             assert slot.data["version"].eq(slot.first_version).all()
             self.tickets.append(slot.ticket)
-            self.seeds.append(int(slot.data["seed"]))
+            self.seeds.append(seed := int(slot.data["seed"]))
+            self.last_at[seed] = now = time.monotonic()
+            self.first_at.setdefault(seed, now)
         self.version += 1
         self.num_steps += len(batch.slots)
         return Metrics()
@@ -108,7 +114,13 @@ def make_plan(
     ray = RayConfig(**{k: settings.pop(k) for k in [*settings] if k in vars(RayConfig())})
     total_steps = settings.pop("total_steps", 10**9)
     count = (members, most) if most else members
-    pool = Pool(partial(Writer, seconds=seconds), "writer", count, resources=Resources(cpus=1.0))
+    pool = Pool(
+        partial(Writer, seconds=seconds),
+        "writer",
+        count,
+        resources=Resources(cpus=1.0),
+        preload=("tests.cluster.nodes",),  # as UniRL's own actors are
+    )
     queue = QueueConfig(**{"batch_size": members, **settings})
     return Plan(
         "checked",
@@ -161,9 +173,17 @@ class ProcessCluster:
     num_nodes: int = 2
     cpus: float = 8.0
     started: list[NodeProcess] = field(default_factory=list)
+    wanted: list[Resources] = field(default_factory=list)
+    drained: set[str] = field(default_factory=set)
+
+    def want(self, asks: Sequence[Resources]) -> None:
+        self.wanted = [*asks]
 
     def nodes(self) -> list[Node]:
-        return [Node(str(i), f"node {i}", self.cpus) for i in range(self.num_nodes)]
+        names = [str(i) for i in range(self.num_nodes)]
+        return [
+            Node(name, f"node {name}", self.cpus, is_drained=name in self.drained) for name in names
+        ]
 
     def check(self) -> None:
         pass
@@ -207,10 +227,15 @@ class Each:
 
 
 def check_books(loop: TrainLoop) -> None:
-    """Every started sample was learned once, discarded with a reason, or is still out."""
-    tickets = loop.learner.tickets  # type: ignore[attr-defined]
+    """Every started sample was learned once, discarded with a reason, or is still out; none was too
+    old. May be called while the run continues.
+    """
+    learner: Any = loop.learner
+    with loop.queue._lock:  # type: ignore[attr-defined]
+        stats, tickets = loop.queue.stats(), [*learner.tickets]
+        tickets = tickets[: stats.learned]  # of the batch that is out some may be learned by now
     assert len(set(tickets)) == len(tickets)
-    stats = loop.queue.stats()
+    assert learner.oldest <= loop.queue.config.max_staleness
     assert stats.started == len(tickets) + sum(stats.discarded.values()) + stats.out
     if loop.queue.config.window == 1:
         assert stats.discarded["stale"] == 0

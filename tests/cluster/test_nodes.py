@@ -215,11 +215,29 @@ def test_members_come_and_go_while_training_and_nothing_is_lost() -> None:
     assert longest[0] < 1.0
 
 
+def test_a_node_that_is_drained_is_left_in_good_order() -> None:
+    plan, cluster = make_plan(members=2, batch_size=1, max_staleness=3), ProcessCluster()
+    runner = make_runner(plan, cluster)
+
+    def act(loop: TrainLoop) -> None:
+        if len(loop.learner.first_at) == 2 and loop.learner.version > 40:
+            cluster.drained.add("0")
+        if len(loop.learner.first_at) == 3 and not cluster.started[0].process.is_alive():
+            loop.stop("enough")
+
+    runner.run([Each(act)])
+    check_books(runner.loop)
+    assert sum(runner.loop.queue.stats().discarded.values()) == 0
+    assert {share.node for share in runner.processes._shares} == {"1"}
+    assert runner.num_restarts == 0
+
+
 def test_what_finds_no_place_is_said_beside_what_there_is() -> None:
     plan = make_plan(members=3, wait_seconds=0.2)
     runner = make_runner(plan, ProcessCluster(num_nodes=2, cpus=1.0))
     with pytest.raises(UniRLError, match=r"1 of 3 members find no place: writer 2 asks for 1 CPUs"):
         runner.run([])
+    assert len(runner.processes.cluster.wanted) == 3  # an autoscaler hears of them
 
 
 def test_an_error_of_a_member_that_no_restart_fixes_ends_the_run_with_its_three_parts() -> None:

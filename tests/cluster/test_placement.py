@@ -6,7 +6,7 @@ import pytest
 
 from unirl.core.pool import Resources
 from unirl.errors import UniRLError
-from unirl.runners.cluster.placement import Ask, Node, place, total
+from unirl.runners.cluster.placement import Ask, Node, place, place_together, total
 
 
 def asks(number: int, **resources: object) -> list[Ask]:
@@ -29,6 +29,15 @@ def test_gpus_memory_and_labels_decide_and_the_greedy_come_first() -> None:
     spot = Ask(2, "actor", (0,), Resources(labels={"spot": "yes"}))
     placed = place([*asks(1), spot, engine], nodes)
     assert [ask.name for ask in placed["gpu"]] == ["engine"] and len(placed["spot"]) == 2
+
+
+def test_what_belongs_together_goes_to_one_node_and_nothing_to_one_that_is_drained() -> None:
+    drained, small = Node("gone", "gone", 8.0, is_drained=True), Node("small", "small", 2.0)
+    nodes = [drained, small, Node("large", "large", 4.0)]
+    assert [*place_together(asks(3), nodes)] == ["large"] and place_together(asks(5), nodes) == {}
+    assert set(place(asks(5), nodes)) == {"small", "large"}
+    with pytest.raises(UniRLError, match=r"gone has 8 CPUs, 0\.0 GiB, and is drained"):
+        place(asks(2), nodes)
 
 
 def test_what_finds_no_place_is_said_beside_what_is_left() -> None:

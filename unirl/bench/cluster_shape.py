@@ -52,14 +52,18 @@ class ClusterShape:
     comes too late.
     """
     updates: int = 20
-    """How many updates are simulated; a third of them more come before anything is counted."""
+    """How many updates are counted."""
+    warm_updates: int = 0
+    """How many come before. 0: a third of these. All actors are through their first unroll, and
+    weights have begun to limit, after max_staleness of them.
+    """
     seed: int = 1
     """Everything random is derived from it."""
 
     def __post_init__(self) -> None:
         for name, minimum in (
             ("members", 1), ("members_per_node", 1), ("batch_size", 0), ("receive_cores", 1),
-            ("updates", 1), ("silent_nodes", 0), ("unroll_spread", 0),
+            ("updates", 1), ("warm_updates", 0), ("silent_nodes", 0), ("unroll_spread", 0),
         ):  # fmt: skip
             flag, value = f"--{name.replace('_', '-')}", getattr(self, name)
             rule, remedy = f"must be >= {minimum}", f"set it to {minimum} or more"

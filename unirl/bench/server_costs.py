@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -30,7 +32,8 @@ class CallCost:
 
 @dataclass(frozen=True)
 class ServerCosts:
-    """Of a lease, a commit, a look for the slot to learn next, and a slot that is released.
+    """Of a lease, a commit, a look for what is to be learned next, a slot that this finds, and one
+    that is released.
 
     The defaults were measured by `benchmarks/cluster_simulation.py` on an AMD EPYC with AVX2 alone.
     """
@@ -38,6 +41,7 @@ class ServerCosts:
     lease: CallCost = CallCost(15.0, 54.0)
     commit: CallCost = CallCost(8.5, 0.0)
     take: CallCost = CallCost(24.0, 493.0)
+    slot: CallCost = CallCost(5.0, 0.0)
     release: CallCost = CallCost(3.0, 0.0)
 
     @staticmethod
@@ -49,7 +53,7 @@ class ServerCosts:
             slope = max(0.0, (measured[many][call] - measured[few][call]) / (many - few) * 1e3)
             return CallCost(max(0.1, measured[few][call] - slope * few / 1e3), slope)
 
-        return ServerCosts(line("lease"), line("commit"), line("take"), line("release"))
+        return ServerCosts(*map(line, ("lease", "commit", "take", "slot", "release")))
 
 
 def measure(num_slots: Sequence[int], num_calls: int = 64) -> dict[int, dict[str, float]]:
@@ -61,9 +65,8 @@ def measure(num_slots: Sequence[int], num_calls: int = 64) -> dict[int, dict[str
 
 
 def _measure(num_slots: int, num_calls: int) -> dict[str, float]:
-    batch_size = min(num_calls, max(1, num_slots // 4))
-    config = QueueConfig(batch_size, math.ceil(num_slots / batch_size) - 1, window=None)
-    server = LocalTransport().queue(_SPEC, config)
+    # A batch of one, so that each `take` looks once.
+    server = LocalTransport().queue(_SPEC, QueueConfig(1, num_slots - 1, window=None))
     clients = [server.join() for _ in range(min(1000, max(1, num_slots // 8)))]
     held = [client.try_acquire() for client in clients for _ in range(8)]
     slots = [slot for slot in held if slot is not None]
@@ -72,31 +75,23 @@ def _measure(num_slots: int, num_calls: int) -> dict[str, float]:
         slots.append(slot)
     for slot in slots:
         slot.first_version = slot.last_version = 0
-    spent: dict[str, list[float]] = {"commit": [], "take": [], "release": [], "lease": []}
+    spent: dict[str, list[float]] = defaultdict(list)
+
+    def timed(name: str, call: Callable[[], Any]) -> Any:
+        started = time.thread_time()
+        found = call()
+        spent[name].append(time.thread_time() - started)
+        return found
+
     # Old tickets first, as they are finished in a run.
-    for index, slot in enumerate(slots[: max(batch_size, num_slots // 2)]):
-        started = time.thread_time()
-        by_member[slot.member].commit(slot)
-        if index < num_calls:
-            spent["commit"].append(time.thread_time() - started)
-    # A batch at a time is all that `take` gives: it looks once for each slot.
-    started = time.thread_time()
-    batch = server.take(0)
-    spent["take"].append((time.thread_time() - started) / batch_size)
-    started = time.thread_time()
-    server.release(batch)
-    spent["release"].append((time.thread_time() - started) / batch_size)
-    for client in (clients * num_calls)[: min(num_calls, batch_size)]:
-        started = time.thread_time()
-        client.try_acquire()
-        spent["lease"].append(time.thread_time() - started)
-    started = time.thread_time()
-    server.members()
-    spent["members"] = [time.thread_time() - started]
-    started = time.thread_time()
-    server.stats()
-    spent["stats"] = [time.thread_time() - started]
-    started = time.thread_time()
-    server.revoke(clients[-1].member)
-    spent["revoke"] = [time.thread_time() - started]
+    for slot in slots[: num_slots // 2 + 1]:
+        timed("commit", partial(by_member[slot.member].commit, slot))
+    for _ in range(min(num_calls, num_slots // 2 + 1)):
+        batch = timed("take", partial(server.take, 0))
+        timed("slot", partial(server._slot, batch.slots[0].index))
+        timed("release", partial(server.release, batch))
+        timed("lease", clients[0].try_acquire)
+    timed("members", server.members)
+    timed("stats", server.stats)
+    timed("revoke", partial(server.revoke, clients[-1].member))
     return {name: statistics.median(values) * 1e6 for name, values in spent.items()}

@@ -32,6 +32,7 @@ from unirl.core.sample import Field, SampleSpec, Slot
 from unirl.errors import LeaseExpired
 from unirl.transports.events import FdEvent
 from unirl.transports.local import LocalQueueMemory
+from unirl.transports.slot_table import FREE
 from unirl.transports.table_server import TableServer
 
 _SPEC = SampleSpec({"nothing": Field((1,), torch.float32, batch_axis=0)})
@@ -77,7 +78,7 @@ class Simulated:
     def limit(self) -> str:
         """What the rate is limited by."""
         name = max(self.shares, key=self.shares.__getitem__)
-        return name if self.shares[name] > 0.9 else "actors"
+        return name if self.shares[name] > 0.8 else "actors"
 
 
 class _Clock:
@@ -176,9 +177,9 @@ class Simulation:
     def __init__(self, shape: ClusterShape, costs: ServerCosts) -> None:
         self.shape, self.config = shape, shape.queue
         num_slots = self.config.num_slots
-        self._lease, self._commit, self._take, self._release = (
+        self._lease, self._commit, self._take, self._slot, self._release = (
             cost.seconds(num_slots)
-            for cost in (costs.lease, costs.commit, costs.take, costs.release)
+            for cost in (costs.lease, costs.commit, costs.take, costs.slot, costs.release)
         )
         self._random = random.Random(shape.seed)
         self._clock = _Clock()
@@ -208,7 +209,7 @@ class Simulation:
         for member in range(shape.members):
             # Not all at once: their first unrolls began at any time before.
             clock.at(self._random.random() * shape.unroll_seconds, partial(self._ask, member, 0))
-        num_warm = math.ceil(shape.updates / 3)
+        num_warm = shape.warm_updates or math.ceil(shape.updates / 3)
         for _ in range(num_warm):
             self._update()
         started, learned = clock.now, self.server.stats().learned
@@ -244,6 +245,8 @@ class Simulation:
         self._lock.seconds = self._take  # every look of `take` locks once
         batch = self.server.take(self._version)
         self._lock.seconds = 0.0
+        found = self._slot * len(batch.slots)
+        clock.run_until(self.stations["queue server"].serve(clock.now, found))
         self._ages += batch.staleness
         work = shape.learner_seconds + shape.learner_ms_per_slot / 1e3 * len(batch.slots)
         clock.run_until(self.stations["learner"].serve(clock.now, work))
@@ -332,7 +335,7 @@ class Simulation:
 
     def _wake(self) -> None:
         """As many of the actors that wait as slots are free ask again."""
-        num_free = self.server.stats().states["free"]
+        num_free = self.server._table.states.tolist().count(FREE)
         while num_free and self._waiting:
             member, life = self._waiting.popleft()
             if self._node(member).life == life:

@@ -1,4 +1,4 @@
-"""`unirl scale RUN POOL N`: more or fewer members while a run trains."""
+"""`unirl scale RUN POOL N`: more or fewer members while a run trains; auto: as many as it needs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _SECONDS = 60.0
 def scale(arguments: Sequence[str]) -> int:
     """Tell the run in this folder, and wait until it did."""
     words = [each for each in arguments if not each.startswith("--")]
-    if len(words) != 3 or len(words) < len(arguments) or not words[2].isdigit():
+    is_sound = len(words) == 3 and (words[2].isdigit() or words[2] == "auto")
+    if not is_sound or len(words) < len(arguments):
         raise UniRLError(
             f"unirl scale {' '.join(arguments)}",
-            "it takes a run, a pool and how many members the pool is to have",
+            "it takes a run, a pool and how many members the pool is to have, or auto",
             "unirl scale runs/pong actor 6",
         )
     run_dir = run_folder.folder_of(run_folder.find(words[0]))
@@ -29,6 +30,8 @@ def scale(arguments: Sequence[str]) -> int:
         )
     from unirl.launch.scaling import ask
 
-    ask(run_dir, words[1], int(words[2]), _SECONDS)
-    print(f"pool {words[1]} of {run_dir} has {words[2]} members from now on")
+    size = None if words[2] == "auto" else int(words[2])
+    ask(run_dir, words[1], size, _SECONDS)
+    number = "as many members as are of use" if size is None else f"{size} members"
+    print(f"pool {words[1]} of {run_dir} has {number} from now on")
     return 0

@@ -26,9 +26,9 @@ WISH, ANSWER = "scale.json", "scale.answer.json"
 _LOOK_SECONDS = 0.25
 
 
-def ask(run_dir: Path, pool: str, size: int, seconds: float) -> None:
-    """Let a run that trains in this folder change a pool; returns when it did. UniRLError where it
-    refuses, or says nothing within so many seconds.
+def ask(run_dir: Path, pool: str, size: int | None, seconds: float) -> None:
+    """Let a run that trains in this folder change a pool; returns when it did. size: None lets it
+    find the size by itself. UniRLError where it refuses, or says nothing within so many seconds.
     """
     wish, answer = run_dir / WISH, run_dir / ANSWER
     answer.unlink(missing_ok=True)
@@ -53,7 +53,9 @@ def ask(run_dir: Path, pool: str, size: int, seconds: float) -> None:
 class ScaleHook:
     """Changes the size of a pool when the run's folder says so."""
 
-    def __init__(self, run_dir: Path, plan: Plan, resize: Callable[[Pool, int], None]) -> None:
+    def __init__(
+        self, run_dir: Path, plan: Plan, resize: Callable[[Pool, int | None], None]
+    ) -> None:
         self._wish, self._answer = run_dir / WISH, run_dir / ANSWER
         self._plan, self._resize, self._looked_at = plan, resize, 0.0
         for left in (self._wish, self._answer):  # by a run that was killed
@@ -71,10 +73,13 @@ class ScaleHook:
         self._wish.unlink(missing_ok=True)
         parts: tuple[str, ...] = ()
         try:
-            self._resize(self._pool(str(wish["pool"])), int(wish["size"]))
-            about = event("scaled", pool=wish["pool"], size=wish["size"], cause="unirl scale")
-            text = "pool %s has %s members from now on, by unirl scale"
-            log.info(text, *wish.values(), extra=about)
+            size = None if wish["size"] is None else int(wish["size"])
+            self._resize(self._pool(str(wish["pool"])), size)
+            number = "as many members as are of use" if size is None else f"{size} members"
+            about = event("scaled", pool=wish["pool"], size=size, cause="unirl scale")
+            log.info(
+                "pool %s has %s from now on, by unirl scale", wish["pool"], number, extra=about
+            )
         except UniRLError as error:
             parts = error.parts
         disk.replace_text(self._answer, json.dumps(parts))

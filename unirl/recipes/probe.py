@@ -71,7 +71,7 @@ def vector_plan(
             gamma=config.learner.gamma,
         )
         name = pool_name(env.id, len(sources))
-        return Pool(make_actor, name, config.actor.num_actors, share)
+        return Pool(make_actor, name, config.actor.count, share)
 
     learner = LearnerPlan(
         make_learner,

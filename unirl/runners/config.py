@@ -40,6 +40,10 @@ class RunnerConfig:
     stopped, is killed and restarted; a single sample of many in flight that makes no progress for
     as long is discarded.
     """
+    scale_seconds: float = 10.0
+    """Where a pool may have between so many and so many members: how long it is looked at who waits
+    before that is a vote for more or for fewer. More: later, and surer.
+    """
 
     def __post_init__(self) -> None:
         check_at_least(1, "runner", self, "actor_threads")
@@ -50,7 +54,7 @@ class RunnerConfig:
                 "0 <= runner.actor_niceness <= 19 must hold",
                 "0 gives way to nobody, 10 is the default",
             )
-        for name in ("hang_seconds", "restart_window_seconds"):
+        for name in ("hang_seconds", "restart_window_seconds", "scale_seconds"):
             check_positive(f"runner.{name}", getattr(self, name), "set it to 300, say")
 
     @property
@@ -167,7 +171,7 @@ class RayConfig:
     """
     wait_seconds: float = 60.0
     """How long to wait for the cluster, and for nodes with what the plan asks for."""
-    silent_seconds: float = 6.0
+    silent_seconds: float = 5.0
     """A node that gives no sign of life for this long is lost: what it held is discarded or issued
     again, and what it sends later is refused. More: a node may pause for longer.
     """

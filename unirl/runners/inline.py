@@ -278,7 +278,7 @@ class InlineRunner:
                 "give it produce_all(slots), or set runner.kind to processes",
             )
 
-    def resize(self, pool: Pool, size: int) -> None:
+    def resize(self, pool: Pool, size: int | None) -> None:
         """UniRLError: its members take turns in this process."""
         raise UniRLError(
             f"pool {pool.name!r} is to have {size} members",

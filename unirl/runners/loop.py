@@ -52,6 +52,8 @@ class TrainLoop:
         self._wish: str | None = None
         self.other_cursors: list[Cursor] = []
         """Of the ranks after the first, as of the newest update; where tickets must not be lost."""
+        self.newest_batch: Batch | None = None
+        """Of the newest update, for hooks: its times and ages. Its data may be another's by now."""
         self.metrics = Metrics()
         self.reason: str | None = None
         self.seconds_before = 0.0
@@ -120,6 +122,7 @@ class TrainLoop:
         # Publish first: a released slot is acquired at once, and must see these weights.
         self.weights.publish(self.learner.weights(), self.learner.version)
         self.queue.release(batch)
+        self.newest_batch = batch
         self._account(batch, time.monotonic() - started)
         self._stop_when_done()
         return True

@@ -13,9 +13,9 @@ import torch
 from unirl.core.pool import Pool
 from unirl.errors import UniRLError
 from unirl.runners.cluster.environment import prepare_environment
-from unirl.runners.cluster.members import ClusterMembers, asks_of
-from unirl.runners.cluster.placement import total
+from unirl.runners.cluster.members import ClusterMembers
 from unirl.runners.cluster.ray import RayCluster
+from unirl.runners.cluster.shares import most_wanted
 from unirl.runners.config import RunnerConfig
 from unirl.runners.inline import InlineRunner
 from unirl.runners.loop import Agree, Hook, TrainLoop
@@ -33,8 +33,8 @@ class Runner(Protocol):
     def run(self, hooks: Sequence[Hook], *others: Sequence[Hook]) -> None:
         """Train until a hook stops a loop. others: the hooks of further learners."""
 
-    def resize(self, pool: Pool, size: int) -> None:
-        """Let a pool have so many members; UniRLError where it cannot."""
+    def resize(self, pool: Pool, size: int | None) -> None:
+        """Let a pool have so many members, None: as many as it can use. May raise UniRLError."""
 
     def restart_actors(self) -> None:
         """What a checkpoint asks for: runners that repeat bit for bit restart their actors."""
@@ -70,7 +70,7 @@ def _ray_runner(plan: Plan, log_dir: Path | None, is_again: bool) -> TrainingRun
             "pip install 'unirl[ray]', or set runner.kind to processes",
         )
     prepare_environment(plan.ray)  # Ray reads it when it is imported
-    cluster = RayCluster(plan.ray, total(asks_of(plan)), is_again=is_again)
+    cluster = RayCluster(plan.ray, most_wanted(plan), is_again=is_again)
     try:
         transport = RemoteTransport(cluster.host, plan.ray.silent_seconds)
         return TrainingRunner(

@@ -101,7 +101,7 @@ class Plan:
                 "each learner needs a pool",
                 "add a pool with this name in its learners",
             )
-        number = sum(pool.bounds[0] for pool in pools)
+        number = sum(pool.bounds[1] for pool in pools)
         if not self.runner.is_inline and number > capacity:
             needed = -(-number // (learner.queue.max_staleness + 1))
             raise UniRLError(

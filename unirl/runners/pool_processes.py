@@ -192,6 +192,8 @@ class PoolProcesses:
             self.handshake.actor_died(process.index)
         if process.retired_at is not None:
             self.actors.remove(process)
+            for worker in dependants:
+                worker.retired_at = process.retired_at
         pipeline = self._find(process.index)[0]
         reissue, member = pipeline.plan.reissue, self.members.pop(process)
         number = pipeline.queue.revoke(member, reissue=reissue)

@@ -14,7 +14,8 @@ from typing import Generic, Protocol, TypeVar
 from unirl.core.pool import Pool
 from unirl.core.sample import Batch
 from unirl.core.transport import Transport
-from unirl.errors import ActorFailed, DeadlineExceeded, QueueClosed
+from unirl.errors import ActorFailed, DeadlineExceeded, QueueClosed, UniRLError
+from unirl.runners.elastic import elastic_pools
 from unirl.runners.loop import Hook
 from unirl.runners.pipeline import Pipeline, make_pipelines
 from unirl.runners.plan import Plan
@@ -58,6 +59,9 @@ class TrainingRunner(Generic[MembersT]):
         self.loops = [pipeline.loop for pipeline in self._pipelines]
         self.loop = self.loops[0]
         self.processes = make_members(plan, self._pipelines)
+        self._elastic = [
+            elastic_pools(plan, index, self.processes.resize) for index in range(len(self.loops))
+        ]
 
     def run(self, hooks: Sequence[Hook], *others: Sequence[Hook]) -> None:
         """Train until a hook stops a loop; no actor process is left when it is over.
@@ -66,6 +70,7 @@ class TrainingRunner(Generic[MembersT]):
         """
         all_hooks: list[Sequence[Hook]] = [[self.processes, *hooks], *others]
         all_hooks += [()] * (len(self._pipelines) - len(all_hooks))
+        all_hooks = [[*own, *hooks] for own, hooks in zip(self._elastic, all_hooks, strict=True)]
         try:
             for pipeline in self._pipelines:
                 learner = pipeline.loop.learner
@@ -78,11 +83,22 @@ class TrainingRunner(Generic[MembersT]):
         finally:
             self.close()
 
-    def resize(self, pool: Pool, size: int) -> None:
+    def resize(self, pool: Pool, size: int | None) -> None:
         """Let a pool have so many members while the run continues: others join, or some leave when
-        they have finished what they hold. UniRLError outside of the pool's bounds.
+        they have finished what they hold. None: as many as the learner has use for, between the
+        pool's bounds, as before the first call. UniRLError outside of these bounds.
         """
-        self.processes.resize(pool, size)
+        if size is not None:
+            self.processes.resize(pool, size)
+        found = [each for own in self._elastic for each in own if each.pool is pool]
+        if size is None and not found:
+            raise UniRLError(
+                f"pool {pool.name!r} cannot find its size by itself",
+                f"its plan gives it {pool.count} members, and no fewest and most",
+                "say how many, or start the run with a most: --actor.max-actors 8",
+            )
+        for each in found:
+            each.is_pinned = size is not None
 
     @property
     def num_restarts(self) -> int:

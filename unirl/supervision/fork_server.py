@@ -50,21 +50,25 @@ def process_context(
     return context
 
 
-def fork_now() -> None:
+def fork_now(
+    modules: Iterable[str] = (), preload: Iterable[str] = (), *, beside_threads: bool = False
+) -> None:
     """Let the server be a fork of this process, which has imported what a run needs; it need not do
-    that once more when the first run asks for it.
+    that once more when the first run asks for it. modules, preload: see process_context.
 
     For commands, which call it before anything is made: what this process starts later, threads of
     libraries above all, does not survive a fork. Otherwise nothing is done, and `process_context`
-    starts the server as a fresh interpreter.
+    starts the server as a fresh interpreter. beside_threads: where these are not a run's, and hold
+    nothing that its processes need, as those of a Ray worker.
     """
-    if sys.platform != "linux" or _server_pid() is not None or threading.active_count() > 1:
+    is_alone = beside_threads or threading.active_count() == 1
+    if sys.platform != "linux" or _server_pid() is not None or not is_alone:
         return
     resource_tracker.ensure_running()
     spawn = util.spawnv_passfds
     util.spawnv_passfds = _fork  # type: ignore[assignment]
     try:
-        process_context(1)
+        process_context(1, modules, preload)
     finally:
         util.spawnv_passfds = spawn
 
@@ -77,6 +81,7 @@ def _fork(_: object, arguments: Sequence[str], passed_fds: Sequence[int]) -> int
     if pid:
         return pid
     with contextlib.suppress(BaseException):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for fd in map(int, os.listdir("/proc/self/fd")):
             if fd > 2 and fd not in passed_fds:
                 with contextlib.suppress(OSError):  # the listing's own

@@ -1,10 +1,11 @@
-"""The process of a node agent, as Ray starts it. It imports little until its fork server, which
-imports torch for all members, is on its way: both take seconds, side by side.
+"""The process of a node agent, as Ray starts it. It imports torch once, for itself and, by a fork,
+for all members.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import os
 import pickle
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from unirl.errors import UniRLError
 from unirl.host import available_memory
 from unirl.runners.cluster.shipping import Parcel
-from unirl.supervision.fork_server import process_context
+from unirl.supervision.fork_server import fork_now, process_context
 from unirl.supervision.temp_folders import claim, sweep
 
 _LINGER_SECONDS = 10.0
@@ -112,7 +113,9 @@ class AgentActor:
             folder = self._folder if parcel.is_working_dir else folder
         with contextlib.suppress(OSError):
             os.chdir(folder)
-        process_context(1, modules, preload)
+        importlib.import_module("unirl.runners.cluster.agent")
+        fork_now(modules, preload, beside_threads=True)
+        process_context(1, modules, preload)  # where there was none to fork
 
     def start(self, setup: bytes) -> int:
         """Start members; the process id when they run. setup: an AgentSetup of the driver, which

@@ -1,5 +1,5 @@
 """The members of a run on the nodes of a cluster: an agent for each node, placed, watched, started
-again there or elsewhere.
+again there or elsewhere, and given more members or fewer.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ import logging
 import queue
 import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
 
-from unirl.core.pool import Pool, Resources
+from unirl.core.pool import Pool
 from unirl.errors import ActorFailed, RunLost, UniRLError, format_error
 from unirl.run_events import event
 from unirl.runners.cluster.agent import AgentSetup
 from unirl.runners.cluster.heard import Heard
-from unirl.runners.cluster.placement import Ask, CannotPlace, Node, place, total
+from unirl.runners.cluster.placement import Ask, CannotPlace, Node, place, place_together, total
+from unirl.runners.cluster.shares import Cluster, Share, asks_of, names_of
 from unirl.runners.loop import TrainLoop
 from unirl.runners.pipeline import Pipeline
 from unirl.runners.plan import Plan
@@ -31,57 +31,9 @@ log = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 0.1
 _RETRY_SECONDS = 0.5
+_NODES_SECONDS = 1.0
+"""How often it is asked which nodes are about to go."""
 _END_SECONDS = 6.0
-
-
-class Handle(Protocol):
-    """An agent that was started."""
-
-    def poll(self) -> Exception | None: ...
-    def kill(self) -> None: ...
-
-
-class Cluster(Protocol):
-    """What starts agents."""
-
-    def nodes(self) -> list[Node]: ...
-    def check(self) -> None: ...
-    def start_agent(self, node: str, wanted: Resources, setup: AgentSetup) -> Handle: ...
-    def close(self) -> None: ...
-
-
-@dataclass(eq=False)
-class _Share:
-    """What one agent runs, wherever it is."""
-
-    asks: list[Ask]
-    restarts: Restarts
-    node: str = ""
-    agent: int = -1
-    handle: Handle | None = None
-    started_at: float = 0.0
-    lost_at: float = 0.0
-    """Since when it has been without a node."""
-    num_losses: int = 0
-    """Of agents."""
-
-
-def asks_of(plan: Plan) -> list[Ask]:
-    """What is to be placed: each member; those that share helpers together."""
-    asks = []
-    for index, pool in enumerate(plan.pools):
-        size, num_learners = pool.bounds[0], len(plan.learners_of(pool))
-        everyone = range(size * num_learners)
-        groups: list[tuple[int, ...]] = [(number,) for number in everyone]
-        if pool.helpers is not None:
-            groups = [tuple(everyone[first::size]) for first in range(size)]
-        for group in groups:
-            one, times = pool.resources, len(group)
-            wanted = Resources(
-                one.cpus * times, one.gpus * times, one.memory_gib * times, one.labels
-            )
-            asks.append(Ask(index, pool.name, group, wanted))
-    return asks
 
 
 @dataclass
@@ -93,13 +45,21 @@ class ClusterMembers:
     transport: RemoteTransport
     cluster: Cluster
     log_dir: Path | None
-    _shares: list[_Share] = field(default_factory=list, init=False)
+    _shares: list[Share] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._hub, self._num_counted, self._last_agent = self.transport.hub, 0, 0
         self._lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._hub.on_lost = lambda number, why: self._lost.put((number, why))
-        self._node_failures: Counter[str] = Counter()
+        self._leaving: list[Share] = []
+        """Their members finish what they hold, and lead nobody."""
+        self._failures: defaultdict[str, list[float]] = defaultdict(list)
+        """When agents of a node were lost."""
+        self._next_numbers = [pool.bounds[0] for pool in self.plan.pools]
+        """None has the number of an earlier one, which may not have left yet."""
+        self._looked_at = 0.0
+        self._num_losses = 0
+        """Of agents."""
         self._error: UniRLError | None = None
         self._heard = Heard()
         self._closing = threading.Event()
@@ -116,42 +76,71 @@ class ClusterMembers:
         asks, deadline = asks_of(self.plan), time.monotonic() + self.plan.ray.wait_seconds
         while True:
             try:
-                placed = place(asks, self.cluster.nodes())
+                with self._lock:
+                    self._place(asks)
                 break
             except CannotPlace:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_RETRY_SECONDS)
-        for node, own in placed.items():
-            self._shares.append(share := _Share(own, self._new_restarts()))
-            self._start(share, node)
         self._watcher.start()
+
+    def _place(self, asks: Sequence[Ask]) -> None:
+        """Place members: with an agent that their node has, or with a new one. CannotPlace."""
+        agents = {share.node: share for share in self._shares if share.handle is not None}
+        try:
+            placed = place(asks, self._nodes())
+        except CannotPlace:
+            self._want(asks)
+            raise
+        for node, own in placed.items():
+            if node in agents:
+                agents[node].asks += own
+            else:
+                self._shares.append(share := Share(own, self._new_restarts()))
+                self._start(share, node)
+
+    def _want(self, more: Sequence[Ask] = ()) -> None:
+        """Tell the cluster what there is no place for, beside what is placed."""
+        placed = [ask for share in self._shares for ask in share.asks]
+        self.cluster.want([ask.resources for ask in (*placed, *more)])
+
+    def _nodes(self) -> list[Node]:
+        """Those that may be used, with what is left: of what an agent holds, too."""
+        window, now = self.plan.runner.restart_window_seconds, time.monotonic()
+        limit, found = self.plan.ray.max_node_failures, []
+        for node in self.cluster.nodes():
+            failures = [when for when in self._failures[node.id] if now - when < window]
+            self._failures[node.id] = failures
+            if len(failures) < limit:
+                found.append(node)
+                for share in self._shares:
+                    if share.node == node.id:
+                        node.give(share.reserved)
+                        node.take(total(share.asks))
+        return found
 
     def _new_restarts(self) -> Restarts:
         runner = self.plan.runner
         return Restarts(runner.max_restarts, runner.restart_window_seconds)
 
-    def _start(self, share: _Share, node: str) -> None:
+    def _start(self, share: Share, node: str) -> None:
         self._last_agent += 1
         share.node, share.agent = node, self._last_agent
         share.started_at, share.lost_at = time.monotonic(), 0.0
-        members = tuple(
-            tuple(number for ask in share.asks if ask.pool == index for number in ask.numbers)
-            for index in range(len(self.plan.pools))
-        )
+        share.assigned, share.reserved = share.members(len(self.plan.pools)), total(share.asks)
         setup = AgentSetup(
             self.plan,
             share.agent,
             self._hub.address,
             self._hub.token.data,
-            members,
+            share.assigned,
             tuple(store.shapes for _, store in sorted(self._hub.stores.items())),
             self.pipelines[0].version,
             None if self.log_dir is None else self.log_dir.resolve(),
         )
-        wanted = total(share.asks)
-        share.handle = self.cluster.start_agent(node, wanted, setup)
-        kind, names = "restarted" if share.num_losses else "started", _names(share.asks)
+        share.handle = self.cluster.start_agent(node, share.reserved, setup)
+        kind, names = "restarted" if share.num_losses else "started", names_of(share.asks)
         about = event(kind, agent=share.agent, node=node[:12], member=names)
         log.info("node agent %d starts %s", share.agent, names, extra=about)
 
@@ -182,7 +171,7 @@ class ClusterMembers:
         while not self._lost.empty():
             number, why = self._lost.get()
             lost[number] = why
-        for share in self._shares:
+        for share in [*self._shares]:
             if self._closing.is_set():
                 return
             status = self._hub.status(share.agent)
@@ -202,17 +191,36 @@ class ClusterMembers:
                 and share.agent not in self._hub.nodes
             ):
                 self._lose(share, "its agent did not connect in time")
+            elif share.asks:
+                self._tell(share)
+            else:
+                self._leave(share)
+        for share in [*self._leaving]:
+            self._tell(share)
+            self._see_off(share, share.agent in lost)
+        if time.monotonic() - self._looked_at > _NODES_SECONDS:
+            self._drain()
+            self._looked_at = time.monotonic()
 
-    def _lose(self, share: _Share, why: str) -> None:
-        names = _names(share.asks)
-        about = event("died", agent=share.agent, node=share.node[:12], member=names, cause=why)
+    def _tell(self, share: Share) -> None:
+        """Tell an agent which members it is to have, if it does not know."""
+        wanted = share.members(len(self.plan.pools))
+        if wanted == share.assigned or share.agent not in self._hub.nodes:
+            return
+        for index, numbers in enumerate(wanted):
+            self._hub.send_control(share.agent, {"assign": [index, list(numbers)]})
+        share.assigned = wanted
+
+    def _lose(self, share: Share, why: str) -> None:
+        names, node = names_of(share.asks), share.node[:12]
+        about = event("died", agent=share.agent, node=node, member=names, cause=why)
         log.warning("node agent %d with %s was lost: %s", share.agent, names, why, extra=about)
         if share.handle is not None:
             threading.Thread(target=share.handle.kill, daemon=True).start()  # may take seconds
-        self._node_failures[share.node] += 1
-        if self._node_failures[share.node] == self.plan.ray.max_node_failures:
-            about = event("left_out", node=share.node[:12], cause=why)
-            log.warning("node %s has failed too often: left out", share.node[:12], extra=about)
+        self._failures[share.node].append(time.monotonic())
+        if len(self._failures[share.node]) == self.plan.ray.max_node_failures:
+            about = event("left_out", node=node, cause=why)
+            log.warning("node %s has failed too often: left out", node, extra=about)
         try:
             share.restarts.count(
                 f"node agent {share.agent} with {names} was lost: {why}",
@@ -220,36 +228,78 @@ class ClusterMembers:
             )
         except ActorFailed as error:
             raise RunLost(*error.parts) from error
+        self._num_losses += 1
+        share.lose()
         share.num_losses += 1
-        share.handle, share.lost_at = None, time.monotonic()
         self._place_again(share)
+        if share.lost_at:
+            log.warning("%s find no place yet and wait for a node", names_of(share.asks))
+            self._want()
 
-    def _place_again(self, share: _Share) -> None:
-        """On the same node or on another, as soon as one has what it asks for."""
-        limit = self.plan.ray.max_node_failures
-        nodes = [each for each in self.cluster.nodes() if self._node_failures[each.id] < limit]
-        wanted = total(share.asks)
-        fitting = [
-            node
-            for node in nodes
-            if node.fits(wanted) and all(node.fits(ask.resources) for ask in share.asks)
-        ]
-        if fitting:
-            # Elsewhere first: a node that has just failed may be about to fail again.
-            fitting.sort(key=lambda node: (self._node_failures[node.id], -node.cpus))
-            self._start(share, fitting[0].id)
-        elif time.monotonic() - share.lost_at > self.plan.ray.wait_seconds:
-            raise RunLost(
-                f"{_names(share.asks)} of a lost node find no place together",
-                "; ".join(node.describe() for node in nodes) or "no node is left",
-                "start another node, then `unirl resume`",
-            )
+    def _place_again(self, share: Share) -> None:
+        """On the same node or on others, as soon as there is what it asks for."""
+        if not share.asks:
+            self._shares.remove(share)
+            return
+        nodes = self._nodes()
+        # Elsewhere first: a node that has just failed may be gone, and Ray not know of it yet.
+        nodes.sort(key=lambda node: (max(self._failures[node.id], default=0.0), -node.cpus))
+        try:
+            found = place_together(share.asks, nodes) or place(share.asks, nodes)
+        except CannotPlace as error:
+            waits = time.monotonic() - share.lost_at
+            if waits > self.plan.ray.wait_seconds and not any(each.handle for each in self._shares):
+                raise RunLost(
+                    f"{names_of(share.asks)} of a lost node: {error.parts[0]}", *error.parts[1:]
+                ) from None
+            return
+        for number, (node, own) in enumerate(found.items()):
+            if number:
+                self._shares.append(another := Share(own, self._new_restarts()))
+                self._start(another, node)
+            else:
+                share.asks = own
+                self._start(share, node)
 
     def _give_up(self, error: UniRLError) -> None:
         failed = error if isinstance(error, ActorFailed) else ActorFailed(*error.parts)
         self._error = failed
         for pipeline in self.pipelines:
             pipeline.queue.close()
+
+    # -- leave -------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Leave the nodes that are about to go: their members finish what they hold, and continue
+        elsewhere.
+        """
+        going = {node.id: node.name for node in self.cluster.nodes() if node.is_drained}
+        for share in [each for each in self._shares if each.node in going]:
+            names = names_of(share.asks)
+            about = event("drained", agent=share.agent, node=share.node[:12], member=names)
+            text = "node %s is being drained: %s finish what they hold, and continue elsewhere"
+            log.warning(text, going[share.node], names, extra=about)
+            stays = replace(share)
+            self._shares[self._shares.index(share)] = stays
+            stays.lose()
+            share.asks, share.left_at = [], time.monotonic()
+            self._leaving.append(share)
+            self._place_again(stays)
+
+    def _leave(self, share: Share) -> None:
+        self._shares.remove(share)
+        share.left_at = time.monotonic()
+        self._leaving.append(share)
+
+    def _see_off(self, share: Share, is_lost: bool) -> None:
+        """End an agent that has no members any more, or whose members do not come to an end."""
+        pids, seconds = self._hub.status(share.agent).get("pids"), self.plan.runner.hang_seconds
+        have_left = pids is not None and not any(share.assigned) and not self._actors_of(pids)
+        if is_lost or have_left or time.monotonic() - share.left_at > seconds:
+            log.info("node agent %d left", share.agent)
+            self._leaving.remove(share)
+            if share.handle is not None:
+                threading.Thread(target=share.handle.kill, daemon=True).start()
 
     # -- what a runner asks ------------------------------------------------------------------------
 
@@ -261,41 +311,44 @@ class ClusterMembers:
     @property
     def num_restarts(self) -> int:
         """How often members or whole agents were started again."""
-        return self._heard.num_restarts + sum(share.num_losses for share in self._shares)
+        return self._heard.num_restarts + self._num_losses
 
-    def _pids(self, roles: Sequence[str]) -> list[int | None]:
+    def _actors_of(self, pids: Mapping[str, int | None]) -> list[int | None]:
+        """Of what an agent said of its processes."""
+        names = [pool.name for pool in self.plan.pools]
+        return [pid for name, pid in pids.items() if name.rpartition(" ")[0] in names]
+
+    def _said_pids(self) -> list[Mapping[str, int | None]]:
         agents = [share.agent for share in self._shares if share.agent in self._hub.nodes]
-        found = [self._hub.status(agent).get("pids", {}) for agent in agents]
-        return [
-            pid for pids in found for name, pid in pids.items() if name.rpartition(" ")[0] in roles
-        ]
+        return [self._hub.status(agent).get("pids", {}) for agent in agents]
 
     def actor_pids(self) -> list[int | None]:
         """As their agents said last; of no use on this machine unless they run on it."""
-        return self._pids([pool.name for pool in self.plan.pools])
+        return [pid for pids in self._said_pids() for pid in self._actors_of(pids)]
 
     def helper_pids(self) -> list[int | None]:
         """As actor_pids."""
-        return self._pids([pool.helpers.role for pool in self.plan.pools if pool.helpers])
+        actors = {*self.actor_pids()}
+        return [pid for pids in self._said_pids() for pid in pids.values() if pid not in actors]
 
     def resize(self, pool: Pool, size: int) -> None:
-        """Let a pool have so many members: on the nodes that the run has, spread."""
+        """Let a pool have so many members: on nodes that have what they ask for."""
         check_size(self.plan, pool, size)
         index = self.plan.pools.index(pool)
         with self._lock:
             own = [
                 (share, ask) for share in self._shares for ask in share.asks if ask.pool == index
             ]
-            own.sort(key=lambda each: each[1].numbers)
+            # Those without a node leave first.
+            own.sort(key=lambda each: (each[0].lost_at > 0.0, each[1].numbers))
+            first = self._next_numbers[index]
+            new = range(first, first + size - len(own))
+            self._place([Ask(index, pool.name, (number,), pool.resources) for number in new])
+            self._next_numbers[index] += len(new)
             for share, ask in own[size:]:
                 share.asks.remove(ask)
-            first = 1 + max((ask.numbers[0] for _, ask in own), default=-1)
-            for number in range(first, first + size - len(own)):
-                share = min(self._shares, key=lambda share: len(share.asks))
-                share.asks.append(Ask(index, pool.name, (number,), pool.resources))
             for share in self._shares:
-                numbers = [n for ask in share.asks if ask.pool == index for n in ask.numbers]
-                self._hub.send_control(share.agent, {"assign": [index, numbers]})
+                self._tell(share)
         log.info("pool %s is to have %d members", pool.name, size)
 
     def after_update(self, loop: TrainLoop) -> None:
@@ -317,16 +370,8 @@ class ClusterMembers:
         deadline = time.monotonic() + _END_SECONDS
         while self._hub.nodes and time.monotonic() < deadline:
             time.sleep(0.02)
-        for share in self._shares:
+        for share in (*self._shares, *self._leaving):
             if share.handle is not None:
                 share.handle.kill()
         self.cluster.close()
         self.transport.close()
-
-
-def _names(asks: Sequence[Any]) -> str:
-    """ "actor 0, 2" """
-    pools: dict[str, list[int]] = {}
-    for ask in asks:
-        pools.setdefault(ask.name, []).extend(ask.numbers)
-    return "; ".join(f"{name} {', '.join(map(str, found))}" for name, found in pools.items())

@@ -20,11 +20,14 @@ class Node:
     gpus: float = 0.0
     memory_gib: float = 0.0
     labels: dict[str, str] = field(default_factory=dict)
+    is_drained: bool = False
+    """It is about to go: nothing new is placed there."""
 
     def fits(self, wanted: Resources) -> bool:
         """Whether it has what is asked for."""
         return (
-            wanted.cpus <= self.cpus + 1e-9
+            not self.is_drained
+            and wanted.cpus <= self.cpus + 1e-9
             and wanted.gpus <= self.gpus + 1e-9
             and wanted.memory_gib <= self.memory_gib + 1e-9
             and all(self.labels.get(key) == value for key, value in wanted.labels.items())
@@ -36,6 +39,12 @@ class Node:
         self.gpus -= wanted.gpus
         self.memory_gib -= wanted.memory_gib
 
+    def give(self, back: Resources) -> None:
+        """It is not taken any more."""
+        self.cpus += back.cpus
+        self.gpus += back.gpus
+        self.memory_gib += back.memory_gib
+
     def describe(self) -> str:
         """What it has left, for people."""
         parts = [f"{self.cpus:g} CPUs"]
@@ -43,7 +52,7 @@ class Node:
             parts.append(f"{self.gpus:g} GPUs")
         parts.append(f"{self.memory_gib:.1f} GiB")
         parts += [f"{key}={value}" for key, value in self.labels.items() if "ray.io" not in key]
-        return f"{self.name} has {', '.join(parts)}"
+        return f"{self.name} has {', '.join(parts)}{', and is drained' * self.is_drained}"
 
 
 @dataclass(frozen=True)
@@ -78,6 +87,14 @@ def total(asks: Sequence[Ask]) -> Resources:
         sum(ask.resources.gpus for ask in asks),
         sum(ask.resources.memory_gib for ask in asks),
     )
+
+
+def place_together(asks: Sequence[Ask], nodes: Sequence[Node]) -> dict[str, list[Ask]]:
+    """All on the first node that has what they ask for; empty where none has."""
+    for node in nodes:
+        if node.fits(total(asks)) and all(node.fits(ask.resources) for ask in asks):
+            return {node.id: list(asks)}
+    return {}
 
 
 def place(asks: Sequence[Ask], nodes: Sequence[Node]) -> dict[str, list[Ask]]:

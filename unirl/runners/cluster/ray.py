@@ -84,7 +84,7 @@ class RayCluster:
     def __init__(self, config: RayConfig, wanted: Resources, *, is_again: bool = False) -> None:
         import ray
 
-        self._ray, self._config, self._is_ours = ray, config, False
+        self._ray, self._config, self._is_ours, self._wants = ray, config, False, False
         self._parcel = pack(config.working_dir)
         self._asked_at = self._heard_at = time.monotonic()
         if ray.is_initialized():
@@ -188,6 +188,7 @@ class RayCluster:
         if not self._answers():
             return []
         free = self._ray._private.state.available_resources_per_node()
+        drained = self._ray._private.state.state.get_draining_nodes()
         found = []
         for each in self._ray.nodes():
             if not each["Alive"]:
@@ -201,9 +202,26 @@ class RayCluster:
                     left.get("GPU", 0.0),
                     left.get("memory", 0.0) / 2**30,
                     dict(each.get("Labels") or {}),
+                    each["NodeID"] in drained,
                 )
             )
         return found
+
+    def want(self, asks: Sequence[Resources]) -> None:
+        """Say to an autoscaler, if the cluster has one, what nodes there should be for."""
+        if self._is_ours:
+            return
+        from ray.autoscaler.sdk import request_resources
+
+        self._wants = bool(asks)
+        kinds = [
+            {"CPU": one.cpus, "GPU": one.gpus, "memory": one.memory_gib * 2**30} for one in asks
+        ]
+        with contextlib.suppress(Exception):  # a hint, and nothing waits for it
+            request_resources(
+                bundles=[{name: value for name, value in kind.items() if value} for kind in kinds],
+                bundle_label_selectors=[dict(one.labels) for one in asks],
+            )
 
     def start_agent(self, node: str, wanted: Resources, setup: AgentSetup) -> AgentHandle:
         """Start an agent on a node."""
@@ -228,6 +246,8 @@ class RayCluster:
 
     def close(self) -> None:
         """Leave the cluster; one of ours ends. Idempotent."""
+        if self._wants:
+            self.want(())
         if self._is_ours or self._config.address:
             with contextlib.suppress(Exception):
                 self._ray.shutdown()
