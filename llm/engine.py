@@ -158,7 +158,7 @@ class Engine(Protocol):
         """One completion; the event loop runs on meanwhile."""
 
     def so_far(self, id: str) -> Completion | None:
-        """What a request in flight has drawn, as if aborted now; None: that cannot be told."""
+        """What a request in flight has drawn, as if aborted now; None: that is not known."""
 
     async def abort(self, ids: list[str] | None = None) -> None:
         """End these requests (None: all) now: their `generate` returns what there is, finish

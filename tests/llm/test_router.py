@@ -120,7 +120,7 @@ def test_servers_join_and_leave_by_a_file_while_it_continues(tmp_path: Path) -> 
         last = asyncio.create_task(router.generate(request("last.0", 40)))
         await asyncio.sleep(LOOK)
         names.write_text(f"{other.url}\n")
-        assert len((await last).tokens) == 40  # whoever leaves finishes what it has
+        assert len((await last).tokens) == 40  # one that leaves finishes what it has
         await until(lambda: router.stats()["servers"] == 1)
         await asyncio.sleep(3 * LOOK)
         before = len(asked(one))

@@ -1,8 +1,8 @@
 """The ranks of a learner as processes of this machine that the run starts by itself.
 
 The run's own process is rank 0. It alone has the queue, in whatever mode and with whatever runner:
-of each batch every rank gets an equal part, and what all of them must do together the others are
-told to do first. They hold the same weights, or a shard each: a checkpoint is that of one process.
+of each batch every rank gets an equal part, and what all must do together is an order to the others
+first. They hold the same weights, or a shard each: a checkpoint is that of one process.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ class _MakeFirst:
 
 
 class _Others:
-    """The processes of ranks 1 and up, and what they are told."""
+    """The processes of ranks 1 and up, and the orders that they get."""
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint | None, log_dir: Path | None) -> None:
         dist: Any = torch.distributed
         self.plan, learner, self._is_checked = plan, plan.learner, False
         seconds = learner.queue.timeout_seconds
-        # A port that the system chooses: the others are told.
+        # A port that the system chooses.
         store = dist.TCPStore(
             _HOST, 0, learner.ranks, True, timedelta(seconds=seconds), wait_for_workers=False
         )

@@ -98,7 +98,7 @@ class VllmEngine:
             await self.core.ask(self.core.llm.abort(wanted), "to abort requests")
 
     def so_far(self, id: str) -> Completion | None:
-        """Told at the end alone: to be told meanwhile costs a message for each token."""
+        """Known at the end alone: to know meanwhile costs a message for each token."""
         return None
 
     async def pause(self, mode: PauseMode = "keep") -> None:
