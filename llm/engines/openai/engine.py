@@ -262,8 +262,9 @@ class OpenAiEngine:
             run.idle.set()
         self._usage.count(prompt=len(body["prompt"]), generated=len(run.tokens))
         done, had = replace(self._extend(request, run), finish=finish), run.broken
+        # Once it is given up, others continue from whatever there is.
         longer = had is not None and len(had.tokens) > len(done.tokens)
-        return had if had is not None and longer and finish == "aborted" else done
+        return had if had and longer and self._closed and finish == "aborted" else done
 
     def _extend(self, request: Request, run: _Run) -> Completion:
         """As if it were aborted now."""
