@@ -60,6 +60,8 @@ def test_a_sharded_language_model_learns_the_same_and_is_resumed_by_one_process(
     alone = learned(settings, "grpo", tmp_path / "alone")
     ranks = {**settings, "learner.ranks": 2, "model.shard": True}
     require_close(alone, learned(ranks, "grpo", tmp_path / "two"))
+    together = unirl.make_plan("grpo", **{**ranks, "run.total_steps": 56})
+    unirl.run(together, tmp_path / "two", resume=tmp_path / "two", console=False)
     more = {**settings, "run.total_steps": 64}
     plan = unirl.make_plan("grpo", **more)
     result = unirl.run(plan, tmp_path / "two", resume=tmp_path / "two", console=False)

@@ -149,6 +149,7 @@ class _Others:
         learner.step = partial(self._step, learner, learner.step)
         learner.weights = partial(self._weights, learner, learner.weights)
         learner.state_dict = partial(self._state_dict, learner, learner.state_dict)
+        learner.load_state_dict = partial(self._load_state_dict, learner.load_state_dict)
         found: Learner = learner
         return found
 
@@ -172,6 +173,12 @@ class _Others:
     def _state_dict(self, learner: Learner, state_dict: Callable[[], LearnerState]) -> LearnerState:
         self._tell_all_of(learner, "state_dict")
         return state_dict()
+
+    def _load_state_dict(self, load: Callable[[LearnerState], None], state: LearnerState) -> None:
+        """The others read it from the same files, now: weights were gathered before."""
+        for rank in range(1, self.ranks.world_size):
+            self._tell(rank, "restore")
+        load(state)
 
     def _tell_all_of(self, learner: Learner, order: str) -> None:
         """Where each holds all, each does it alone."""
@@ -232,8 +239,6 @@ def _follow(setup: _Setup) -> None:
     with ranks.joined(learner_plan.queue.timeout_seconds):
         make: Callable[..., Learner] = learner_plan.make
         learner = make(LearnerContext(plan.learner_seed(0)), ranks=ranks)
-        if setup.checkpoint is not None:
-            state.restore_learner(learner, load_checkpoint(setup.checkpoint))
         while True:
             try:
                 order, *values = pickle.loads(setup.orders.recv_bytes())
@@ -245,6 +250,8 @@ def _follow(setup: _Setup) -> None:
                 version, wait_seconds, packed = values
                 slots = [_unpacked(each, learner_plan.spec) for each in packed]
                 learner.step(Batch(slots, version, wait_seconds))
+            elif order == "restore" and setup.checkpoint is not None:
+                state.restore_learner(learner, load_checkpoint(setup.checkpoint))
             elif order == "require_alike":
                 _require_alike(learner, ranks)
             else:
