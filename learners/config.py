@@ -16,6 +16,10 @@ class UnrollLearnerConfig:
     """The loss, and how often each batch is used."""
 
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    ranks: int = 1
+    """Processes of this machine that learn together, each from its part of every batch; episodes
+    that are reported are those of the first part. More: faster, where there are GPUs or cores.
+    """
     gamma: float = field(default=0.99, metadata={"common": True})
     """Discount per step. More: farther sight, noisier targets."""
     lambda_: float = 1.0
@@ -78,7 +82,7 @@ class UnrollLearnerConfig:
             )
         check_at_least(0, "learner", self, "rho_clip", "pg_rho_clip", "c_clip")
         check_at_least(0, "learner", self, "value_coef", "entropy_coef")
-        check_at_least(1, "learner", self, "epochs", "minibatches")
+        check_at_least(1, "learner", self, "ranks", "epochs", "minibatches")
         check_positive("learner.reward_clip", self.reward_clip, "1 is usual for Atari")
         check_positive("learner.reward_scale", self.reward_scale, "1 leaves rewards as they are")
         check_positive("learner.stop_kl", self.stop_kl, "0.02 is usual; leave it out for no limit")

@@ -46,12 +46,23 @@ class Ranks:
     """This process among `world_size` ones; rank 0 is the main one: it alone writes, and decides
     when to end.
 
+    meet_at: the store of torch.distributed where they meet, with a timeout; None: as the
+    environment of torchrun's processes says.
+
     Every method that sums or compares is called by all ranks, in one order. It returns the same
     bits to each of them, or raises RankLost by the deadline. Alone, all of them return their input.
     """
 
-    def __init__(self, rank: int = 0, world_size: int = 1, local_rank: int = 0) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        world_size: int = 1,
+        local_rank: int = 0,
+        *,
+        meet_at: Callable[[timedelta], Any] | None = None,
+    ) -> None:
         self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
+        self._meet_at = meet_at
         self._deadline_seconds = 0.0
         self._store: Any = None
         self._nccl: Any = None
@@ -101,10 +112,11 @@ class Ranks:
             yield
         except BaseException as error:
             self._report("" if isinstance(error, RankLost) else f"{type(error).__name__}: {error}")
+            if self._meet_at is not None:  # this process may meet others again
+                with contextlib.suppress(Exception):
+                    torch.distributed.destroy_process_group()
             raise
-        import torch.distributed as dist
-
-        dist.destroy_process_group()
+        torch.distributed.destroy_process_group()
         self._store = self._nccl = None
 
     def _join(self, deadline_seconds: float) -> None:
@@ -121,9 +133,12 @@ class Ranks:
         meeting_seconds = max(deadline_seconds, _MEETING_SECONDS)
         try:
             meeting = timedelta(seconds=meeting_seconds)
-            store, _, _ = next(
-                dist.rendezvous("env://", self.rank, self.world_size, timeout=meeting)
-            )
+            if self._meet_at is not None:
+                store = self._meet_at(meeting)
+            else:
+                store, _, _ = next(
+                    dist.rendezvous("env://", self.rank, self.world_size, timeout=meeting)
+                )
             # Keys of its own for each meeting: what an earlier one left there is not read again.
             number = store.add(f"unirl/meetings/{self.rank}", 1)
             self._store = dist.PrefixStore(f"unirl/{number}", store)
@@ -146,7 +161,9 @@ class Ranks:
                 self._nccl = dist.group.WORLD._get_backend(torch.device("cuda"))
                 self._nccl.set_timeout(patience)
         except (RuntimeError, ValueError) as error:
-            address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            address = "the port of the first"
+            if self._meet_at is None:
+                address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             raise RankLost(
                 f"rank {self.rank} of {self.world_size} did not meet the others at {address}",
                 f"all must come within {meeting_seconds:g} s: {_gist(error)}",

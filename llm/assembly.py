@@ -113,7 +113,7 @@ def settle_dtypes(config: LanguageConfig) -> tuple[ModelConfig, TeacherConfig, s
     """
     learner = device_name(config.learner.device)
     devices = [learner] if config.only != "rollout" else []
-    if config.only != "train" and not config.engine.url and config.engine.dtype == "auto":
+    if config.only != "train" and not config.engine.is_server and config.engine.dtype == "auto":
         devices.append(device_name(config.engine.device))
     dtype, why = settle_dtype(config.model, *devices)
     teacher = config.teacher
@@ -178,9 +178,10 @@ def _require_trainable(config: LanguageConfig, algorithm: Algorithm) -> None:
         )
     check_critic(config.critic, algorithm, config.model)
     check_num_steps(algorithm, config.learner.epochs * config.learner.minibatches)
-    if config.learner.minibatches > config.queue.batch_size:
+    if config.learner.minibatches * config.learner.ranks > config.queue.batch_size:
         raise UniRLError(
-            f"learner.minibatches is {config.learner.minibatches}",
+            f"learner.minibatches is {config.learner.minibatches}, "
+            f"and learner.ranks {config.learner.ranks}",
             f"each takes whole groups, and queue.batch_size is {config.queue.batch_size}",
             "lower learner.minibatches, or raise queue.batch_size",
         )
@@ -192,7 +193,7 @@ def _require_sleep(config: LanguageConfig) -> None:
     # Made and not started there is nothing to close.
     if make_engine(config.engine, config.model).capabilities.sleep:
         return
-    server = bool(config.engine.url)
+    server = config.engine.is_server
     raise UniRLError(
         f"mode colocated with engine {config.engine.kind}{' behind a server' if server else ''}",
         "the engine gives its memory back while the learner learns, and this one cannot sleep",
@@ -212,6 +213,7 @@ def make_rollout(
     config: LanguageConfig,
     index: PromptIndex | None = None,
     link: EvaluationLink | None = None,
+    saves: bool = False,
 ) -> Rollout:
     prompts, rewarder = _prompts(config, index)
     return Rollout(
@@ -226,6 +228,7 @@ def make_rollout(
         max_staleness=config.max_staleness,
         sleeps=config.mode == "colocated",
         visitors=link.visitors(context.index) if link is not None else None,
+        saves=saves,
     )
 
 
@@ -312,7 +315,7 @@ def make_evaluator(
     """
 
     def make() -> Rollout:
-        engine = replace(config.engine, kind="hf", url="")
+        engine = replace(config.engine, kind="hf", url="", urls_file="")
         model = for_evaluation(config.model, engine.device)
         return Rollout(
             make_engine(engine, model),

@@ -157,6 +157,9 @@ class Engine(Protocol):
     async def generate(self, request: Request) -> Completion:
         """One completion; the event loop runs on meanwhile."""
 
+    def so_far(self, id: str) -> Completion | None:
+        """What a request in flight has drawn, as if aborted now; None: that is not known."""
+
     async def abort(self, ids: list[str] | None = None) -> None:
         """End these requests (None: all) now: their `generate` returns what there is, finish
         "aborted". Unknown ids are ignored: they have just ended.
@@ -193,6 +196,9 @@ class Engine(Protocol):
 class EngineFailed(Restartable):
     """An engine died, hangs, or answers nonsense."""
 
+    partial: Completion | None = None
+    """What had come of the request that it failed at."""
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -227,7 +233,13 @@ class EngineConfig:
     "": a temporary folder of this machine.
     """
     url: str = ""
-    """vllm, openai: a server that runs already. "": vllm starts its own engine."""
+    """vllm, openai: a server that runs already; or several, separated by commas. "": vllm starts an
+    engine of its own.
+    """
+    urls_file: str = ""
+    """vllm, openai: a file that names such servers instead, one URL a line. It is read again every
+    second: servers join, and leave when they have finished, while the run continues.
+    """
     api_key_variable: str = ""
     """openai: name of the environment variable that holds the key. "": none is sent."""
     eager: bool = True
@@ -254,11 +266,25 @@ class EngineConfig:
             value = getattr(self, name)
             check_setting(value >= 0, f"engine.{name}", value, "must be >= 0", remedy)
         check_device("engine.device", self.device, may_be_auto=True)
-        if self.url:
-            require_url(self.url, "engine.url", "engine.api_key_variable")
-        if self.kind == "openai" and not self.url:
+        for url in self.urls:
+            require_url(url, "engine.url", "engine.api_key_variable")
+        check_setting(
+            not (self.url and self.urls_file), "engine.urls_file", self.urls_file,
+            "must not be set where engine.url is", "set one of them",
+        )  # fmt: skip
+        if self.kind == "openai" and not self.is_server:
             raise UniRLError(
                 "engine openai has no server",
                 'engine.url is "", it must name one',
                 "set engine.url to http://127.0.0.1:8000/v1, say",
             )
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers that `url` names."""
+        return tuple(filter(None, (url.strip() for url in self.url.split(","))))
+
+    @property
+    def is_server(self) -> bool:
+        """Whether it is behind a server that runs already."""
+        return bool(self.url or self.urls_file)

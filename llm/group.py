@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor
 
 from unirl.core.sample import Field, SampleSpec
 from unirl.errors import UniRLError
-from unirl.llm.engine import Completion
+from unirl.llm.engine import Completion, Finish
 
 T = TypeVar("T")
 
-FINISHES = ("stop", "length", "aborted")
+FINISHES: tuple[Finish, ...] = ("stop", "length", "aborted")
 """What a finish code means."""
 SCORE, FAILED, TIMED_OUT = range(3)
 """Outcome codes of one reward; only a score has a value."""
@@ -184,3 +185,17 @@ def read_group(data: Mapping[str, Any], ticket: int = -1) -> Group:
         ticket=ticket,
         **{name: data[name][begin:end] for name in ("token", "logp", "mask", "version")},
     )
+
+
+def completions_of(group: Group) -> list[Completion]:
+    """The completions that a group was written from."""
+    starts = group.starts.tolist()
+    found = []
+    for i, (begin, end) in enumerate(pairwise(starts)):
+        token, logp, version, mask = (
+            tuple(each[begin:end].tolist())
+            for each in (group.token, group.logp, group.version, group.mask)
+        )
+        finish = FINISHES[int(group.finish[i])]
+        found.append(Completion(token, logp, version, finish, () if all(mask) else mask))
+    return found

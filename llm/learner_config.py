@@ -19,6 +19,10 @@ class LlmLearnerConfig:
             lr=1e-6, max_grad_norm=1.0, epsilon=1e-8, beta2=0.99
         )
     )
+    ranks: int = 1
+    """Processes of this machine that learn together, each from its part of every batch; with
+    model.shard each holds a part of the model, too. More: faster, where there are GPUs or cores.
+    """
     epochs: int = 1
     """Passes over each batch. More: more from each completion, further from the policy that wrote
     it.
@@ -37,7 +41,7 @@ class LlmLearnerConfig:
     """auto: cuda where there is one, else cpu."""
 
     def __post_init__(self) -> None:
-        check_at_least(1, "learner", self, "epochs", "minibatches", "micro_tokens")
+        check_at_least(1, "learner", self, "ranks", "epochs", "minibatches", "micro_tokens")
         check_device("learner.device", self.device, may_be_auto=True)
         if self.optimizer.lr_schedule == "adaptive":
             self._check_adaptive()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -24,10 +25,13 @@ from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm.engine import Completion, Engine, EngineFailed, Request, SamplingConfig
 from unirl.llm.group import Score, write_group
+from unirl.llm.group_saver import GroupSaver
 from unirl.llm.in_vain import InVain
 from unirl.llm.own_code import load_own
 from unirl.llm.rewards.rewards import Rewarder, combine
 from unirl.llm.tasks.prompts import Prompt, PromptSource
+
+log = logging.getLogger(__name__)
 
 REASONS = ("reward_failed", "filtered", "zero_variance", "prompt_too_long")
 """Why a rollout discards a group."""
@@ -54,6 +58,10 @@ class RolloutConfig:
     """
     function: str = ""
     """module:attr of an own rollout function: see RolloutFunction. "": one request, one answer."""
+    save_seconds: float = 1.0
+    """How often completions in flight are saved, so that another engine can continue them when
+    theirs dies; where engines have processes of their own, and without `function`. 0: never.
+    """
     filter: str = ""
     """module:attr of an own group filter: see GroupFilter. "": every group is kept."""
     give_up_after: int = 512
@@ -64,7 +72,7 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         size = self.group_size
         check_setting(size >= 1, "rollout.group_size", size, "must be >= 1", "8 is usual")
-        check_at_least(0, "rollout", self, "give_up_after")
+        check_at_least(0, "rollout", self, "give_up_after", "save_seconds")
         if self.zero_variance not in ("skip", "discard", "train"):
             raise UniRLError(
                 f"rollout.zero_variance {self.zero_variance!r} is unknown",
@@ -110,7 +118,7 @@ class Rollout:
     makes it. ranks: processes that share one order of prompts; ticket n of each asks prompt number
     rank + world_size * n. max_staleness: a partial completion that is older is generated again.
     sleeps: the engine gives its memory back while no sample is in flight. visitors: they may come
-    from the first sample on.
+    from the first sample on. saves: groups in flight are saved for other engines.
     """
 
     def __init__(
@@ -127,6 +135,7 @@ class Rollout:
         max_staleness: int,
         sleeps: bool = False,
         visitors: Visitors | None = None,
+        saves: bool = False,
     ) -> None:
         self.engine, self.prompts, self.sampling = engine, prompts, sampling
         self._weights, self._rewarder, self._config = weights, rewarder, config
@@ -136,12 +145,13 @@ class Rollout:
         self._failure: UniRLError | EngineFailed | None = None
         self._incoming, self._visitors = Incoming(weights), visitors
         self._sleeps, self._num_open = sleeps, 0
+        self._save_seconds = config.save_seconds if saves and not config.function else 0.0
         self._num_running = 0
         self._retries = 0.0
         """Of the engine, as far as they are reported."""
-        self._kept: dict[int, list[Completion | None]] = {}
+        self._kept: dict[int, Sequence[Completion | None]] = {}
         """By number of the prompt, what interrupted groups have so far."""
-        self._slots: dict[str, Slot] = {}
+        self._slots: dict[str, tuple[Slot, GroupSaver]] = {}
         """By id of a request, the slot that its group is for."""
 
     async def produce(self, slot: Slot) -> None:
@@ -187,14 +197,23 @@ class Rollout:
     async def _produce(self, slot: Slot) -> None:
         number = self._ranks.rank + self._ranks.world_size * slot.pool_ticket
         prompt = self.prompts.prompt(number)
-        requests = self._requests(number, prompt)
-        self._slots.update((request.id, slot) for request in requests)
+        saver = GroupSaver(
+            self.engine,
+            slot,
+            prompt.tokens,
+            self._save_seconds,
+            lambda: len(self._slots) // self._config.group_size,
+        )
+        requests = self._requests(number, prompt, saver.saved())
+        self._slots.update((request.id, (slot, saver)) for request in requests)
         started = time.monotonic()
+        saver.start(requests)
         try:
             completions = await self._generate(self, prompt, requests)
         finally:
             for request in requests:
                 del self._slots[request.id]
+            saver.close()
         generated = time.monotonic()
         if any(one.finish == "aborted" for one in completions):
             self._kept[number] = list(completions)
@@ -206,6 +225,7 @@ class Rollout:
             self._in_vain.count(discard.reason)
             raise
         self._in_vain.reset()
+        saver.forget()
         slot.used = write_group(slot.data, prompt.tokens, completions, scores)
         slot.data["generate_seconds"].fill_(generated - started)
         slot.data["reward_seconds"].fill_(time.monotonic() - generated)
@@ -224,8 +244,10 @@ class Rollout:
         work = asyncio.ensure_future(self.engine.generate(request))
         try:
             while not (await asyncio.wait({work}, timeout=_SIGN_OF_LIFE_SECONDS))[0]:
-                if (slot := self._slots.get(request.id)) is not None:
-                    slot.progress()
+                if request.id in self._slots:
+                    self._slots[request.id][0].progress()
+            if request.id in self._slots:
+                self._slots[request.id][1].end(request, work.result())
             return work.result()
         finally:
             work.cancel()
@@ -268,8 +290,15 @@ class Rollout:
         texts = [self.prompts.said(one) for one in completions]
         return await self._rewarder.score_group(prompt, texts, completions)
 
-    def _requests(self, number: int, prompt: Prompt) -> list[Request]:
-        kept = self._kept.pop(number, [None] * self._config.group_size)
+    def _requests(
+        self, number: int, prompt: Prompt, saved: Sequence[Completion | None] | None
+    ) -> list[Request]:
+        """saved: what another engine had of the group when it was lost."""
+        if saved is not None:
+            have = sum(len(one.tokens) for one in saved if one is not None)
+            log.info("prompt %d is continued with %d tokens of a lost engine", number, have)
+        nothing: list[Completion | None] = [None] * self._config.group_size
+        kept = self._kept.pop(number, saved or nothing)
         oldest = self.engine.version - self._max_staleness
         requests = []
         for i, partial in enumerate(kept):

@@ -50,6 +50,7 @@ HEAVY = (
     "llm/test_rewards_model.py",
     "llm/test_rewards_workers.py",
     "llm/test_rollout.py",
+    "llm/test_router.py",
     "llm/test_saved_samples.py",
     "llm/test_sharding.py",
     "llm/test_teacher_server.py",

@@ -16,14 +16,14 @@ def require_engine(config: EngineConfig, model: ModelConfig) -> None:
     """
     if config.transfer == "lora" and config.kind != "hf":
         _require_adapters(config, model)
-    if config.kind == "vllm" and not config.url and importlib.util.find_spec("vllm") is None:
+    if config.kind == "vllm" and not config.is_server and importlib.util.find_spec("vllm") is None:
         from unirl.llm.engines.vllm.arguments import missing_vllm
 
         raise missing_vllm("there is no package vllm in this environment")
 
 
 def takes_adapters(config: EngineConfig) -> bool:
-    return config.kind == "vllm" and config.transfer == "lora" and not config.url
+    return config.kind == "vllm" and config.transfer == "lora" and not config.is_server
 
 
 def make_engine(config: EngineConfig, model: ModelConfig) -> Engine:
@@ -33,19 +33,23 @@ def make_engine(config: EngineConfig, model: ModelConfig) -> Engine:
         from unirl.llm.engines.hf.engine import HfEngine
 
         return HfEngine(base, config)
-    if config.kind == "vllm" and not config.url:
+    if config.kind == "vllm" and not config.is_server:
         from unirl.llm.engines.vllm.engine import VllmEngine
 
         return VllmEngine(base, config)
+    if config.urls_file or len(config.urls) > 1:
+        from unirl.llm.engines.router import Router
+
+        return Router(base, config)
     from unirl.llm.engines.openai.engine import OpenAiEngine
 
     return OpenAiEngine(base, config)
 
 
 def _require_adapters(config: EngineConfig, model: ModelConfig) -> None:
-    if config.url:
+    if config.is_server:
         raise UniRLError(
-            f"engine.transfer is lora and engine.url is {config.url}",
+            f"engine.transfer is lora and engine.url is {config.url or config.urls_file}",
             "adapters alone travel to a vLLM that UniRL starts itself; a server takes whole "
             "weights, into which adapters are merged",
             "leave engine.transfer out, or engine.url",

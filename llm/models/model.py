@@ -41,8 +41,8 @@ class ModelConfig:
     gradient_checkpointing: bool = False
     """Keep only the borders of layers and compute the rest again: less memory, a third slower."""
     shard: bool = False
-    """Under torchrun: divide weights, gradients and optimiser among the processes (FSDP2). Less
-    memory in each, more communication between them.
+    """With learner.ranks or torchrun: divide weights, gradients and optimiser among the processes
+    (FSDP2). Less memory in each, more communication between them.
     """
     lora_rank: int = field(default=0, metadata={"common": True})
     """0: all weights learn. More: only adapters of this rank do; larger ones can say more."""

@@ -19,6 +19,7 @@ import unirl
 from tests.llm.completion_server import CompletionServer
 from tests.llm.rollout_code import OBSERVATION
 from unirl.core.actor import ActorContext
+from unirl.core.queue import QueueServer
 from unirl.core.sample import Slot
 from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.llm.engine import NOBODY
@@ -28,7 +29,8 @@ from unirl.llm.models.tiny import make_tiny, tiny_model
 from unirl.llm.rollout import Rollout
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.runners.plan import Plan
-from unirl.transports.local import LocalWeightStore
+from unirl.transports.local import LocalTransport, LocalWeightStore
+from unirl.transports.table_server import TableServer
 
 SIZES = {"width": 32, "layers": 2}
 GROUP, TOKENS = 4, 48
@@ -142,6 +144,55 @@ def test_tokens_on_both_sides_of_a_swap_bear_the_version_that_drew_them(model: s
     # What was drawn before the swap is what would have been drawn without it.
     assert torch.equal(first.token[: int(old[: int(first.starts[1])].sum())],
                        alone.token[: int(old[: int(first.starts[1])].sum())])  # fmt: skip
+
+
+def queue_of(bench: Bench) -> TableServer:
+    queue = LocalTransport().queue(bench.plan.learner.spec, bench.plan.learner.queue)
+    assert isinstance(queue, TableServer)
+    return queue
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_another_engine_continues_with_what_a_lost_one_had(model: str, version: int) -> None:
+    """version: of the weights that the other engine has."""
+    saves = {"rollout.save_seconds": 1e-3}
+
+    async def lose(bench: Bench) -> tuple[QueueServer, Slot, Group]:
+        queue = queue_of(bench)
+        client = queue.join()
+        slot = client.acquire(0.0)
+        group = asyncio.create_task(bench.rollout.produce(slot))
+        await bench.until(6 * GROUP)
+        while not slot.is_saved:
+            await asyncio.sleep(0)
+        lost = read_group(slot.data, slot.ticket).copy()
+        queue.revoke(client.member, "actor_died", reissue=True)  # as its supervisor does
+        group.cancel()
+        await asyncio.gather(group, return_exceptions=True)
+        return queue, slot, lost
+
+    async def proceed(bench: Bench) -> Group:
+        if version:
+            bench.publish(version)
+        slot = queue.join().acquire(0.0)
+        assert slot.is_saved and slot.ticket == before.ticket
+        await bench.rollout.produce(slot)
+        assert not slot.is_saved
+        return group_of(slot)
+
+    queue, before, lost = run(Bench(model, **saves), lose)
+    found = run(Bench(model, **saves), proceed)
+    assert 0 < int(lost.starts[-1]) < int(found.starts[-1])
+    for i in range(GROUP):
+        old, new = (slice(int(one.starts[i]), int(one.starts[i + 1])) for one in (lost, found))
+        kept = int(lost.lengths[i])
+        assert torch.equal(found.token[new][:kept], lost.token[old])
+        assert torch.equal(found.logp[new][:kept], lost.logp[old])
+        assert found.version[new].tolist() == [0] * kept + [version] * (
+            int(found.lengths[i]) - kept
+        )
+    if not version:  # as if nothing had happened
+        assert same(found, run(Bench(model), lambda bench: bench.group(0)))
 
 
 def test_broken_answers_of_a_server_cost_no_group_and_are_counted(model: str) -> None:

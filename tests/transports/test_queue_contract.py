@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.transports.queues import SPEC, MakeQueue, fill, produce
-from unirl.core.queue import QueueConfig, Ticket
-from unirl.core.sample import collate
+from unirl.core.queue import QueueClient, QueueConfig, Ticket
+from unirl.core.sample import Slot, collate
 from unirl.core.tree import tree_map
 from unirl.errors import DeadlineExceeded, LeaseExpired, QueueClosed, UniRLError
 from unirl.transports.slot_table import MAX_MEMBERS
@@ -549,3 +549,67 @@ def test_closing_is_final(make_queue: MakeQueue) -> None:
     for call in (client.acquire, client.try_acquire, lambda: queue.take(0)):
         with pytest.raises(QueueClosed):
             call()
+
+
+def test_what_was_saved_comes_with_its_ticket_to_the_next_holder(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=1)
+    first, second = queue.join(), queue.join()
+    slot = first.acquire(0.0)
+    assert not slot.is_saved
+
+    def write() -> int:
+        slot.data["token"][:3] = 7
+        return 3
+
+    first.save(slot, write)
+    assert slot.is_saved
+    queue.revoke(first.member, reissue=True)
+    again = second.acquire(0.0)
+    assert (again.ticket, again.is_saved, again.used) == (slot.ticket, True, 3)
+    assert again.data["token"][:3].tolist() == [7, 7, 7]
+    with pytest.raises(LeaseExpired):
+        first.save(slot, write)  # late
+    fill(second, again, 0)
+    queue.release(queue.take(0))
+    others = [second.acquire(0.0) for _ in range(2)]  # one of them in the same slot
+    assert again.index in {other.index for other in others}
+    assert not any(other.is_saved for other in others)
+
+
+def test_what_is_half_written_or_was_forgotten_is_not_handed_over(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=1)
+    client = queue.join()
+
+    def write(slot: Slot, fails: bool = False) -> int | None:
+        slot.data["token"].fill_(8 if fails else 7)
+        if fails:
+            raise ValueError("in the middle of it")
+        return None
+
+    slot = client.acquire(0.0)
+    client.save(slot, lambda: write(slot))
+    with pytest.raises(ValueError):
+        client.save(slot, lambda: write(slot, fails=True))
+    client.reissue(slot)
+    again = client.acquire(0.0)
+    # On another machine there still is what came whole.
+    assert not again.is_saved or again.data["token"].tolist() == [7] * 8
+    client.save(again, lambda: write(again))
+    again.save(None)
+    client.reissue(again)
+    assert not client.acquire(0.0).is_saved
+
+
+def test_a_member_that_asks_fairly_leaves_others_their_part(make_queue: MakeQueue) -> None:
+    queue = make_queue(max_staleness=1, batch_size=3)
+    first, second = queue.join(), queue.join()
+
+    def take_all(client: QueueClient) -> list[Slot]:
+        return list(iter(lambda: client.try_acquire(is_fair=True), None))
+
+    held = take_all(first)
+    assert len(held) == 3 and len(take_all(second)) == 3
+    fill(first, held[0], 0)
+    assert take_all(first) == []  # none is free
+    queue.revoke(second.member, reissue=True)
+    assert len(take_all(first)) == 3  # alone, it may have all

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from unirl.config.rules import check_at_least, check_positive
-from unirl.core.sample import Batch, Slot
+from unirl.core.sample import Batch, Slot, Write
 
 REASONS = (
     "stale",
@@ -117,8 +117,11 @@ class QueueClient(Protocol):
         LeaseExpired when this member was revoked.
         """
 
-    def try_acquire(self) -> Slot | None:
-        """As acquire, without waiting. None: no slot is free, and `wait` ends when one may be."""
+    def try_acquire(self, *, is_fair: bool = False) -> Slot | None:
+        """As acquire, without waiting. None: no slot is free, and `wait` ends when one may be.
+
+        is_fair: None, too, for a member that holds its even part of all slots: others have theirs.
+        """
 
     def wait(self, seconds: float, *others: Event) -> None:
         """Sleep until a slot may be free or another event is set, at most `seconds`."""
@@ -137,6 +140,11 @@ class QueueClient(Protocol):
 
     def reissue(self, slot: Slot) -> None:
         """Give the slot back, but not the ticket: the next to acquire gets it."""
+
+    def save(self, slot: Slot, write: Write | None) -> None:
+        """Keep what `write` puts into the slot: should the ticket be issued again, the next holder
+        finds it there. None: what was saved is no longer valid, as the slot is written to.
+        """
 
     def progress(self) -> None:
         """A sign of life of this member."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -88,6 +88,10 @@ class SampleSpec:
         return unflatten(flat)
 
 
+Write: TypeAlias = Callable[[], int | None]
+"""Fills a slot's data and returns how much of it is used."""
+
+
 @dataclass
 class Slot:
     """The right to produce one sample, and the buffer to write it to: committed, discarded or
@@ -118,12 +122,23 @@ class Slot:
     """How long the actor worked to fill it."""
     write_event: Any = None
     """Of a device that still writes: a CUDA event that a reader's stream waits for."""
+    is_saved: bool = False
+    """It holds what was saved of this sample, `used` of it: by an earlier holder, if just acquired.
+    """
     on_progress: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+    on_save: Callable[[Slot, Write | None], None] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     def progress(self) -> None:
         """A sign of life: the actor works on this slot and does not hang. Costs a microsecond."""
         if self.on_progress is not None:
             self.on_progress()
+
+    def save(self, write: Write | None) -> None:
+        """See QueueClient.save."""
+        if self.on_save is not None:
+            self.on_save(self, write)
 
     def wait_written(self) -> None:
         """Let the reader's stream wait until the slot is written; the host does not."""

@@ -16,6 +16,7 @@ from unirl.core.evaluator import EvalResult
 from unirl.descendants import descendants_ended
 from unirl.errors import RunLost, UniRLError
 from unirl.launch.outputs import RunOutputs
+from unirl.launch.rank_processes import rank_processes
 from unirl.launch.resume import check_folder, learner_folder, open_checkpoint, restore
 from unirl.launch.scaling import ScaleHook
 from unirl.launch.several_ranks import cursor_hooks, plan_for_ranks, require_alike
@@ -167,6 +168,7 @@ def _train_once(
         stack.enter_context(learner_threads(plan.runner))
         stack.enter_context(ranks.joined(plan.learner.queue.timeout_seconds))
         log_dir = run_dir / "logs" if run_dir is not None else None
+        plan = stack.enter_context(rank_processes(plan, checkpoint, log_dir))
         agree = ranks.first_text if ranks.world_size > 1 else None
         runner = make_runner(
             plan, log_dir=log_dir, rank=ranks.rank, agree=agree, is_again=again > 0

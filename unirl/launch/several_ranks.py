@@ -12,6 +12,7 @@ import torch
 
 from unirl.config import to_toml
 from unirl.core.learner import Learner
+from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.runners.loop import Hook, TrainLoop
@@ -23,12 +24,18 @@ def plan_for_ranks(plan: Plan, ranks: Ranks) -> Plan:
     if ranks.world_size == 1:
         return plan
     remedy = "start it once, without torchrun"
+    if plan.learner.ranks > 1:
+        raise UniRLError(
+            f"learner.ranks is {plan.learner.ranks}, in {ranks.world_size} processes of torchrun",
+            "either torchrun starts the processes that learn together, or the run itself",
+            remedy,
+        )
     if not plan.runner.is_inline or len(plan.learners) > 1:
         raise UniRLError(
             f"recipe {plan.recipe} runs {len(plan.learners)} learner(s) in the "
             f"{plan.runner.kind} runner, in {ranks.world_size} processes of torchrun",
             "processes that train together need runner.kind inline and one learner",
-            remedy,
+            "start it once, without torchrun, and set learner.ranks",
         )
     make: Callable[..., Learner] = plan.learner.make
     if "ranks" not in inspect.signature(make).parameters:
@@ -44,15 +51,21 @@ def require_alike(loop: TrainLoop, ranks: Ranks) -> None:
     """Raise UniRLError unless all ranks begin with the same config, at the same weights."""
     if ranks.world_size == 1:
         return
-    plan, digest = loop.plan, hashlib.blake2b()
-    for _, value in sorted(loop.learner.weights().items()):
-        digest.update(value.cpu().flatten().view(torch.uint8).numpy().tobytes())
+    plan = loop.plan
     ranks.require_alike(
         config=to_toml(plan.config, recipe=plan.recipe) if plan.config is not None else plan.recipe,
         budget=repr(plan.run.budget),
         steps=f"{loop.learner.version} {loop.learner.num_steps}",
-        weights=digest.hexdigest(),
+        weights=digest_of(loop.learner.weights()),
     )
+
+
+def digest_of(weights: Weights) -> str:
+    """What tells these weights from others."""
+    digest = hashlib.blake2b()
+    for _, value in sorted(weights.items()):
+        digest.update(value.cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def cursor_hooks(loop: TrainLoop, ranks: Ranks) -> list[Hook]:

@@ -118,6 +118,7 @@ def _plan_learner(config: Config, policy: int) -> LearnerPlan:
         bind_learner(config, found, PpoObjective),
         found.spec,
         config.queue,
+        ranks=config.learner.ranks,
         name=f"policy-{policy}" if several else "learner",
         # An evaluation plays every agent with one policy.
         make_evaluator=None if several else partial(make_evaluator, config.env, config.policy),

@@ -164,6 +164,7 @@ def plan(config: Config) -> Plan:
                 config=each,
                 index=facts[name].prompts,
                 link=link if name == config.task.name else None,
+                saves=not runner.is_inline,
             )
             for name, each in sources.items()
         }
@@ -203,6 +204,7 @@ def plan(config: Config) -> Plan:
                 weights_of=partial(assembly.weights_of, config=config),
                 fingerprint={**found.fingerprint, **({"only": config.only} if config.only else {})},
                 reasons=tuple(dict.fromkeys((*REASONS, *GROUP_REASONS))),
+                ranks=config.learner.ranks if config.only != "rollout" else 1,
                 reissue=True,
             ),
         ),

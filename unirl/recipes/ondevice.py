@@ -147,6 +147,7 @@ def plan(config: Config) -> Plan:
                 ),
                 spec,
                 config.queue,
+                ranks=config.learner.ranks,
                 make_evaluator=partial(DeviceEvaluator, maker, policy),
                 fingerprint=found.fingerprint,
             ),

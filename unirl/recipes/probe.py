@@ -77,6 +77,7 @@ def vector_plan(
         make_learner,
         found.spec,
         config.queue,
+        ranks=config.learner.ranks,
         make_evaluator=partial(make_evaluator, config.env, config.policy),
         fingerprint=found.fingerprint,
     )
@@ -128,7 +129,7 @@ def bind_learner(
         policy=config.policy,
         spec=found.spec,
         learner=learner,
-        batch_size=config.queue.batch_size,
+        batch_size=max(1, config.queue.batch_size // learner.ranks),
         budget=config.run.budget,
         num_recent=config.run.target_window,
     )

@@ -106,7 +106,7 @@ class _Filler:
     def _begin_all(self) -> bool:
         """Start to fill all free slots; whether this member was retired."""
         try:
-            while (slot := self._queue.try_acquire()) is not None:
+            while (slot := self._queue.try_acquire(is_fair=True)) is not None:
                 self._begin(slot)
         except LeaseExpired as expired:
             log.info("%s", expired)

@@ -105,7 +105,8 @@ class RunConfig:
     """
     max_run_restarts: int = 3
     """How often a run starts again from its checkpoint by itself when what it stands on was lost: a
-    cluster's head, or nodes beyond what restarts of members make good. 0: never.
+    cluster's head, a rank of the learner, or nodes beyond what restarts of members make good.
+    0: never.
     """
     alerts: tuple[str, ...] = field(default=(), metadata={"secret": True})
     """Who is sent a message when a process died, was started again, when the run gave up or ended,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from unirl.core.evaluator import EvalResult
-from unirl.core.learner import EpisodicLearner
+from unirl.core.learner import EpisodicLearner, Learner
 from unirl.core.queue import QueueStats
 from unirl.errors import UniRLError
 from unirl.runners import state
@@ -116,6 +116,11 @@ class DividedLearner(Protocol):
         """Whether they do: then all of them call `state_dict` where one does."""
 
 
+def is_divided(learner: Learner) -> bool:
+    """Whether other processes hold shards of its model."""
+    return isinstance(learner, DividedLearner) and learner.is_divided
+
+
 class CheckpointHook:
     """Every `every_steps` steps, and at the end: a checkpoint. `restart_actors` then restarts what
     no checkpoint can hold.
@@ -148,19 +153,15 @@ class CheckpointHook:
             self._restart_actors()
 
     def at_end(self, loop: TrainLoop) -> None:
-        if self._is_divided(loop) and loop.reason == "actor_failed":
+        if is_divided(loop.learner) and loop.reason == "actor_failed":
             log.warning("no checkpoint: other processes hold shards of the model")
         elif self._version != loop.learner.version:
             self._save(loop)
 
-    @staticmethod
-    def _is_divided(loop: TrainLoop) -> bool:
-        return isinstance(loop.learner, DividedLearner) and loop.learner.is_divided
-
     def _save(self, loop: TrainLoop) -> None:
         if self._run_dir is None:
             self._version = loop.learner.version
-            if self._is_divided(loop):
+            if is_divided(loop.learner):
                 loop.learner.state_dict()
             return
         started = time.monotonic()

@@ -40,6 +40,8 @@ class LearnerPlan:
     """What a checkpoint must agree on to be resumed: environment, spaces, policy. JSON."""
     reasons: tuple[str, ...] = REASONS
     """Reasons for which actors may discard slots."""
+    ranks: int = 1
+    """Processes that learn together, each from its part of a batch; `make` takes `ranks` then."""
     reissue: bool = False
     """A ticket names something that must not be lost, such as a prompt: what a dead actor or a
     checkpoint left unfinished is issued again.
@@ -100,6 +102,17 @@ class Plan:
                 f"nothing feeds learner {learner.name!r}",
                 "each learner needs a pool",
                 "add a pool with this name in its learners",
+            )
+        batch, ranks = learner.queue.batch_size, learner.ranks
+        if ranks > 1 and (batch % ranks or len(self.learners) > 1 or learner.spec.device != "cpu"):
+            raise UniRLError(
+                f"learner.ranks is {ranks}, of {len(self.learners)} learner(s) with batches of "
+                f"{batch} slots on {learner.spec.device}",
+                "each rank gets an equal part of a batch: queue.batch_size % learner.ranks == 0 "
+                "must hold, for one learner, whose slots are on the CPU",
+                f"set queue.batch_size to {-(-batch // ranks) * ranks}"
+                if batch % ranks
+                else "set learner.ranks to 1",
             )
         number = sum(pool.bounds[1] for pool in pools)
         if not self.runner.is_inline and number > capacity:
@@ -166,6 +179,8 @@ def _describe_queue(learner: LearnerPlan) -> list[str]:
         f"x batch_size {queue.batch_size}, window {window} -> {learner.name}",
         f"slot      {sizes[0]:.2f} MiB, {sizes[1]:.1f} MiB in all",
     ]
+    if learner.ranks > 1:
+        lines.append(f"ranks     {learner.ranks} processes learn together")
     for name, item in spec.fields.items():
         shape = ", ".join(str(size) for size in item.shape)
         lines.append(f"          {name:<16} [{shape}] {str(item.dtype).removeprefix('torch.')}")

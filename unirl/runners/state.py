@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from unirl.core.learner import LearnerState
+from unirl.core.learner import Learner, LearnerState
 from unirl.core.queue import Ticket
 from unirl.core.sample import Slot
 from unirl.core.tree import Tree, leaves, tree_map
@@ -111,13 +111,10 @@ def restore(loop: TrainLoop, checkpoint: Checkpoint) -> None:
     """Put a checkpoint back into a loop that has not started."""
     state = checkpoint.state
     check_fingerprint(loop.plan, loop.learner_plan, checkpoint)
-    optimizer: Any = checkpoint.optimizer
     learner = loop.learner
-    learner.load_state_dict(LearnerState(checkpoint.model, optimizer["learner"], state["counters"]))
-    learner.version, learner.num_steps = int(state["version"]), int(state["num_steps"])
+    restore_learner(learner, checkpoint)
     loop.metrics.load_state_dict(state["metrics"])
     loop.seconds_before = float(state["seconds"])
-    _restore_random(optimizer["rng"])
     ready, without_slot = _restore_samples(loop, checkpoint)
     due = [_read_ticket(ticket) for ticket in state.get("due", [])]
     if loop.learner_plan.reissue:
@@ -137,6 +134,14 @@ def restore(loop: TrainLoop, checkpoint: Checkpoint) -> None:
         due=due,
         issued=state.get("issued"),
     )
+
+
+def restore_learner(learner: Learner, checkpoint: Checkpoint) -> None:
+    """The learner and torch's random numbers as they were."""
+    state, optimizer = checkpoint.state, cast(Any, checkpoint.optimizer)
+    learner.load_state_dict(LearnerState(checkpoint.model, optimizer["learner"], state["counters"]))
+    learner.version, learner.num_steps = int(state["version"]), int(state["num_steps"])
+    _restore_random(optimizer["rng"])
 
 
 def _read_ticket(saved: Any) -> Ticket:

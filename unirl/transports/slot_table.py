@@ -27,9 +27,9 @@ NUMBER, POOL_OF_MEMBER, SEEN_US, _NUM_MEMBER = range(4)
 """Cells of a member; NUMBER is 0 where the row is free."""
 (
     STATE, TICKET, POOL, POOL_TICKET, LEASE, MEMBER, START_VERSION, START_US, FIRST, LAST, USED,
-    WAIT_US, WORK_US, _NUM_SLOT,
-) = range(14)  # fmt: skip
-"""Cells of a slot."""
+    WAIT_US, WORK_US, SAVED, _NUM_SLOT,
+) = range(15)  # fmt: skip
+"""Cells of a slot. SAVED: 2 + USED of what was saved of a sample; 0: nothing."""
 MAX_MEMBERS = 1024
 
 
@@ -103,6 +103,12 @@ class SlotTable:
     def held_by(self, member: int) -> list[int]:
         """The slots that a member fills."""
         return [index for index, holder in self.holders() if holder == member]
+
+    def has_its_part(self, member: int, pool: int) -> bool:
+        """Whether the member holds as many slots as there are for each of the pool's members."""
+        rows = self.member_rows()
+        number = sum(self.cells[row + POOL_OF_MEMBER] == pool for row in rows)
+        return number > 1 and len(self.held_by(member)) >= -(-len(self.rows) // number)
 
     def ages(self, learner_version: int) -> tuple[list[int], list[int]]:
         """Ages in updates of the running slots (since their start) and of the ready ones."""
@@ -186,6 +192,7 @@ class SlotTable:
         cells, row, pool = self.cells, self.rows[index], self.next_pool()
         cells[row + TICKET], cells[row + POOL] = cells[NEXT_TICKET], pool
         cells[row + POOL_TICKET] = cells[self.pools[pool] + ISSUED]
+        cells[row + SAVED] = 0
         # First due, then counted: a process killed in between loses no ticket.
         cells[row + STATE] = DUE
         self.count_issued(index)

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from unirl.core.queue import Event, QueueConfig
-from unirl.core.sample import Slot
+from unirl.core.sample import Slot, Write
 from unirl.errors import DeadlineExceeded, LeaseExpired, QueueClosed, UniRLError
 from unirl.host import micros
 from unirl.transports import slot_table as at
@@ -135,7 +135,7 @@ class TableClient(TableQueue):
         self._member, self._pool = member, pool
         self._event = self.memory.pool_events[pool]
         self._seen = self._table.member_row(member) + at.SEEN_US
-        self._was_notified = False
+        self._was_notified = self._has_part = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "member": self._member, "pool": self._pool}
@@ -175,8 +175,14 @@ class TableClient(TableQueue):
             slot.wait_seconds = time.monotonic() - started
         return slot
 
-    def try_acquire(self) -> Slot | None:
-        slot = self._look()
+    def try_acquire(self, *, is_fair: bool = False) -> Slot | None:
+        had_part, self._has_part = self._has_part, False
+        if is_fair and self._table.has_its_part(self._member, self._pool):
+            slot, self._has_part = None, True
+            if not had_part:  # what woke this one is for others
+                self._pass_on()
+        else:
+            slot = self._look()
         if slot is None:
             self._was_notified = False
         elif self._was_notified:
@@ -225,6 +231,19 @@ class TableClient(TableQueue):
         with self._lock:
             self._table.cells[self._require(slot, at.RUNNING) + at.STATE] = at.DUE
         self._notify_all()
+
+    def save(self, slot: Slot, write: Write | None) -> None:
+        self.mark_saved(slot, None)  # killed while it writes, nobody shall read half of it
+        if write is not None:
+            slot.used = write()
+            self.mark_saved(slot, -1 if slot.used is None else slot.used)
+
+    def mark_saved(self, slot: Slot, used: int | None) -> None:
+        """So much of the slot's data (-1: all) is what was saved; None: nothing."""
+        with self._lock:
+            row = self._require(slot, at.RUNNING)
+            self._table.cells[row + at.SAVED] = 0 if used is None else used + 2
+        slot.is_saved = used is not None
 
     def progress(self) -> None:
         if self._table.is_member(self._member):
@@ -288,6 +307,7 @@ class TableClient(TableQueue):
             now = micros()
             cells[row + at.START_US] = cells[self._seen] = now
             cells[row + at.STATE] = at.RUNNING
+            saved = cells[row + at.SAVED]
             return Slot(
                 index,
                 cells[row + at.TICKET],
@@ -296,5 +316,8 @@ class TableClient(TableQueue):
                 self._member,
                 self._pool,
                 cells[row + at.POOL_TICKET],
+                used=saved - 2 if saved > 1 else None,
+                is_saved=saved > 0,
                 on_progress=self.progress,
+                on_save=self.save,
             )

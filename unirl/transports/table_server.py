@@ -276,7 +276,7 @@ class TableServer(TableQueue):
             if cells[row + at.STATE] == at.FREE and self._backlog:
                 ticket = self._backlog.pop(0)
                 cells[row + at.TICKET], cells[row + at.POOL], cells[row + at.POOL_TICKET] = ticket
-                cells[row + at.STATE] = at.DUE
+                cells[row + at.SAVED], cells[row + at.STATE] = 0, at.DUE
                 number += 1
         cells[at.BACKLOG] = len(self._backlog)
         return number

@@ -108,6 +108,13 @@ class HfEngine:
                 self._abort([running])
                 raise
 
+    def so_far(self, id: str) -> Completion | None:
+        rows = self.generation.rows if self.generation is not None else None
+        for row, one in enumerate(rows.running if rows is not None else []):
+            if one.request.id == id and rows is not None:
+                return rows.completion(row, "aborted")
+        return None
+
     async def abort(self, ids: list[str] | None = None) -> None:
         wanted = None if ids is None else set(ids)
         self._abort(

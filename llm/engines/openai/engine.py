@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal
@@ -129,8 +130,17 @@ class OpenAiEngine:
             run = self._runs[request.id] = _Run()
             try:
                 return await self._whole(request, run)
+            except EngineFailed as error:
+                error.partial = run.broken
+                raise
             finally:
                 del self._runs[request.id]
+
+    def so_far(self, id: str) -> Completion | None:
+        run = self._runs.get(id)
+        if run is None or run.request is None:
+            return None
+        return self._extend(run.request, run)
 
     async def abort(self, ids: list[str] | None = None) -> None:
         for name in list(self._runs) if ids is None else ids:
@@ -185,6 +195,17 @@ class OpenAiEngine:
         retries = self._http.num_retries - self._retries_before
         return {**self._usage.as_stats(), "retries": float(retries)}
 
+    async def answers(self, seconds: float) -> bool:
+        """Whether its server is there, asked once."""
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                aclosing(await self._http.ask("GET", "/models")),
+            ):
+                return True
+        except (HttpFailed, TimeoutError):
+            return False
+
     async def close(self) -> None:
         self._closed = True
         await self.abort()
@@ -228,7 +249,7 @@ class OpenAiEngine:
         run.idle.clear()
         reading = asyncio.create_task(self._read(body, request, run))
         cutting = asyncio.create_task(run.cut.wait())
-        run.tokens, run.logp = [], []
+        run.tokens, run.logp, run.request = [], [], request
         try:
             await asyncio.wait({reading, cutting}, return_when=asyncio.FIRST_COMPLETED)
             finish: Finish = reading.result() if reading.done() else "aborted"
@@ -240,8 +261,15 @@ class OpenAiEngine:
             await asyncio.gather(reading, cutting, return_exceptions=True)
             run.idle.set()
         self._usage.count(prompt=len(body["prompt"]), generated=len(run.tokens))
-        version = (self._version,) * len(run.tokens)
-        return extend(request, run.tokens, run.logp, version, finish)
+        done, had = replace(self._extend(request, run), finish=finish), run.broken
+        # Once it is given up, others continue from whatever there is.
+        longer = had is not None and len(had.tokens) > len(done.tokens)
+        return had if had and longer and self._closed and finish == "aborted" else done
+
+    def _extend(self, request: Request, run: _Run) -> Completion:
+        """As if it were aborted now."""
+        tokens, logp = run.tokens[:], run.logp[:]
+        return extend(request, tokens, logp, (self._version,) * len(tokens), "aborted")
 
     async def _read(self, body: dict[str, Any], request: Request, run: _Run) -> Finish:
         """Fill the run. An answer that breaks off is asked for again, with the same seed: what had
@@ -266,6 +294,9 @@ class OpenAiEngine:
                 if reason is None:
                     raise HttpFailed("it ended a stream without a finish_reason")
             except HttpFailed:
+                have = len(run.broken.tokens) if run.broken is not None else 0
+                if len(request.document) - len(request.prompt) + len(run.tokens) > have:
+                    run.broken = self._extend(request, run)
                 run.tokens, run.logp = [], []
                 raise
             return finish_of(reason)
@@ -360,6 +391,10 @@ class _Run:
     """It is not to be continued."""
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
+    broken: Completion | None = None
+    """The most that had come when an answer broke off."""
+    request: Request | None = None
+    """What the present stream was asked for."""
 
     def __post_init__(self) -> None:
         self.idle.set()

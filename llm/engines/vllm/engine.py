@@ -97,6 +97,10 @@ class VllmEngine:
         if wanted:
             await self.core.ask(self.core.llm.abort(wanted), "to abort requests")
 
+    def so_far(self, id: str) -> Completion | None:
+        """Known at the end alone: to know meanwhile costs a message for each token."""
+        return None
+
     async def pause(self, mode: PauseMode = "keep") -> None:
         """wait has no deadline but that of a core that falls silent."""
         self._require_started()

@@ -32,7 +32,11 @@ def beside_learner(engine: EngineConfig, learner_device: str) -> EngineConfig:
     has not said otherwise. Call it when the learner has been made.
     """
     given = {name.replace("-", "_"): value for name, value in engine.options.items()}
-    if engine.kind != "vllm" or engine.url or given.keys() & {OPTION, "kv_cache_memory_bytes"}:
+    if (
+        engine.kind != "vllm"
+        or engine.is_server
+        or given.keys() & {OPTION, "kv_cache_memory_bytes"}
+    ):
         return engine
     learner = torch.device(device_of(learner_device, "learner.device"))
     if learner.type != "cuda" or engine.device == "cpu":

@@ -15,7 +15,7 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 from unirl.core.queue import Event, MemberStatus, PoolCounts, QueueStats
-from unirl.core.sample import Slot
+from unirl.core.sample import Slot, Write
 from unirl.errors import DeadlineExceeded, LeaseExpired, QueueClosed, UniRLError
 from unirl.transports.remote.layout import NodeMemory
 from unirl.transports.remote.wire import Frame, Kind, read_with_text, text_frame
@@ -181,13 +181,13 @@ class RemoteClient:
             "look at the log of the process that holds them, or raise the deadline",
         )
 
-    def try_acquire(self) -> Slot | None:
+    def try_acquire(self, *, is_fair: bool = False) -> Slot | None:
         self.memory.raise_if_closed()
-        frame, _ = self._channel.ask(Kind.ACQUIRE, 0)
+        frame, _ = self._channel.ask(Kind.ACQUIRE, 0, int(is_fair))
         return None if frame.kind is Kind.NONE else self._slot(frame)
 
     def _slot(self, frame: Frame) -> Slot:
-        index, ticket, lease, pool, pool_ticket = frame.values[:5]
+        index, ticket, lease, pool, pool_ticket, _, saved = frame.values[:7]
         data: Mapping[str, Any] = self.memory.slots[index]
         return Slot(
             index,
@@ -197,7 +197,10 @@ class RemoteClient:
             self._member,
             pool,
             pool_ticket,
+            used=saved - 2 if saved > 1 else None,
+            is_saved=saved > 0,
             on_progress=self.progress,
+            on_save=self.save,
         )
 
     def wait(self, seconds: float, *others: Event) -> None:
@@ -249,6 +252,13 @@ class RemoteClient:
 
     def reissue(self, slot: Slot) -> None:
         self._channel.ask(Kind.REISSUE, slot.index, slot.lease, 0, 0, 0, 0, 0, slot.ticket)
+
+    def save(self, slot: Slot, write: Write | None) -> None:
+        slot.used = None if write is None else write()
+        used, is_saved = -1 if slot.used is None else slot.used, int(write is not None)
+        # Answered when it has arrived: what it is sent from may be written to again then.
+        self._channel.ask(Kind.SAVE, slot.index, slot.lease, is_saved, 0, used, 0, 0, slot.ticket)
+        slot.is_saved = write is not None
 
     def progress(self) -> None:
         if self._waits:

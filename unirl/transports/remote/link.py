@@ -23,13 +23,11 @@ from unirl.transports.remote.io_loop import IoLoop
 from unirl.transports.remote.layout import NodeMemory, joint_digest
 from unirl.transports.remote.weights import receive_versions
 from unirl.transports.remote.wire import (
-    COMMITS,
     READ_SECONDS,
     Frame,
     Kind,
     ProtocolError,
     Stream,
-    no_payload,
     read_frame,
     text_frame,
 )
@@ -77,7 +75,7 @@ class NodeLink:
             for queue in stores
         ]
         sock = self._connect(address, Frame(Kind.HELLO, 0, 0, (*words, number, SLOTS, digest)))
-        self._up = Stream(sock, no_payload, self._down)
+        self._up = Stream(sock, self._target, self._down)
         self._loop = IoLoop("node-link", self._tick)
         self._loop.watch(self._up, lambda: self._guarded(self._up.receive))
         self._loop.start()
@@ -162,12 +160,20 @@ class NodeLink:
         frame = frame._replace(channel=channel)
         if text is not None:
             self._up.send(*text_frame(frame.kind, text, frame.queue, channel))
-        elif frame.kind in COMMITS:
-            memory, used = self._memories[frame.queue], frame.values[4]
-            views = memory.layout.views(memory.bytes, frame.values[0], None if used < 0 else used)
+        elif frame.carries_slot:
+            views = self._views(frame, frame.values[4])
             self._up.send(frame.pack(), *views)
         else:
             self._up.send(frame.pack())
+
+    def _views(self, frame: Frame, used: int) -> list[memoryview]:
+        """The part of the frame's slot that is used; -1: all."""
+        memory = self._memories[frame.queue]
+        return memory.layout.views(memory.bytes, frame.values[0], None if used < 0 else used)
+
+    def _target(self, frame: Frame) -> list[memoryview]:
+        """Where what was saved of a sample goes, before its new holder knows of the slot."""
+        return self._views(frame, frame.saved - 2) if frame.saved else []
 
     def _down(self, frame: Frame, text: Any) -> None:
         """What came from the learner's process."""

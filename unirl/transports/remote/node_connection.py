@@ -54,12 +54,14 @@ class NodeConnection:
     def target(self, frame: Frame) -> Sequence[memoryview]:
         """Where the bytes after a header go: see Stream."""
         self.receiving = None
-        if frame.kind not in COMMITS:
+        if not frame.carries_slot:
             return ()
         server = self.hub.server(frame.queue)
         if server is None:
             raise ProtocolError(f"queue {frame.queue} is unknown")
         views, good = server.place_for(frame)
+        if good and frame.kind is Kind.SAVE:
+            server.forget_saved(frame.values[0])
         number = sum(map(len, views))
         if not good:
             return pieces(number, _SCRATCH)
@@ -157,6 +159,8 @@ class NodeConnection:
                 client.commit(slot)
                 if kind is Kind.SUBMIT:
                     return
+            elif kind is Kind.SAVE:
+                client.mark_saved(slot, values[4] if values[2] else None)
             elif kind is Kind.REISSUE:
                 client.reissue(slot)
             elif kind is Kind.DISCARD:
@@ -168,14 +172,17 @@ class NodeConnection:
 
     def try_grant(self, frame: Frame, client: TableClient) -> bool:
         """Lend the member a slot, if there is one for it."""
-        slot = client.try_acquire()
+        slot = client.try_acquire(is_fair=bool(frame.values[1]))
         if slot is None:
             return False
         self.listening.discard(frame.channel)
         server = self.hub.server(frame.queue)
         version = -1 if server is None else server.version_at_start(slot.index)
-        values = (slot.index, slot.ticket, slot.lease, slot.pool, slot.pool_ticket, version)
-        self._answer(frame, Kind.GRANT, *values)
+        saved = 0 if not slot.is_saved else 1 if slot.used is None else slot.used + 2
+        values = (slot.index, slot.ticket, slot.lease, slot.pool, slot.pool_ticket, version, saved)
+        header = Frame(Kind.GRANT, frame.queue, frame.channel, values).pack()
+        views = server.views(slot.index, slot.used) if saved and server is not None else ()
+        self.stream.send(header, *views)
         return True
 
     def answer_parked(self, frame: Frame, client: TableClient) -> bool:

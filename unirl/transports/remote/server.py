@@ -79,5 +79,12 @@ class RemoteServer(TableServer):
             raise ProtocolError(f"slot {index} of {self.config.num_slots}")
         cells, row = self._table.cells, self._table.rows[index]
         good = cells[row + at.LEASE] == lease and cells[row + at.STATE] == at.RUNNING
-        views = self.memory.layout.views(self.memory.bytes, index, None if used < 0 else used)
-        return views, good
+        return self.views(index, None if used < 0 else used), good
+
+    def views(self, index: int, used: int | None) -> list[memoryview]:
+        """The used part of a slot; None: all of it."""
+        return self.memory.layout.views(self.memory.bytes, index, used)
+
+    def forget_saved(self, index: int) -> None:
+        """What was saved is being written over: should its node be lost now, there is nothing."""
+        self._table.cells[self._table.rows[index] + at.SAVED] = 0

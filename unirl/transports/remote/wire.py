@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 _HEADER = struct.Struct("<HBBI8q")
-_MAGIC = 0x5502
+_MAGIC = 0x5503
 """Changes with every change of the frames: nodes with another UniRL are refused."""
 MAX_TEXT = 1 << 16
 READ_SECONDS = 20.0
@@ -31,7 +31,7 @@ class Kind(enum.IntEnum):
     STATUS, ERROR, TEXT, CONTROL, JOIN = range(5)
     HELLO, WELCOME, PING, PONG, FENCED, CLOSED = range(10, 16)
     ACQUIRE, CANCEL, GRANT, NONE, NOTIFY = range(20, 25)
-    COMMIT, DISCARD, REISSUE, PROGRESS, LEAVE, GONE, OK, SUBMIT = range(30, 38)
+    COMMIT, DISCARD, REISSUE, PROGRESS, LEAVE, GONE, OK, SUBMIT, SAVE = range(30, 39)
     RETIRE, REVOKE, MEMBERS, STATS, DESCRIBE = range(40, 45)
     WEIGHTS = 50
 
@@ -48,6 +48,16 @@ class Frame(NamedTuple):
     queue: int = 0
     channel: int = 0
     values: tuple[int, ...] = ()
+
+    @property
+    def carries_slot(self) -> bool:
+        """Of those that nodes send: whether the used part of a slot follows, values[4] of it."""
+        return self.kind in COMMITS or (self.kind is Kind.SAVE and self.values[2] > 0)
+
+    @property
+    def saved(self) -> int:
+        """Of a grant: whether what was saved of the sample follows: 2 + how much, or 0."""
+        return self.values[6] if self.kind is Kind.GRANT else 0
 
     def pack(self) -> bytes:
         """The header's bytes."""

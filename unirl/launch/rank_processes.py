@@ -1,0 +1,290 @@
+"""The ranks of a learner as processes of this machine that the run starts by itself.
+
+The run's own process is rank 0. It alone has the queue, in whatever mode and with whatever runner:
+of each batch every rank gets an equal part, and what all must do together is an order to the others
+first. They hold the same weights, or a shard each: a checkpoint is that of one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch.distributed
+from torch import Tensor
+
+from unirl.core.learner import Learner, LearnerContext, LearnerState
+from unirl.core.sample import Batch, SampleSpec, Slot
+from unirl.core.tree import leaves, unflatten
+from unirl.core.weights import Weights
+from unirl.descendants import Marks
+from unirl.errors import QueueClosed, RunLost
+from unirl.launch.several_ranks import digest_of
+from unirl.learners.parallel import RankLost, Ranks
+from unirl.metrics.metrics import Metrics
+from unirl.runners import state
+from unirl.runners.hooks import is_divided
+from unirl.runners.plan import Plan
+from unirl.runners.pool_processes import modules_of
+from unirl.storage.checkpoint import Checkpoint, load_checkpoint
+from unirl.supervision.fork_server import interrupts_blocked, parent_pid, process_context
+from unirl.supervision.worker import Job, ParentWatch, process_main
+
+log = logging.getLogger(__name__)
+
+_HOST = "127.0.0.1"
+_END_SECONDS = 10.0
+
+
+@contextmanager
+def rank_processes(
+    plan: Plan, checkpoint: Checkpoint | None, log_dir: Path | None
+) -> Iterator[Plan]:
+    """The plan, with a learner that learns together with processes that end with this context."""
+    if plan.learner.ranks == 1:
+        yield plan
+        return
+    with ExitStack() as stack:
+        others = _Others(plan, checkpoint, log_dir)
+        stack.callback(others.close)
+        stack.enter_context(others.ranks.joined(plan.learner.queue.timeout_seconds))
+        stack.callback(others.end)  # before this one leaves them
+        try:
+            yield plan.with_learner(make=_MakeFirst(others))
+        except RankLost as error:  # half of a sharded model may be gone, and a batch half learned
+            raise RunLost(*error.parts) from error
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What a further rank gets; picklable while its process is started."""
+
+    plan: Plan
+    rank: int
+    port: int
+    checkpoint: Path | None
+    """What it continues from, as the first does."""
+    orders: Connection
+
+
+class _MakeFirst:
+    """The factory of the first rank's learner; in other processes that get the plan, the plan's."""
+
+    def __init__(self, others: _Others) -> None:
+        self._others = others
+
+    def __call__(self, context: LearnerContext) -> Learner:
+        return self._others.make(context)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial, (self._others.plan.learner.make,)
+
+
+class _Others:
+    """The processes of ranks 1 and up, and the orders that they get."""
+
+    def __init__(self, plan: Plan, checkpoint: Checkpoint | None, log_dir: Path | None) -> None:
+        dist: Any = torch.distributed
+        self.plan, learner, self._is_checked = plan, plan.learner, False
+        seconds = learner.queue.timeout_seconds
+        # A port that the system chooses.
+        store = dist.TCPStore(
+            _HOST, 0, learner.ranks, True, timedelta(seconds=seconds), wait_for_workers=False
+        )
+        self.ranks = Ranks(0, learner.ranks, 0, meet_at=lambda timeout: store)
+        modules, preload = modules_of(plan)
+        own = getattr(learner.make, "func", learner.make).__module__
+        self._context = process_context(learner.ranks, [*modules, own], preload)
+        self._parent_watch, self._marks = ParentWatch(), Marks()
+        self._processes: list[BaseProcess] = []
+        self._pipes: list[Connection] = []
+        for rank in range(1, learner.ranks):
+            theirs, mine = self._context.Pipe()
+            _limit_sending(mine, seconds)
+            path = checkpoint.path if checkpoint is not None else None
+            self._start(_Setup(plan, rank, store.port, path, theirs), log_dir)
+            theirs.close()
+            self._pipes.append(mine)
+
+    def _start(self, setup: _Setup, log_dir: Path | None) -> None:
+        receiver, report = self._context.Pipe(duplex=False)
+        name, runner = f"rank {setup.rank}", self.plan.runner
+        job = Job(
+            name=name,
+            work=partial(_follow, setup),
+            num_threads=runner.learner_threads or 1,
+            niceness=0,
+            log_path=log_dir / f"rank-{setup.rank:03d}.txt" if log_dir is not None else None,
+            parent_watch=self._parent_watch,
+            report=report,
+            parent_pid=parent_pid(self._context),
+            mark=self._marks.new(),
+            environ=dict(os.environ),
+        )
+        process = self._context.Process(target=process_main, args=(job,), name=f"unirl-{name}")
+        with interrupts_blocked():  # until the child ignores it, Ctrl-C would kill it
+            process.start()
+        report.close()
+        receiver.close()
+        self._processes.append(process)
+        log.info("%s is process %d", name, process.pid)
+
+    def make(self, context: LearnerContext) -> Learner:
+        """The learner of this rank, which has the others do what all must do."""
+        learner: Any = self.plan.learner.make(context, ranks=self.ranks)  # type: ignore[call-arg]
+        # Its own methods and not those of another class: hooks ask what a learner can do.
+        learner.step = partial(self._step, learner, learner.step)
+        learner.weights = partial(self._weights, learner, learner.weights)
+        learner.state_dict = partial(self._state_dict, learner, learner.state_dict)
+        learner.load_state_dict = partial(self._load_state_dict, learner.load_state_dict)
+        found: Learner = learner
+        return found
+
+    def _step(self, learner: Learner, step: Callable[[Batch], Metrics], batch: Batch) -> Metrics:
+        if not self._is_checked:
+            self._is_checked = True
+            for rank in range(1, self.ranks.world_size):
+                self._tell(rank, "require_alike")
+            _require_alike(learner, self.ranks)
+        size = len(batch.slots) // self.ranks.world_size
+        for rank in range(1, self.ranks.world_size):
+            part = batch.slots[rank * size : (rank + 1) * size]
+            slots = [_packed(slot, self.plan.learner.spec) for slot in part]
+            self._tell(rank, "step", batch.version, batch.wait_seconds, slots)
+        return step(replace(batch, slots=batch.slots[:size]))
+
+    def _weights(self, learner: Learner, weights: Callable[[], Weights]) -> Weights:
+        self._tell_all_of(learner, "weights")
+        return weights()
+
+    def _state_dict(self, learner: Learner, state_dict: Callable[[], LearnerState]) -> LearnerState:
+        self._tell_all_of(learner, "state_dict")
+        return state_dict()
+
+    def _load_state_dict(self, load: Callable[[LearnerState], None], state: LearnerState) -> None:
+        """The others read it from the same files, now: weights were gathered before."""
+        for rank in range(1, self.ranks.world_size):
+            self._tell(rank, "restore")
+        load(state)
+
+    def _tell_all_of(self, learner: Learner, order: str) -> None:
+        """Where each holds all, each does it alone."""
+        if is_divided(learner):
+            for rank in range(1, self.ranks.world_size):
+                self._tell(rank, order)
+
+    def _tell(self, rank: int, *order: Any) -> None:
+        try:
+            self._pipes[rank - 1].send_bytes(pickle.dumps(order, pickle.HIGHEST_PROTOCOL))
+        except OSError as error:
+            code = self._processes[rank - 1].exitcode
+            raise RankLost(
+                f"rank {rank} of {self.ranks.world_size} "
+                + ("does not listen" if code is None else f"has ended with code {code}"),
+                f"all ranks learn from each batch: {error or 'its deadline has passed'}",
+                f"see logs/rank-{rank:03d}.txt, then continue from the newest checkpoint: "
+                "unirl resume",
+            ) from error
+
+    def end(self) -> None:
+        """Let the others leave, in good order."""
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send_bytes(pickle.dumps(("end",)))
+
+    def close(self) -> None:
+        """Nothing is left of them."""
+        for pipe in self._pipes:
+            pipe.close()  # who still waits for an order ends
+        for process in self._processes:
+            process.join(_END_SECONDS)
+            if process.is_alive():
+                process.kill()
+                process.join(_END_SECONDS)
+        self._marks.end()
+        self._marks.close()
+        self._parent_watch.close()
+
+
+def _limit_sending(pipe: Connection, seconds: float) -> None:
+    """Let writes to a pipe that nobody reads fail after so many seconds."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as sock:
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def _follow(setup: _Setup) -> None:
+    """What the process of a further rank does."""
+    dist: Any = torch.distributed
+    plan, learner_plan = setup.plan, setup.plan.learner
+    size = learner_plan.ranks
+
+    def meet_at(timeout: timedelta) -> Any:
+        return dist.TCPStore(_HOST, setup.port, size, False, timeout)
+
+    ranks = Ranks(setup.rank, size, setup.rank, meet_at=meet_at)
+    with ranks.joined(learner_plan.queue.timeout_seconds):
+        make: Callable[..., Learner] = learner_plan.make
+        learner = make(LearnerContext(plan.learner_seed(0)), ranks=ranks)
+        while True:
+            try:
+                order, *values = pickle.loads(setup.orders.recv_bytes())
+            except EOFError:
+                raise QueueClosed from None
+            if order == "end":
+                return
+            if order == "step":
+                version, wait_seconds, packed = values
+                slots = [_unpacked(each, learner_plan.spec) for each in packed]
+                learner.step(Batch(slots, version, wait_seconds))
+            elif order == "restore" and setup.checkpoint is not None:
+                state.restore_learner(learner, load_checkpoint(setup.checkpoint))
+            elif order == "require_alike":
+                _require_alike(learner, ranks)
+            else:
+                getattr(learner, order)()
+
+
+def _require_alike(learner: Learner, ranks: Ranks) -> None:
+    """Raise UniRLError unless all ranks begin at the same weights."""
+    ranks.require_alike(
+        steps=f"{learner.version} {learner.num_steps}", weights=digest_of(learner.weights())
+    )
+
+
+_OF_SLOT = (
+    "index", "ticket", "pool", "pool_ticket", "first_version", "last_version", "used",
+    "wait_seconds", "work_seconds",
+)  # fmt: skip
+
+
+def _packed(slot: Slot, spec: SampleSpec) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is used of a slot, as numbers and bytes."""
+    used: Mapping[str, Any] = spec.used_part(slot.data, slot.used)
+    data = {
+        "/".join(path): (leaf.contiguous().reshape(-1).view(torch.uint8).numpy(), tuple(leaf.shape))
+        for path, leaf in leaves(used)
+    }
+    return {name: getattr(slot, name) for name in _OF_SLOT}, data
+
+
+def _unpacked(packed: tuple[dict[str, Any], dict[str, Any]], spec: SampleSpec) -> Slot:
+    notes, data = packed
+    flat: dict[str, Tensor] = {
+        name: torch.from_numpy(found).view(spec.fields[name].dtype).reshape(shape)
+        for name, (found, shape) in data.items()
+    }
+    return Slot(data=unflatten(flat), **notes)
