@@ -107,7 +107,9 @@ class SamplerConfig:
     def shape(self, policy: int) -> ActorConfig:
         """The size of one slot of a policy: its rows of a group, for unroll_spec."""
         rows = len(self.rows_of(policy))
-        return ActorConfig(self.num_policy_workers, rows, self.unroll_length)
+        return ActorConfig(
+            num_actors=self.num_policy_workers, num_envs=rows, unroll_length=self.unroll_length
+        )
 
 
 def check_slots(sampler: SamplerConfig, queue: QueueConfig) -> None:

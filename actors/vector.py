@@ -36,14 +36,14 @@ class ActorConfig:
     """Actors, each with environments and a policy copy of its own. More than cores only helps where
     environments wait.
     """
-    max_actors: int = 0
-    """While the learner waits for them there are more than num_actors, up to so many, and fewer
-    again when they wait for it; needs runner processes or ray. 0: there are always num_actors.
-    """
     num_envs: int = field(default=32, metadata={"common": True})
     """Environments per actor: the batch of one forward pass. More: cheaper steps, larger slots."""
     unroll_length: int = field(default=20, metadata={"common": True})
     """Steps per environment in one slot. More: longer credit assignment, fewer updates."""
+    max_actors: int = 0
+    """While the learner waits for them there are more than num_actors, up to so many, and fewer
+    again when they wait for it; needs runner processes or ray. 0: there are always num_actors.
+    """
 
     def __post_init__(self) -> None:
         check_at_least(1, "actor", self, "num_actors", "num_envs", "unroll_length")

@@ -86,7 +86,8 @@ def pack(working_dir: str) -> Parcel | None:
     if not named:
         return None
     buffer, files = io.BytesIO(), []
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
+    # Files of reproducible builds are dated 1970, which a zip cannot say.
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as packed:
         for path, name in named:
             packed.write(path, name)
             found = path.stat()
