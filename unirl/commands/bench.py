@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from unirl import config as configs
 from unirl import registry
 from unirl.commands.arguments import Chosen, choose, env_id_of, parse_with_recipe, recipe_and_files
-from unirl.config.rules import check_positive
 from unirl.config.shipped import shipped_configs
 from unirl.errors import UniRLError
 
@@ -78,7 +77,7 @@ class BenchOptions:
     """Print one JSON object instead of tables."""
 
     def __post_init__(self) -> None:
-        check_positive("--seconds", self.seconds, "10 gives steady figures")
+        check_seconds(self.seconds)
 
 
 @dataclass(frozen=True)
@@ -136,6 +135,14 @@ def bench(arguments: Sequence[str]) -> int:
         }
         print(json.dumps({**head, "plans": reports, "left_out": absent}))
     return 0
+
+
+def check_seconds(seconds: float) -> None:
+    """Raise UniRLError unless something can be measured in so many seconds."""
+    if not seconds > 0:
+        raise UniRLError(
+            f"--seconds is {seconds:g}", "--seconds > 0 must hold", "10 gives steady figures"
+        )
 
 
 def say(text: str) -> None:

@@ -15,7 +15,6 @@ from unirl import config as configs
 from unirl.commands import run_folder
 from unirl.commands.arguments import first, missing_run, one_run, parse, parse_with_recipe
 from unirl.commands.command import NoOptions
-from unirl.config.rules import check_positive, check_setting
 from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
@@ -44,8 +43,12 @@ class EpisodeOptions:
     """Of environments and sampled actions. The same seed plays the same episodes."""
 
     def __post_init__(self) -> None:
-        check_positive("--episodes", self.episodes, "20 or 100 are usual")
-        check_setting(self.seed >= 0, "--seed", self.seed, "must be >= 0", "1 is the default")
+        if self.episodes < 1:
+            raise UniRLError(
+                f"--episodes is {self.episodes}", "--episodes >= 1 must hold", "20 or 100 are usual"
+            )
+        if self.seed < 0:
+            raise UniRLError(f"--seed is {self.seed}", "--seed >= 0 must hold", "1 is the default")
         if self.deterministic and self.stochastic:
             raise UniRLError(
                 "--deterministic and --stochastic were both given",

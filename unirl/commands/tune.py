@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from unirl import config as configs
 from unirl.commands.arguments import choose
-from unirl.commands.bench import disturbance, figure_cells, say
-from unirl.config.rules import check_positive
+from unirl.commands.bench import check_seconds, disturbance, figure_cells, say
 from unirl.errors import UniRLError
 from unirl.storage import disk
 
@@ -38,7 +37,7 @@ class TuneOptions:
     """
 
     def __post_init__(self) -> None:
-        check_positive("--seconds", self.seconds, "10 gives steady figures")
+        check_seconds(self.seconds)
 
 
 def tune(arguments: Sequence[str], measure: Measure | None = None) -> int:
