@@ -68,6 +68,20 @@ class Writer:
         pass
 
 
+class SeedTeller(Writer):
+    """Writes its seed to a folder, and nothing else until a file `go` is there."""
+
+    def __init__(self, context: ActorContext, folder: Path) -> None:
+        super().__init__(context)
+        self._folder = folder
+        (folder / f"seed-{os.getpid()}").write_text(str(context.seed))
+
+    def produce(self, slot: Slot) -> None:
+        while not (self._folder / "go").exists():
+            time.sleep(0.01)
+        super().produce(slot)
+
+
 class Checker:
     """A learner that checks every sample: whole, and none twice."""
 
@@ -254,3 +268,19 @@ def descendants(pid: int) -> list[int]:
         found += new
         waiting += new
     return found
+
+
+def lives(pid: int) -> bool:
+    """Whether the process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def command_of(pid: int) -> str:
+    """The process's command line; empty where it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""

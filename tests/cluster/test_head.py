@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.nodes import descendants
+from tests.cluster.nodes import command_of, descendants, lives
 from unirl.run_events import read_events
 from unirl.storage.checkpoint import load_checkpoint
 
@@ -237,20 +237,6 @@ def wait(condition: Callable[[], Any], seconds: float) -> None:
 def signal_to(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
 
 
 def name_of(pid: int) -> str:

@@ -10,8 +10,11 @@ import contextlib
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ import pytest
 from tests.cluster.nodes import (
     Each,
     ProcessCluster,
+    SeedTeller,
     check_books,
     descendants,
     make_plan,
@@ -187,6 +191,29 @@ def test_random_schedules_of_faults_keep_the_books() -> None:
     runner.run([Each(act)])
     check_books(runner.loop)
     assert faults > 3
+
+
+@pytest.mark.serial
+def test_members_of_another_agent_do_not_repeat_those_of_the_lost_one(tmp_path: Path) -> None:
+    plan = make_plan(members=1).with_pool(make_actor=partial(SeedTeller, folder=tmp_path))
+    cluster = ProcessCluster()
+    runner = make_runner(plan, cluster)
+
+    def lose_the_first() -> None:
+        deadline = time.monotonic() + 60.0
+        for number in (1, 2):
+            while len([*tmp_path.glob("seed-*")]) < number and time.monotonic() < deadline:
+                time.sleep(0.02)
+            if number == 1:
+                cluster.started[0].process.kill()
+        (tmp_path / "go").touch()
+
+    thread = threading.Thread(target=lose_the_first)
+    thread.start()
+    runner.run([Each(lambda loop: loop.stop("enough"))])
+    thread.join()
+    seeds = [path.read_text() for path in tmp_path.glob("seed-*")]
+    assert len(seeds) == 2 and seeds[0] != seeds[1]
 
 
 @pytest.mark.serial

@@ -64,7 +64,8 @@ class PoolProcesses:
     """One pool of a plan, as processes.
 
     Its actors are numbered through, learner by learner: actor = learner * members + index.
-    numbers: of those that run here; None: all.
+    numbers: of those that run here; None: all. earlier: how often others ran before them under
+    these numbers, somewhere else: none repeats what they drew.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class PoolProcesses:
         pipelines: Sequence[MemberPipeline],
         transport: Transport,
         numbers: Sequence[int] | None = None,
+        earlier: int = 0,
     ) -> None:
         self.pool, self._plan, self._number = plan.pools[number], plan, number
+        self._earlier = earlier
         self.pipelines = [pipelines[i] for i in plan.learners_of(self.pool)]
         helpers, self._runner = self.pool.helpers, plan.runner
         self.handshake: HelperHandshake | None = None
@@ -117,7 +120,8 @@ class PoolProcesses:
 
     def _seed(self, number: int, num_restarts: int) -> int:
         """An actor's seed; the first is what the inline runner would give it."""
-        path = ("restart", num_restarts) if num_restarts else ()
+        counts = {"restart": num_restarts, "earlier": self._earlier}
+        path = [part for count in counts.items() if count[1] for part in count]
         pool = ("pool", self._number) if self._number else ()
         version = self.pipelines[0].version
         seed = self._plan.run.seed
@@ -276,7 +280,8 @@ def modules_of(plan: Plan) -> tuple[list[str], list[str]]:
 class AllProcesses:
     """All pools of a run under one supervisor. Also a hook, for the log.
 
-    numbers: of the members of each pool that run here; None: all of them.
+    numbers: of the members of each pool that run here; None: all of them. earlier: see
+    PoolProcesses.
     """
 
     def __init__(
@@ -286,11 +291,13 @@ class AllProcesses:
         transport: Transport,
         log_dir: Path | None,
         numbers: Sequence[Sequence[int]] | None = None,
+        earlier: int = 0,
     ) -> None:
         self._pipelines, self._num_counted = pipelines, 0
         here = [None] * len(plan.pools) if numbers is None else numbers
         self.pools = [
-            PoolProcesses(plan, i, pipelines, transport, here[i]) for i in range(len(plan.pools))
+            PoolProcesses(plan, i, pipelines, transport, here[i], earlier)
+            for i in range(len(plan.pools))
         ]
         modules, preload = modules_of(plan)
         self.supervisor = Supervisor(

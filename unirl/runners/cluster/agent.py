@@ -50,6 +50,8 @@ class AgentSetup:
     version: int
     """Of the weights that members begin with."""
     log_dir: Path | None
+    earlier: int = 0
+    """Agents that had these members before."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,9 @@ class NodeAgent:
                 log_dir.mkdir(parents=True, exist_ok=True)
             except OSError:
                 log_dir = None  # the run folder is on another machine
-        processes = AllProcesses(plan, self._pipelines, SharedTransport(), log_dir, setup.members)
+        processes = AllProcesses(
+            plan, self._pipelines, SharedTransport(), log_dir, setup.members, setup.earlier
+        )
         self._wait_for_weights()
         processes.start()
         self._processes = processes

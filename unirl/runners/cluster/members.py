@@ -138,9 +138,11 @@ class ClusterMembers:
             tuple(store.shapes for _, store in sorted(self._hub.stores.items())),
             self.pipelines[0].version,
             None if self.log_dir is None else self.log_dir.resolve(),
+            share.num_agents,
         )
         share.handle = self.cluster.start_agent(node, share.reserved, setup)
-        kind, names = "restarted" if share.num_losses else "started", names_of(share.asks)
+        kind, names = "restarted" if share.num_agents else "started", names_of(share.asks)
+        share.num_agents += 1
         about = event(kind, agent=share.agent, node=node[:12], member=names)
         log.info("node agent %d starts %s", share.agent, names, extra=about)
 
@@ -230,7 +232,6 @@ class ClusterMembers:
             raise RunLost(*error.parts) from error
         self._num_losses += 1
         share.lose()
-        share.num_losses += 1
         self._place_again(share)
         if share.lost_at:
             log.warning("%s find no place yet and wait for a node", names_of(share.asks))
@@ -255,7 +256,8 @@ class ClusterMembers:
             return
         for number, (node, own) in enumerate(found.items()):
             if number:
-                self._shares.append(another := Share(own, self._new_restarts()))
+                another = Share(own, self._new_restarts(), num_agents=share.num_agents)
+                self._shares.append(another)
                 self._start(another, node)
             else:
                 share.asks = own

@@ -48,8 +48,8 @@ class Share:
     """Since when it has been without a node."""
     left_at: float = 0.0
     """Since when its agent is to end, when its members have finished what they hold."""
-    num_losses: int = 0
-    """Of agents."""
+    num_agents: int = 0
+    """That its members have had so far."""
     reserved: Resources = field(default_factory=lambda: Resources(0.0))
     """What its agent holds of its node."""
     assigned: Members = ()
