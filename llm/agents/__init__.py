@@ -1,0 +1,1 @@
+"""Language models that act: episodes of many turns, who drives them, and what is kept of them."""
