@@ -1,5 +1,5 @@
-"""A slot of language recipes: one prompt and the G completions of it, packed; a token is a time
-step.
+"""A slot of language recipes: one prompt and the G completions or episodes of it, packed; a token
+is a time step.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -22,6 +22,22 @@ FINISHES: tuple[Finish, ...] = ("stop", "length", "aborted")
 """What a finish code means."""
 SCORE, FAILED, TIMED_OUT = range(3)
 """Outcome codes of one reward; only a score has a value."""
+Ending = Literal[
+    "stop", "max_turns", "context", "time", "invalid", "crash", "aborted", "infrastructure"
+]
+"""Why an episode ended. stop: the agent or its world said so. max_turns, context, time: its budget
+of turns, of tokens or of seconds. invalid: too many calls that nothing could be made of. crash: the
+agent's own program died. These are scored: the policy can have caused them. infrastructure: what it
+cannot have caused; tried again, and never a score. aborted: the run ended it.
+"""
+ENDINGS: tuple[Ending, ...] = get_args(Ending)
+CUT_OFF: frozenset[Ending] = frozenset({"max_turns", "context", "time"})
+"""Endings by a budget."""
+EPISODE_COUNTS = (
+    "turns", "rewritten", "forked", "calls", "invalid_calls", "failed_calls", "dropped_segments",
+    "retried", "cancelled", "tool_seconds", "model_seconds",
+)  # fmt: skip
+"""What is counted over the episodes of a group."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +45,10 @@ class GroupShape:
     group_size: int
     max_prompt: int
     max_tokens: int
-    """Per completion."""
+    """Per completion; of an episode, in all its segments together."""
     num_rewards: int = 1
+    max_segments: int = 0
+    """Of an episode; 0: these are completions, each a segment of its own."""
 
     @property
     def num_tokens(self) -> int:
@@ -45,21 +63,37 @@ class GroupShape:
         other. mask is 1 where the policy drew the token. starts [G+1]: where each completion
         begins, and where the last one ends. finish [G], reward and outcome [G, R]. retries: that
         the engine counted since the group before.
+
+        Of episodes, S = G * max_segments: starts [S+1]; episode [S]: whose segment it is, -1:
+        nobody's; shared [S]: it continues the prompt, else its own is in it. turn [N]: number in
+        its episode. step_reward [N]: at a turn's last drawn token. ending [G]: code of `ENDINGS`.
+        counts [C]: see
+        `EPISODE_COUNTS`.
         """
         n, g = self.num_tokens, self.group_size
+        s = g * (self.max_segments or 1)
+        episodes = {
+            "episode": Field((s,), torch.int16, None),
+            "shared": Field((s,), torch.bool, None),
+            "turn": Field((n,), torch.int16, None, is_variable=True),
+            "step_reward": Field((n,), torch.float32, None, is_variable=True),
+            "ending": Field((g,), torch.int8, None),
+            "counts": Field((len(EPISODE_COUNTS),), torch.float32, None),
+        }
         return SampleSpec(
             {
                 "token": Field((n,), torch.int32, None, is_variable=True),
                 "logp": Field((n,), torch.float32, None, is_variable=True),
                 "mask": Field((n,), torch.bool, None, is_variable=True),
                 "version": Field((n,), torch.int32, None, is_variable=True),
-                "starts": Field((g + 1,), torch.int32, None),
+                "starts": Field((s + 1,), torch.int32, None),
                 "finish": Field((g,), torch.int8, None),
                 "reward": Field((g, self.num_rewards), torch.float32, None),
                 "outcome": Field((g, self.num_rewards), torch.int8, None),
                 "generate_seconds": Field((), torch.float32, None),
                 "reward_seconds": Field((), torch.float32, None),
                 "retries": Field((), torch.float32, None),
+                **(episodes if self.max_segments else {}),
             }
         )
 
@@ -96,7 +130,8 @@ class Group:
     """A group as a learner reads it: tensors of what there is, without the unused rest.
 
     prompt [P]; token, logp, mask, version [N] of the completions alone; starts [G+1] into them,
-    beginning with 0; finish [G], reward and outcome [G, R].
+    beginning with 0; finish [G], reward and outcome [G, R]. Of episodes: starts [S+1], and the
+    fields that `GroupShape.spec` says.
     """
 
     prompt: Tensor
@@ -110,17 +145,30 @@ class Group:
     outcome: Tensor
     ticket: int = -1
     """Names the prompt, and the group in statistics."""
+    episode: Tensor | None = None
+    """[S], int64; None: segment i is completion i."""
+    shared: Tensor | None = None
+    turn: Tensor | None = None
+    step_reward: Tensor | None = None
+    ending: Tensor | None = None
+    counts: Tensor | None = None
 
     @property
     def size(self) -> int:
-        return self.starts.numel() - 1
+        """G."""
+        return self.finish.numel()
+
+    @property
+    def owner(self) -> Tensor:
+        """Whose segment each is: [S], int64."""
+        return torch.arange(self.size) if self.episode is None else self.episode
 
     def copy(self) -> Group:
         return with_tensors(self, Tensor.clone)
 
     @property
     def lengths(self) -> Tensor:
-        """Tokens of each completion: [G], int64."""
+        """Tokens of each segment: [S], int64."""
         return self.starts.diff().long()
 
 
@@ -175,7 +223,18 @@ def write_group(
 def read_group(data: Mapping[str, Any], ticket: int = -1) -> Group:
     """The group in a slot's tree: views, no copies, but `starts`."""
     starts: Tensor = data["starts"]
+    episodes: dict[str, Tensor] = {}
+    if "episode" in data:
+        num = int((data["episode"] >= 0).sum())
+        starts = starts[: num + 1]
+        episodes = {
+            "episode": data["episode"][:num].long(),
+            "shared": data["shared"][:num],
+            "ending": data["ending"],
+            "counts": data["counts"],
+        }
     begin, end = int(starts[0]), int(starts[-1])
+    names = ("token", "logp", "mask", "version", *(("turn", "step_reward") if episodes else ()))
     return Group(
         prompt=data["token"][:begin],
         starts=starts - begin,
@@ -183,7 +242,8 @@ def read_group(data: Mapping[str, Any], ticket: int = -1) -> Group:
         reward=data["reward"],
         outcome=data["outcome"],
         ticket=ticket,
-        **{name: data[name][begin:end] for name in ("token", "logp", "mask", "version")},
+        **{name: data[name][begin:end] for name in names},
+        **episodes,
     )
 
 

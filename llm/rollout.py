@@ -11,22 +11,21 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from unirl.config.rules import check_at_least, check_setting
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
-from unirl.core.weights import Weights, WeightStore
-from unirl.device import copy_weights
+from unirl.core.weights import WeightStore
 from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.learners.parallel import Ranks
-from unirl.llm.engine import Completion, Engine, EngineFailed, Request, SamplingConfig
+from unirl.llm.engine import Completion, Engine, Request, SamplingConfig
 from unirl.llm.group import Score, write_group
 from unirl.llm.group_saver import GroupSaver
 from unirl.llm.in_vain import InVain
+from unirl.llm.live_engine import LiveEngine
 from unirl.llm.own_code import load_own
 from unirl.llm.rewards.rewards import Rewarder, combine
 from unirl.llm.tasks.prompts import Prompt, PromptSource
@@ -138,15 +137,15 @@ class Rollout:
         saves: bool = False,
     ) -> None:
         self.engine, self.prompts, self.sampling = engine, prompts, sampling
-        self._weights, self._rewarder, self._config = weights, rewarder, config
+        self._rewarder, self._config = rewarder, config
         self._seed, self._ranks, self._max_staleness = seed, ranks, max_staleness
         self._function, self._keep = config.load_function(), config.load_filter()
-        self._swap, self._in_vain = asyncio.Lock(), InVain(config.give_up_after)
-        self._failure: UniRLError | EngineFailed | None = None
-        self._incoming, self._visitors = Incoming(weights), visitors
-        self._sleeps, self._num_open = sleeps, 0
+        self._live, self._in_vain = (
+            LiveEngine(engine, weights, sleeps),
+            InVain(config.give_up_after),
+        )
+        self._visitors = visitors
         self._save_seconds = config.save_seconds if saves and not config.function else 0.0
-        self._num_running = 0
         self._retries = 0.0
         """Of the engine, as far as they are reported."""
         self._kept: dict[int, Sequence[Completion | None]] = {}
@@ -157,8 +156,8 @@ class Rollout:
     async def produce(self, slot: Slot) -> None:
         if self._visitors is not None:
             await self._visitors.open(self)
-        async with self._awake():
-            await self._refresh()
+        async with self._live.awake():
+            await self._live.refresh()
             await self._produce(slot)
 
     async def answer(
@@ -174,25 +173,15 @@ class Rollout:
         prompt = self.prompts.held_out(number % self.prompts.num_eval)
         own = derive_seed(seed, "evaluation", number)
         request = Request(f"eval.{number}", prompt.tokens, view.sampling, own)
-        async with self._awake():
+        async with self._live.awake():
             if refresh:
-                await self._refresh()
+                await self._live.refresh()
             found = await self._generate(view, prompt, [request])
             while found[0].finish == "aborted":  # by an interruption that was meant for groups
                 found = await self._generate(view, prompt, [replace(request, partial=found[0])])
         scores = await self._score(prompt, found)
         reward, valid = combine(scores, self._rewarder.weights)
         return Answer(float(reward[0]), len(found[0].tokens)) if valid[0] else None
-
-    @asynccontextmanager
-    async def _awake(self) -> AsyncIterator[None]:
-        self._num_open += 1
-        try:
-            yield
-        finally:
-            self._num_open -= 1
-            if self._sleeps and self._num_open == 0:
-                await self.engine.sleep()
 
     async def _produce(self, slot: Slot) -> None:
         number = self._ranks.rank + self._ranks.world_size * slot.pool_ticket
@@ -272,12 +261,8 @@ class Rollout:
         self, view: Rollout, prompt: Prompt, requests: Sequence[Request]
     ) -> list[Completion]:
         """view: the rollout as its function sees it."""
-        # Of all users of the engine: new weights pause it while there are any.
-        self._num_running += 1
-        try:
+        with self._live.drawing():
             completions = await self._function(view, prompt, requests)
-        finally:
-            self._num_running -= 1
         if len(completions) != len(requests):
             raise UniRLError(
                 f"rollout.function returned {len(completions)} completions",
@@ -328,32 +313,6 @@ class Rollout:
             if known.numel() > 1 and bool((known == known[0]).all()):
                 raise DiscardSlot("zero_variance")
 
-    async def _refresh(self) -> None:
-        """Give the engine the newest weights; completions in flight continue with them."""
-        async with self._swap:
-            if self._failure is not None:
-                raise self._failure
-            try:
-                await self._bring_up_to_date()
-            except (UniRLError, EngineFailed) as error:
-                # Others wait to do the same: none shall start a broken engine once more.
-                self._failure = error
-                raise
-
-    async def _bring_up_to_date(self) -> None:
-        await self.engine.start()
-        if self._sleeps:
-            await self.engine.wake()
-        version = self._weights.pull(self._incoming, self.engine.version)
-        if version == self.engine.version:
-            return
-        busy = self._num_running > 0
-        if busy:
-            await self.engine.pause("keep")
-        await self.engine.load_weights(self._incoming.weights, version)
-        if busy:
-            await self.engine.resume()
-
 
 async def ask_engine(
     rollout: Rollout, prompt: Prompt, requests: Sequence[Request]
@@ -366,21 +325,3 @@ async def ask_engine(
         return await rollout.generate(request)
 
     return list(await asyncio.gather(*(one(request) for request in requests)))
-
-
-class Incoming:
-    """Weights on their way from the store to an engine that takes its time: a copy, reused; none
-    where the store lends.
-    """
-
-    def __init__(self, store: WeightStore) -> None:
-        self.weights: Weights = {}
-        self._lent = store.lends
-
-    def load_weights(self, weights: Weights) -> None:
-        if self._lent:
-            self.weights = weights
-        elif not self.weights:
-            self.weights = {name: value.detach().clone() for name, value in weights.items()}
-        else:
-            copy_weights(self.weights, weights)

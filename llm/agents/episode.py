@@ -10,20 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from unirl.llm.engine import NOBODY, Completion
+from unirl.llm.group import Ending
 from unirl.llm.tasks.task import Message
 
-Ending = Literal[
-    "stop", "max_turns", "context", "time", "invalid", "crash", "aborted", "infrastructure"
-]
-"""Why an episode ended. stop: the agent or its world said so. max_turns, context, time: its budget
-of turns, of tokens or of seconds. invalid: too many calls that nothing could be made of. crash: the
-agent's own program died. These are scored: the policy can have caused them. infrastructure: what it
-cannot have caused; tried again, and never a score. aborted: the run ended it.
-"""
-ENDINGS: tuple[Ending, ...] = get_args(Ending)
 ROOT = -1
 """Parent of a turn that continues no other one."""
 Origin = Literal["prompt", "extended", "forked", "rewritten", "replayed"]
@@ -35,16 +27,16 @@ has, as after compaction, and by a sub-agent: a root of its own.
 
 @dataclass(frozen=True)
 class Turn:
-    """One answer of the model, and what it was told before it."""
+    """One answer of the model, and what it was given before it."""
 
     parent: int
     """Number of the turn that it continues; ROOT: none."""
-    told: tuple[int, ...]
+    given: tuple[int, ...]
     """Tokens between the parent's last one and the answer; of a root, its whole prompt."""
     completion: Completion
     """What was drawn, and nothing else."""
     messages: tuple[Message, ...] = ()
-    """What it was told, as messages; of a root the whole conversation."""
+    """What it was given, as messages; of a root the whole conversation."""
     answer: Message = field(default_factory=dict)
     """What was answered, as the agent was given it."""
     origin: Origin = "extended"
@@ -71,7 +63,7 @@ class Segment(NamedTuple):
     mask: tuple[bool, ...]
     """Whether the token is trained here: drawn, and in no segment before."""
     turn: tuple[int, ...]
-    """Number of the turn that drew the token, or was told it."""
+    """Number of the turn that drew the token, or was given it."""
     step_reward: tuple[float, ...]
 
 
@@ -108,7 +100,7 @@ class Episode:
     def tokens(self, number: int) -> tuple[int, ...]:
         """Everything that was in the model's context when this turn had ended."""
         turns = [self.turns[each] for each in self.path(number)]
-        return tuple(token for turn in turns for token in (*turn.told, *turn.completion.tokens))
+        return tuple(token for turn in turns for token in (*turn.given, *turn.completion.tokens))
 
     @property
     def leaves(self) -> list[int]:
@@ -135,17 +127,17 @@ class Episode:
         mask: list[bool] = []
         number: list[int] = []
         step: list[float] = []
-        is_shared = bool(prompt) and self.turns[path[0]].told[: len(prompt)] == prompt
+        is_shared = bool(prompt) and self.turns[path[0]].given[: len(prompt)] == prompt
         for each in path:
             turn = self.turns[each]
-            told = turn.told[len(prompt) :] if is_shared and turn.parent == ROOT else turn.told
+            given = turn.given[len(prompt) :] if is_shared and turn.parent == ROOT else turn.given
             drawn, learns = turn.completion, turn.trained and each not in seen
-            token += (*told, *drawn.tokens)
-            logp += (0.0,) * len(told) + drawn.logp
-            version += (NOBODY,) * len(told) + drawn.version
-            mask += (False,) * len(told) + (learns,) * len(drawn.tokens)
-            number += (each,) * (len(told) + len(drawn.tokens))
-            step += (0.0,) * (len(told) + len(drawn.tokens))
+            token += (*given, *drawn.tokens)
+            logp += (0.0,) * len(given) + drawn.logp
+            version += (NOBODY,) * len(given) + drawn.version
+            mask += (False,) * len(given) + (learns,) * len(drawn.tokens)
+            number += (each,) * (len(given) + len(drawn.tokens))
+            step += (0.0,) * (len(given) + len(drawn.tokens))
             if learns and turn.reward is not None and drawn.tokens:
                 step[-1] = turn.reward
         columns = (token, logp, version, mask, number, step)

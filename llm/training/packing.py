@@ -72,7 +72,7 @@ class _Wanted(NamedTuple):
 
 @dataclass
 class _Piece:
-    """Completions of one group that go into one pack."""
+    """Segments of one group that go into one pack."""
 
     group: int
     chosen: list[int] = field(default_factory=list)
@@ -92,7 +92,9 @@ def pack_groups(
     train: for each group a bool [G], which completions to train; None: all. ends: likewise, which
     of these have their last token among the inputs; None: none. Completions are never cut, and
     those of one group stay together while they fit; a group that does not fit is split, and its
-    prompt repeated. A completion that exceeds the budget alone makes a pack of its own.
+    prompt repeated. A completion that exceeds the budget alone makes a pack of its own. The
+    segments of an episode are packed as completions are; one that brings its own prompt stands
+    alone.
     share_prompt False: each completion brings its own copy of the prompt, for comparison.
     Tokens of mask 0, such as a tool's answer, are inputs but no targets. Nothing to train: no pack.
 
@@ -141,7 +143,7 @@ def _flags(
 def _wanted(
     groups: Sequence[Group], train: list[list[bool]] | None, ends: list[list[bool]] | None
 ) -> list[dict[int, _Wanted]]:
-    """For each group, by completion: what is wanted of it, if anything is trained."""
+    """For each group, by segment: what is wanted of it, if anything is trained."""
     wanted: list[dict[int, _Wanted]] = []
     for index, group in enumerate(groups):
         if group.prompt.numel() == 0:
@@ -151,12 +153,14 @@ def _wanted(
                 "begin prompts with the tokenizer's bos token",
             )
         found: dict[int, _Wanted] = {}
+        owner = group.owner.tolist()
+        last = {each: c for c, each in enumerate(owner)}
         for c, mask in enumerate(torch.split(group.mask, group.lengths.tolist())):
-            if train is not None and not train[index][c]:
+            if train is not None and not train[index][owner[c]]:
                 continue
             positions = mask.nonzero().flatten()
             if positions.numel():
-                whole = ends is not None and ends[index][c]
+                whole = ends is not None and ends[index][owner[c]] and last[owner[c]] == c
                 # The last token trained is predicted, not an input; nor is what stands behind it.
                 num_inputs = mask.numel() if whole else int(positions[-1])
                 found[c] = _Wanted(positions, num_inputs, whole)
@@ -171,7 +175,7 @@ def _pieces(
     inputs = {c: one.num_inputs for c, one in wanted.items()}
     pieces: list[_Piece] = []
     for c in sorted(inputs, key=lambda c: -inputs[c]):
-        alone = inputs[c] + prompt
+        alone = inputs[c] + (prompt if _continues(group, c) else 0)
         more = inputs[c] if share else alone
         if not pieces or pieces[-1].num_tokens + more > budget:
             pieces.append(_Piece(index))
@@ -181,15 +185,22 @@ def _pieces(
     return pieces
 
 
+def _continues(group: Group, segment: int) -> bool:
+    """Whether it continues the group's prompt."""
+    return group.shared is None or bool(group.shared[segment])
+
+
 class _Document(NamedTuple):
     """What one row of the layout holds."""
 
     group: int
-    completion: int
+    segment: int
     """-1: the prompt alone."""
     tokens: Tensor
     prompt_row: int | None
-    """Which row the prompt is, if it is not in this one."""
+    """Which row the prompt is; None: it is in this one."""
+    num_ahead: int = 0
+    """Tokens of this row before the segment's."""
 
 
 def _pack(
@@ -212,19 +223,19 @@ def _pack(
     first_token = [0, *accumulate(group.token.numel() for group in groups)]
     targets: list[tuple[Tensor, ...]] = []
     ends: list[tuple[int, int]] = []
-    for i, (g, c, _, prompt_row) in enumerate(documents):
+    for i, (g, c, _, prompt_row, num_ahead) in enumerate(documents):
         if c < 0:
             continue
         group, where = groups[g], wanted[g][c].positions
         if prompt_row is None:
-            source = where + (start[i] + group.prompt.numel() - 1)
+            source = where + (start[i] + num_ahead - 1)
         else:
             last = start[prompt_row] + rows[prompt_row].length - 1
             source = torch.where(where == 0, last, where + (start[i] - 1))
         if wanted[g][c].ends:
-            ends.append((start[i] + rows[i].length - 1, first_sequence[g] + c))
+            ends.append((start[i] + rows[i].length - 1, first_sequence[g] + int(group.owner[c])))
         in_group = where + int(group.starts[c])
-        number = torch.full_like(where, first_sequence[g] + c)
+        number = torch.full_like(where, first_sequence[g] + int(group.owner[c]))
         targets.append((source, group.token[in_group], number, where, in_group + first_token[g]))
     source, target, sequence, position, flat = map(torch.cat, zip(*targets, strict=True))
     end, end_sequence = torch.tensor(ends, dtype=torch.int64).reshape(-1, 2).unbind(1)
@@ -254,15 +265,19 @@ def _documents(
     for piece in pieces:
         chosen.setdefault(piece.group, []).extend(piece.chosen)
     documents: list[_Document] = []
-    for g, completions in chosen.items():
-        group, prompt_row = groups[g], None
-        if share:
+    for g, segments in chosen.items():
+        group, prompt_row, num_prompt = groups[g], None, groups[g].prompt.numel()
+        if share and any(_continues(group, c) for c in segments):
             prompt_row = len(documents)
             documents.append(_Document(g, -1, group.prompt, None))
-        for c in completions:
+        for c in segments:
             begin = int(group.starts[c])
             tokens = group.token[begin : begin + wanted[g][c].num_inputs]
-            if not share:
-                tokens = torch.cat([group.prompt, tokens])
-            documents.append(_Document(g, c, tokens, prompt_row))
+            if not _continues(group, c):
+                documents.append(_Document(g, c, tokens, None))
+            elif share:
+                documents.append(_Document(g, c, tokens, prompt_row))
+            else:
+                whole = torch.cat([group.prompt, tokens])
+                documents.append(_Document(g, c, whole, None, num_prompt))
     return documents

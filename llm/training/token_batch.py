@@ -16,7 +16,7 @@ _LENGTH = FINISHES.index("length")
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """S completions of all groups one after the other, and their N tokens."""
+    """S completions or episodes of all groups one after the other, and their N tokens."""
 
     groups: tuple[Group, ...]
     reward: Tensor
@@ -60,9 +60,11 @@ class TokenBatch:
             torch.cat([one.outcome for one in groups]),
             reward_weights,
         )
-        length = torch.cat([one.lengths for one in groups])
-        sequence = torch.repeat_interleave(torch.arange(len(length)), length)
         sizes = torch.tensor([one.size for one in groups])
+        first = (sizes.cumsum(0) - sizes).tolist()
+        owner = torch.cat([one.owner + begin for one, begin in zip(groups, first, strict=True)])
+        sequence = torch.repeat_interleave(owner, torch.cat([one.lengths for one in groups]))
+        length = torch.bincount(sequence, minlength=int(sizes.sum()))
         cut_off = torch.cat([one.finish for one in groups]) == _LENGTH
         return cls(
             groups=tuple(groups),

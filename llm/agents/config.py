@@ -1,0 +1,104 @@
+"""How a language model acts: who drives it, what it may call, and its budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from unirl.config.rules import check_at_least
+from unirl.errors import UniRLError
+
+Credit = Literal["outcome", "turn", "both"]
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    """One of `function`, `command` and `world` drives; without them the model's answers are read
+    for calls of `tools`, and one without a call ends the episode.
+    """
+
+    tools: tuple[str, ...] = field(default=(), metadata={"common": True})
+    """What the model may call: calculator, python (in a sandbox), search, mcp:COMMAND or URL,
+    module:function, or module:Class whose public methods are tools, made for each episode.
+    """
+    world: str = field(default="", metadata={"common": True})
+    """An environment that answers what the model says: gym:ID, text:module:Class, openenv:URL,
+    nemo:URL, skyrl:NAME, verifiers:NAME, harbor:FOLDER.
+    """
+    function: str = ""
+    """module:attr of an own agent: async (session, task) -> a number, an ending, or nothing."""
+    command: str = ""
+    """A program that is the agent: it finds an OpenAI-compatible server in OPENAI_BASE_URL and
+    OPENAI_API_KEY, its task as JSON in UNIRL_TASK, and may have an interpreter of its own.
+    """
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the world or the tools, by their names."""
+    calls: Literal["hermes", "brief"] = "hermes"
+    """How calls are written. hermes: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
+    brief: an answer that begins with "=" calls the first tool with the rest of its line, for models
+    from scratch that cannot write JSON.
+    """
+    max_turns: int = field(default=8, metadata={"common": True})
+    """Answers of the model in an episode. More: longer attempts."""
+    max_episode_tokens: int = field(default=2048, metadata={"common": True})
+    """Tokens of an episode behind its prompt, drawn or given. More: longer attempts, larger slots.
+    What one answer may draw is sampling.max_tokens.
+    """
+    max_segments: int = 1
+    """Paths of an episode that are learned from, where its history is rewritten or forks. More:
+    more of what such agents did is learned from, larger slots.
+    """
+    max_invalid: int = 3
+    """Calls in a row that nothing can be made of; then the episode ends as invalid."""
+    episode_seconds: float = 300.0
+    """How long an episode may take; then it ends, and is judged as it is."""
+    tool_seconds: float = 30.0
+    """How long a call or a step of the world may take; the model is given word of a call that took
+    longer.
+    """
+    max_observation: int = 4000
+    """Characters of what a tool says that the model is given; the rest is cut out of the middle."""
+    retries: int = 2
+    """How often an episode is tried again that failed for what the policy cannot have caused. More:
+    sits out longer outages. After that its group is discarded and counted.
+    """
+    max_episodes: int = 0
+    """Episodes that an engine's process has at a time. 0: all of its groups."""
+    oversample: int = 0
+    """Episodes begun in a group beyond rollout.group_size; the last ones are cancelled when enough
+    have ended. More: slow episodes cost less, and long ones are learned from less often.
+    """
+    credit: Credit = "outcome"
+    """What a token's advantage comes from. outcome: the episode's rewards, alike for all its turns.
+    turn: the step rewards from its turn on. both: their sum.
+    """
+    turn_discount: float = 1.0
+    """Of step rewards, for each turn that they come later. Less: only near turns get credit."""
+    turn_groups: Literal["state", "number"] = "state"
+    """Which turns of a group's episodes are compared for credit. state: those that were given the
+    same (GiGPO); number: those of the same number.
+    """
+    turn_weight: float = 1.0
+    """credit both: of the part that comes from step rewards."""
+
+    def __post_init__(self) -> None:
+        check_at_least(
+            1, "agent", self, "max_turns", "max_episode_tokens", "max_segments", "max_invalid"
+        )
+        check_at_least(0, "agent", self, "retries", "max_episodes", "oversample", "turn_weight")
+        check_at_least(0.01, "agent", self, "episode_seconds", "tool_seconds")
+        check_at_least(40, "agent", self, "max_observation")
+        drivers = [key for key in ("function", "command", "world") if getattr(self, key)]
+        if len(drivers) > 1:
+            raise UniRLError(
+                f"agent has {' and '.join(drivers)}",
+                "one of function, command and world drives an episode",
+                f"leave out all but agent.{drivers[0]}",
+            )
+        if not 0 <= self.turn_discount <= 1:
+            raise UniRLError(
+                f"agent.turn_discount is {self.turn_discount}",
+                "it must be in [0, 1]",
+                "1 counts all later turns alike",
+            )

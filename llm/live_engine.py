@@ -1,0 +1,88 @@
+"""A run's engine as its users share it: started with the first of them, brought up to date while
+they draw, asleep while there are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from unirl.core.weights import Weights, WeightStore
+from unirl.device import copy_weights
+from unirl.errors import UniRLError
+from unirl.llm.engine import Engine, EngineFailed
+
+
+class LiveEngine:
+    """sleeps: the engine gives its memory back while nobody has it awake."""
+
+    def __init__(self, engine: Engine, weights: WeightStore, sleeps: bool) -> None:
+        self._engine, self._weights, self._sleeps = engine, weights, sleeps
+        self._swap, self._incoming = asyncio.Lock(), Incoming(weights)
+        self._failure: UniRLError | EngineFailed | None = None
+        self._num_open = self._num_drawing = 0
+
+    @asynccontextmanager
+    async def awake(self) -> AsyncIterator[None]:
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+            if self._sleeps and self._num_open == 0:
+                await self._engine.sleep()
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Around what asks the engine for tokens: new weights pause it while there is any."""
+        self._num_drawing += 1
+        try:
+            yield
+        finally:
+            self._num_drawing -= 1
+
+    async def refresh(self) -> None:
+        """Give the engine the newest weights; completions in flight continue with them."""
+        async with self._swap:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                await self._bring_up_to_date()
+            except (UniRLError, EngineFailed) as error:
+                # Others wait to do the same: none shall start a broken engine once more.
+                self._failure = error
+                raise
+
+    async def _bring_up_to_date(self) -> None:
+        engine = self._engine
+        await engine.start()
+        if self._sleeps:
+            await engine.wake()
+        version = self._weights.pull(self._incoming, engine.version)
+        if version == engine.version:
+            return
+        busy = self._num_drawing > 0
+        if busy:
+            await engine.pause("keep")
+        await engine.load_weights(self._incoming.weights, version)
+        if busy:
+            await engine.resume()
+
+
+class Incoming:
+    """Weights on their way from the store to an engine that takes its time: a copy, reused; none
+    where the store lends.
+    """
+
+    def __init__(self, store: WeightStore) -> None:
+        self.weights: Weights = {}
+        self._lent = store.lends
+
+    def load_weights(self, weights: Weights) -> None:
+        if self._lent:
+            self.weights = weights
+        elif not self.weights:
+            self.weights = {name: value.detach().clone() for name, value in weights.items()}
+        else:
+            copy_weights(self.weights, weights)
