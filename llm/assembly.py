@@ -4,96 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from unirl.core.actor import ActorContext
 from unirl.core.learner import LearnerContext
-from unirl.core.queue import QueueConfig
 from unirl.core.tree import flatten
 from unirl.core.weights import Weights
 from unirl.device import device_name
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
-from unirl.llm.algorithms.config import AlgorithmConfig
+from unirl.llm.agents.config import AgentConfig
+from unirl.llm.agents.make import make_agent
 from unirl.llm.algorithms.describe import describe
 from unirl.llm.algorithms.resolve import check_group_size, check_num_steps, resolve
 from unirl.llm.algorithms.terms import Algorithm
+from unirl.llm.algorithms.turn_credit import TurnCredit
 from unirl.llm.device import device_of
-from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.engines.make import make_engine, require_engine, takes_adapters
-from unirl.llm.engines.vllm.memory import beside_learner
-from unirl.llm.evaluate import LlmEvaluator, NoStore, require_held_out
+from unirl.llm.evaluate import require_held_out
 from unirl.llm.evaluation_link import EvaluationLink
+from unirl.llm.generating import make_prompts
 from unirl.llm.group import GroupShape
-from unirl.llm.learner_config import CriticConfig, LlmLearnerConfig
-from unirl.llm.models.dtype import for_evaluation, settle_dtype, warn_if_emulated
+from unirl.llm.language_config import LanguageConfig
+from unirl.llm.models.dtype import settle_dtype, warn_if_emulated
 from unirl.llm.models.lora import (
     add_adapters,
     published_adapters,
     published_weights,
-    with_base,
 )
 from unirl.llm.models.model import (
-    TINY,
     ModelConfig,
     check_effect,
-    context_length,
     load_model,
     load_tokenizer,
-    source_of,
 )
-from unirl.llm.models.transformers import import_transformers
-from unirl.llm.rewards.config import RewardConfig
-from unirl.llm.rewards.rewards import Rewarder
-from unirl.llm.rollout import Rollout, RolloutConfig
-from unirl.llm.tasks.config import TaskConfig
-from unirl.llm.tasks.make import make_tasks
-from unirl.llm.tasks.prompts import PromptIndex, PromptSource
+from unirl.llm.tasks.prompts import PromptIndex
 from unirl.llm.training.distill import TeacherConfig, make_teacher
 from unirl.llm.training.language_policy import LanguagePolicy, check_critic, make_critic
 from unirl.llm.training.learner import LlmLearner
 from unirl.llm.training.packed_check import check_packing
 from unirl.llm.training.sharding import shard
-from unirl.runners.config import RunConfig
-
-
-class LanguageConfig(Protocol):
-    """What a recipe's config must have."""
-
-    @property
-    def mode(self) -> str: ...
-    @property
-    def only(self) -> str | None: ...
-    @property
-    def max_staleness(self) -> int: ...
-    @property
-    def model(self) -> ModelConfig: ...
-    @property
-    def task(self) -> TaskConfig: ...
-    @property
-    def reward(self) -> RewardConfig: ...
-    @property
-    def engine(self) -> EngineConfig: ...
-    @property
-    def sampling(self) -> SamplingConfig: ...
-    @property
-    def rollout(self) -> RolloutConfig: ...
-    @property
-    def algorithm(self) -> AlgorithmConfig: ...
-    @property
-    def teacher(self) -> TeacherConfig: ...
-    @property
-    def learner(self) -> LlmLearnerConfig: ...
-    @property
-    def critic(self) -> CriticConfig: ...
-    @property
-    def queue(self) -> QueueConfig: ...
-    @property
-    def run(self) -> RunConfig: ...
 
 
 @dataclass(frozen=True)
@@ -138,10 +89,12 @@ def probe(
         config.run.check_anneals(config.learner.optimizer.lr_schedule)
     if generates:
         config.rollout.load_function(), config.rollout.load_filter()
+        if config.agent is not None:
+            make_agent(config.agent)
         require_engine(config.engine, config.model)
         _require_sleep(config)
     if generates or config.run.eval_steps:
-        prompts, rewarder = _prompts(config)
+        prompts, rewarder = make_prompts(config)
         rewarder.close()
         index = prompts.index
         if config.run.eval_steps:
@@ -151,8 +104,9 @@ def probe(
         or GroupShape(
             config.rollout.group_size,
             prompts.longest,
-            config.sampling.max_tokens,
+            config.max_tokens,
             len(rewarder.names),
+            config.agent.max_segments if config.agent is not None else 0,
         ),
         {
             "model": config.model.path,
@@ -204,32 +158,7 @@ def _require_sleep(config: LanguageConfig) -> None:
 
 
 def algorithm_of(config: LanguageConfig) -> Algorithm:
-    return resolve(config.algorithm, max_tokens=config.sampling.max_tokens)
-
-
-def make_rollout(
-    context: ActorContext,
-    *,
-    config: LanguageConfig,
-    index: PromptIndex | None = None,
-    link: EvaluationLink | None = None,
-    saves: bool = False,
-) -> Rollout:
-    prompts, rewarder = _prompts(config, index)
-    return Rollout(
-        make_engine(beside_learner(config.engine, config.learner.device), config.model),
-        context.weights,
-        prompts,
-        rewarder,
-        config.rollout,
-        config.sampling,
-        seed=config.run.seed,
-        ranks=Ranks.from_environment(),
-        max_staleness=config.max_staleness,
-        sleeps=config.mode == "colocated",
-        visitors=link.visitors(context.index) if link is not None else None,
-        saves=saves,
-    )
+    return resolve(config.algorithm, max_tokens=config.max_tokens)
 
 
 def make_learner(
@@ -268,7 +197,7 @@ def make_learner(
         algorithm,
         config.learner,
         reward_weights=config.reward.weight_of,
-        max_tokens=config.sampling.max_tokens,
+        max_tokens=config.max_tokens,
         skip_zero=config.rollout.zero_variance != "train",
         budget=config.run.budget,
         seed=context.seed,
@@ -280,7 +209,14 @@ def make_learner(
         publish=publisher(config),
         give_up_after=config.rollout.give_up_after,
         critic=config.critic,
+        credit=turn_credit(config.agent),
     )
+
+
+def turn_credit(agent: AgentConfig | None) -> TurnCredit | None:
+    if agent is None or agent.credit == "outcome":
+        return None
+    return TurnCredit(agent.credit, agent.turn_discount, agent.turn_groups, agent.turn_weight)
 
 
 def publisher(config: LanguageConfig) -> Callable[[Any], Weights]:
@@ -303,35 +239,6 @@ def weights_of(model: Mapping[str, Any], *, config: LanguageConfig) -> Weights:
     return published_weights(policy.model)
 
 
-def make_evaluator(
-    seed: int,
-    *,
-    config: LanguageConfig,
-    index: PromptIndex | None = None,
-    link: EvaluationLink | None = None,
-) -> LlmEvaluator:
-    """The factory of a plan's evaluator: the run's engines answer where there is a link to them,
-    else the embedded engine, which starts at once.
-    """
-
-    def make() -> Rollout:
-        engine = replace(config.engine, kind="hf", url="", urls_file="")
-        model = for_evaluation(config.model, engine.device)
-        return Rollout(
-            make_engine(engine, model),
-            NoStore(),
-            *_prompts(config, index),
-            config.rollout,
-            config.sampling,
-            seed=seed,
-            ranks=Ranks(),
-            max_staleness=0,
-        )
-
-    whole = partial(with_base, config=config.model)
-    return LlmEvaluator(seed, make=make, whole=whole, link=link)
-
-
 def make_policy(
     config: LanguageConfig, algorithm: Algorithm, device: torch.device, *, learns: bool = True
 ) -> LanguagePolicy:
@@ -350,31 +257,3 @@ def make_policy(
         detached=algorithm.critic == "detached",
         own_critic=make_critic(config.critic, config.model, device) if own and learns else None,
     )
-
-
-def _prompts(
-    config: LanguageConfig, index: PromptIndex | None = None
-) -> tuple[PromptSource, Rewarder]:
-    tokenizer = load_tokenizer(config.model)
-    tasks = make_tasks(config.task)
-    prompts = PromptSource(
-        tasks,
-        tokenizer,
-        config.task,
-        max_context=config.engine.max_context or _own_context(config.model, tokenizer),
-        max_tokens=config.sampling.max_tokens,
-        index=index,
-    )
-    return prompts, Rewarder(config.reward, tasks)
-
-
-def _own_context(model: ModelConfig, tokenizer: Any) -> int:
-    """What the model says of its context, without its weights; 0 where it says nothing."""
-    if model.path == TINY:
-        return int(tokenizer.model_max_length)
-    try:
-        transformers = import_transformers()
-        settings = transformers.AutoConfig.from_pretrained(model.path, **source_of(model))
-        return context_length(SimpleNamespace(config=settings))
-    except (OSError, ValueError, KeyError, UniRLError):
-        return 0  # loading the model finds what is wrong with it, and says it better

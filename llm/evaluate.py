@@ -11,7 +11,7 @@ from unirl.core.evaluator import EvalResult
 from unirl.core.weights import Loadable, Weights
 from unirl.errors import UniRLError
 from unirl.llm.evaluation_link import EvaluationLink
-from unirl.llm.rollout import Answer, Rollout
+from unirl.llm.rollout import Answer, Answering
 from unirl.llm.tasks.prompts import PromptSource
 
 
@@ -26,12 +26,12 @@ class LlmEvaluator:
         self,
         seed: int,
         *,
-        make: Callable[[], Rollout],
+        make: Callable[[], Answering],
         whole: Callable[[Weights], Weights],
         link: EvaluationLink | None = None,
     ) -> None:
         self._seed, self._make, self._whole, self._link = seed, make, whole, link
-        self._rollout: Rollout | None = None
+        self._rollout: Answering | None = None
         self._runner = asyncio.Runner()
         self._version = 0
 

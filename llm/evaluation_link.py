@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.errors import UniRLError
-from unirl.llm.rollout import Answer, Rollout, Visitors
+from unirl.llm.rollout import Answer, Answering, Visitors
 from unirl.llm.weights.own_folder import OwnFolder
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class EvaluationLink:
 
     def __init__(self, num_engines: int, *, apart: bool, seconds: float) -> None:
         self._num_engines, self._apart, self._seconds = num_engines, apart, seconds
-        self._here: dict[int, tuple[Rollout, asyncio.AbstractEventLoop]] = {}
+        self._here: dict[int, tuple[Answering, asyncio.AbstractEventLoop]] = {}
         self._folder: Path | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class EvaluationLink:
 
 
 async def _all_of(
-    rollouts: Sequence[Rollout], num_episodes: int, asked: dict[str, Any]
+    rollouts: Sequence[Answering], num_episodes: int, asked: dict[str, Any]
 ) -> list[Answer | None]:
     return await asyncio.gather(
         *(rollouts[i % len(rollouts)].answer(i, **asked) for i in range(num_episodes))
@@ -150,11 +150,11 @@ class _Here:
     """The rollout is in the process of the learner, on a loop that rests between samples."""
 
     def __init__(
-        self, known: dict[int, tuple[Rollout, asyncio.AbstractEventLoop]], index: int
+        self, known: dict[int, tuple[Answering, asyncio.AbstractEventLoop]], index: int
     ) -> None:
         self._known, self._index = known, index
 
-    async def open(self, rollout: Rollout) -> None:
+    async def open(self, rollout: Answering) -> None:
         self._known[self._index] = rollout, asyncio.get_running_loop()
 
     async def close(self) -> None:
@@ -169,7 +169,7 @@ class _Listener:
         self._server: asyncio.Server | None = None
         self._is_open = False
 
-    async def open(self, rollout: Rollout) -> None:
+    async def open(self, rollout: Answering) -> None:
         if self._is_open:
             return
         self._is_open = True  # before the first wait: many samples begin at once
@@ -198,7 +198,7 @@ class _Listener:
 
 
 async def _answer(
-    rollout: Rollout, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    rollout: Answering, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     asked = json.loads(await reader.readline())
     numbers = [int(number) for number in asked.pop("numbers")]

@@ -100,10 +100,23 @@ class Answer(NamedTuple):
     length: int
 
 
+class Answering(Protocol):
+    """What answers held-out prompts: Rollout, and AgentRollout."""
+
+    engine: Engine
+    prompts: PromptSource
+
+    async def answer(
+        self, number: int, *, seed: int, deterministic: bool, refresh: bool = True
+    ) -> Answer | None: ...
+
+    async def close(self) -> None: ...
+
+
 class Visitors(Protocol):
     """Who else uses a rollout's engine: evaluations."""
 
-    async def open(self, rollout: Rollout) -> None:
+    async def open(self, rollout: Answering) -> None:
         """They may come from now on; idempotent."""
 
     async def close(self) -> None:

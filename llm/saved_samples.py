@@ -22,10 +22,11 @@ from unirl.core.seeding import derive_seed
 from unirl.core.weights import Weights, WeightStore
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
-from unirl.llm import assembly
-from unirl.llm.assembly import LanguageConfig, LanguageFacts
+from unirl.llm import assembly, generating
+from unirl.llm.assembly import LanguageFacts
 from unirl.llm.evaluate import LlmEvaluator
 from unirl.llm.group import Group, GroupShape, read_group
+from unirl.llm.language_config import LanguageConfig
 from unirl.llm.models.lora import add_adapters
 from unirl.llm.models.model import load_model, load_tokenizer
 from unirl.llm.packages import needs
@@ -264,7 +265,7 @@ def make_evaluator(
     seed: int, *, config: LanguageConfig, task: str | list[str], index: PromptIndex | None = None
 ) -> LlmEvaluator:
     _require_task(config, task)
-    return assembly.make_evaluator(seed, config=config, index=index)
+    return generating.make_evaluator(seed, config=config, index=index)
 
 
 def make_replay(context: ActorContext, *, config: LanguageConfig, samples: str) -> Replay:

@@ -16,6 +16,7 @@ RECIPES: Mapping[str, str] = MappingProxyType(
         "ppo": "unirl.recipes.ppo",
         "ondevice": "unirl.recipes.ondevice",
         "grpo": "unirl.recipes.grpo",
+        "agent": "unirl.recipes.agent",
     }
 )
 """Recipes by their name on the command line: modules with `Config` and `plan(config)`."""

@@ -8,7 +8,7 @@ the episode's sample, and each turn is trained in the first segment that holds i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -48,8 +48,10 @@ class Turn:
     """Seconds since the episode began."""
     seconds: float = 0.0
     """That the answer took."""
-    info: Mapping[str, Any] = field(default_factory=dict)
-    """Values that JSON can hold: tools called, how they ended."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """Values that JSON can hold: calls, invalid_calls, failed_calls, tool_seconds, where the native
+    loop drives.
+    """
 
 
 class Segment(NamedTuple):

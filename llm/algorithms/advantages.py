@@ -5,12 +5,13 @@ The formulas and their sources are in unirl.vtrace.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from unirl.llm.algorithms.terms import Algorithm
+from unirl.llm.algorithms.turn_credit import TurnCredit, Turns, turn_advantages
 from unirl.vtrace import (
     GAE,
     Reduce,
@@ -24,6 +25,8 @@ from unirl.vtrace import (
     token_vtrace,
     whiten_tokens,
 )
+
+T = TypeVar("T")
 
 
 class Advantages(NamedTuple):
@@ -52,6 +55,8 @@ def advantages(
     value: Tensor | None = None,
     bootstrap: Tensor | None = None,
     reduce: Reduce | None = None,
+    credit: TurnCredit | None = None,
+    turns: Turns | None = None,
 ) -> Advantages:
     """Advantages of a whole batch, before it is split into micro-batches.
 
@@ -62,8 +67,12 @@ def advantages(
     Raises ValueError when something is missing that the algorithm needs.
 
     A completion without a reward has advantage 0 and no part in statistics. Its tokens count in
-    denominators unless their mask is cleared.
+    denominators unless their mask is cleared. credit: what the step rewards of `turns` are worth,
+    beside the reward or instead of it; with a critic, or V-trace, they are rewards of tokens.
     """
+    alone = credit is not None and credit.kind == "turn"
+    if alone:
+        reward = torch.zeros_like(reward)
     drawn = (mask != 0) & (valid != 0)[sequence]
     rewards = torch.where(valid != 0, reward, 0.0)
     kl = _reward_kl(algorithm, old_logp, reference, drawn, sequence)
@@ -87,8 +96,14 @@ def advantages(
             token = token_returns(
                 paid, drawn, sequence, reward.numel(), discount=algorithm.discount
             )
+        if credit is not None:
+            steps = turn_advantages(algorithm, credit, given("turns", turns), valid, reduce=reduce)
+            share = 1.0 if alone else credit.weight
+            token = token + torch.where(drawn, share * steps.to(token.dtype), 0.0)
     else:
         paid = token_rewards(rewards, drawn, sequence, penalty=penalty)
+        if credit is not None:
+            paid = paid + torch.where(drawn, given("turns", turns).paid.to(paid.dtype), 0.0)
         if algorithm.needs_critic:
             known = given("value", value).detach().to(paid.dtype)
         else:
@@ -185,7 +200,7 @@ def overlong_penalty(algorithm: Algorithm, length: Tensor, max_tokens: int) -> T
     return -algorithm.overlong_factor * beyond / buffer
 
 
-def given(name: str, tensor: Tensor | None) -> Tensor:
-    if tensor is None:
+def given(name: str, value: T | None) -> T:
+    if value is None:
         raise ValueError(f"{name} is missing, but the algorithm needs it.")
-    return tensor
+    return value

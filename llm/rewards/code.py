@@ -20,9 +20,11 @@ from unirl.llm.tasks.prompts import Prompt, Said
 
 OFFERED = (
     "text", "answer", "prompt", "messages", "info", "task", "num_tokens", "finish", "whole_text",
+    "turns", "outcome", "ending",
 )  # fmt: skip
 """What a function may name among its arguments. text, num_tokens: what the model wrote itself;
-whole_text: with what tools or users said between its turns."""
+whole_text: with what tools or users said between its turns. Of an episode text is its last answer;
+turns, outcome and ending say the rest."""
 
 
 class PooledReward:
@@ -80,6 +82,7 @@ class AsyncReward:
 
 def arguments(prompt: Prompt, text: str, completion: Completion) -> dict[str, Any]:
     """What a function may know of a completion: OFFERED, with values that JSON can hold."""
+    said = text if isinstance(text, Said) else Said(text, text)
     return {
         "text": str(text),
         "answer": prompt.answer,
@@ -89,7 +92,10 @@ def arguments(prompt: Prompt, text: str, completion: Completion) -> dict[str, An
         "task": prompt.task,
         "num_tokens": sum(completion.mask),
         "finish": completion.finish,
-        "whole_text": text.whole if isinstance(text, Said) else text,
+        "whole_text": said.whole,
+        "turns": [dict(turn) for turn in said.turns],
+        "outcome": said.outcome,
+        "ending": said.ending or completion.finish,
     }
 
 

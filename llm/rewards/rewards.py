@@ -18,6 +18,7 @@ from unirl.llm.own_code import is_own
 from unirl.llm.rewards.code import AsyncReward, PooledReward, is_async_function, own_function
 from unirl.llm.rewards.complaints import Complaints
 from unirl.llm.rewards.config import RewardConfig
+from unirl.llm.rewards.episodes import OF_EPISODES
 from unirl.llm.rewards.judge import JudgeReward
 from unirl.llm.rewards.limits import Limits
 from unirl.llm.rewards.pool import WorkerPool
@@ -28,7 +29,7 @@ from unirl.llm.tasks.task import Task
 
 _CHECKS = {"math": "math_equal", "gym": "gym", "regex": "regex"}
 _PACKAGES = {"math": ("math_verify", "math-verify"), "gym": ("reasoning_gym", "reasoning-gym")}
-KNOWN = ("auto", *RULES, *_CHECKS, "model", "judge")
+KNOWN = ("auto", *RULES, *_CHECKS, *OF_EPISODES, "model", "judge")
 """Names of rewards besides module:function."""
 
 
@@ -123,6 +124,8 @@ class Rewarder:
         config = self._config
         if name in RULES:
             return Rule(RULES[name])
+        if name in OF_EPISODES:
+            return OneByOne(OF_EPISODES[name])
         if name == "judge":
             return OneByOne(JudgeReward(config.judge, config.timeout_seconds, self._limits).judge)
         if name == "model":

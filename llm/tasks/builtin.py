@@ -57,18 +57,39 @@ def _digits(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
     return sums + products, "last_number", 50
 
 
+def _products(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
+    """a*b of numbers with so many digits, as a message; `info` has the call of a calculator."""
+    digits = _num_digits(name, config, "1", 2)
+    numbers = range(10 ** (digits - 1), 10**digits)
+    found = [
+        Example(
+            answer=str(a * b),
+            messages=({"role": "user", "content": f"{a}*{b}"},),
+            info={"call": f"={a}*{b}"},
+        )
+        for a in numbers
+        for b in numbers
+    ]
+    return found, "exact", None
+
+
 def _strings(
     sign: str, answer: Callable[[str], str], name: str, config: TaskConfig
 ) -> tuple[Examples, str, int | None]:
     """The digits with spaces between them, then the sign; the answer follows."""
-    value = checked_options(name, config, ("digits",)).get("digits", "2")
-    if not (value.isdecimal() and 1 <= int(value) <= 18):
+    digits = _num_digits(name, config, "2", 18)
+    return DigitStrings(digits, sign, answer), "characters", None
+
+
+def _num_digits(name: str, config: TaskConfig, default: str, most: int) -> int:
+    value = checked_options(name, config, ("digits",)).get("digits", default)
+    if not (value.isdecimal() and 1 <= int(value) <= most):
         raise UniRLError(
             f'task.options.digits is "{value}"',
-            "it must be a whole number from 1 to 18",
-            "2 is the default; more digits are harder",
+            f"it must be a whole number from 1 to {most}",
+            f"{default} is the default; more digits are harder",
         )
-    return DigitStrings(int(value), sign, answer), "characters", None
+    return int(value)
 
 
 BUILT_IN: Mapping[str, Callable[[str, TaskConfig], tuple[Examples, str, int | None]]] = (
@@ -76,6 +97,7 @@ BUILT_IN: Mapping[str, Callable[[str, TaskConfig], tuple[Examples, str, int | No
         {
             "arithmetic": _arithmetic,
             "digits": _digits,
+            "products": _products,
             "reverse": partial(_strings, "=", lambda text: text[::-1]),
             "copy": partial(_strings, ":", lambda text: text),
             # How often the first digit occurs.

@@ -23,14 +23,28 @@ _AT_ONCE = 1024
 
 
 class Said(str):
-    """The words of a model alone: of each of its turns, where tools or users spoke between them."""
+    """The words of a model alone: of each of its turns, where tools or users spoke between them; of
+    an episode, its last answer.
+    """
 
     whole: str
     """With all that was said between them."""
+    turns: tuple[Mapping[str, Any], ...]
+    """Of an episode, values that JSON can hold: see unirl.llm.agents.judged; (): it is none."""
+    outcome: float | None
+    """What the agent or its world says the episode earned."""
+    ending: str
 
-    def __new__(cls, text: str, whole: str) -> Said:
+    def __new__(
+        cls,
+        text: str,
+        whole: str,
+        turns: Sequence[Mapping[str, Any]] = (),
+        outcome: float | None = None,
+        ending: str = "",
+    ) -> Said:
         said = super().__new__(cls, text)
-        said.whole = whole
+        said.whole, said.turns, said.outcome, said.ending = whole, tuple(turns), outcome, ending
         return said
 
 
@@ -73,10 +87,10 @@ class PromptSource:
     """Prompt n of a run, the same at every call; it becomes text and tokens when it is asked for.
 
     max_context: tokens the model can look at, 0: any number; max_tokens: those of them that a
-    completion may take. index: of the same data and settings; None: every prompt is looked at once,
-    here. Raises UniRLError for one that is too long, unless these are to be dropped, for a
-    tokenizer without the template that they need, for an empty split, and where the index is of
-    other data.
+    completion may take. tools: schemas of what the model may call. index: of the same data and
+    settings; None: every prompt is looked at once, here. Raises UniRLError for one that is too
+    long, unless these are to be dropped, for a tokenizer without the template that they need, for
+    an empty split, and where the index is of other data.
     """
 
     def __init__(
@@ -88,8 +102,10 @@ class PromptSource:
         max_context: int = 0,
         max_tokens: int = 0,
         index: PromptIndex | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._tasks, self._tokenizer, self._config = tuple(tasks), tokenizer, config
+        self._options = dict(config.template_options) | ({"tools": list(tools)} if tools else {})
         self._max_context, self._max_tokens = max_context, max_tokens
         self.index = index or self._look_at_all()
         sizes = tuple((len(task.train), len(task.held_out)) for task in tasks)
@@ -261,7 +277,7 @@ class PromptSource:
                 [dict(turn) for turn in messages],
                 tokenize=False,
                 add_generation_prompt=True,
-                **self._config.template_options,
+                **self._options,
             )
         except Exception as error:  # a template is a program of the model's author
             raise UniRLError(

@@ -29,6 +29,7 @@ from unirl.llm.algorithms.advantages import Advantages, advantages, shaped_rewar
 from unirl.llm.algorithms.algorithm import denominator
 from unirl.llm.algorithms.resolve import check_num_steps
 from unirl.llm.algorithms.terms import Algorithm
+from unirl.llm.algorithms.turn_credit import TurnCredit, Turns
 from unirl.llm.group import read_group
 from unirl.llm.in_vain import InVain
 from unirl.llm.learner_config import CriticConfig, LlmLearnerConfig
@@ -56,7 +57,7 @@ class LlmLearner:
     the policy to; None: the policy's own base below its adapters, or not needed. teacher: see
     unirl.llm.training.distill. reward_weights: by name, in the order of a group's rewards.
     tokenizer: to show samples; None: they are not shown. publish: what of the model engines get.
-    give_up_after: see RolloutConfig.
+    give_up_after: see RolloutConfig. credit: of step rewards.
     """
 
     def __init__(
@@ -78,15 +79,15 @@ class LlmLearner:
         publish: Callable[[Any], Weights] = published_weights,
         give_up_after: int = 0,
         critic: CriticConfig = CriticConfig(),  # noqa: B008  frozen
+        credit: TurnCredit | None = None,
     ) -> None:
         check_num_steps(algorithm, config.epochs * config.minibatches)
         self.version, self.num_steps = 0, 0
         self.policy, self._algorithm, self._config = policy, algorithm, config
         self._publish, self._in_vain = publish, InVain(give_up_after)
         self._reference, self._teacher, self._tokenizer = reference, teacher, tokenizer
-        self._reward_names = tuple(reward_weights)
-        self._reward_weights = tuple(reward_weights.values())
-        self._max_tokens = max_tokens
+        self._reward_weights = dict(reward_weights)
+        self._max_tokens, self._credit = max_tokens, credit
         # Without gradient it need not be computed, unless another term gives it one.
         self._skips = skip_zero and algorithm.skips_zero_advantage and teacher is None
         self._ranks = ranks or Ranks()
@@ -107,8 +108,8 @@ class LlmLearner:
                 reduce=self._ranks.reduce,
             )
         self._device = next(policy.parameters()).device
-        self._generator = torch.Generator()
-        self._generator.manual_seed(derive_seed(seed, "minibatches"))
+        self._dtype = str(policy.compute_dtype).removeprefix("torch.")
+        self._generator = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
         self._rewards: deque[float] = deque(maxlen=num_recent)
         self._lengths: deque[int] = deque(maxlen=num_recent)
         self._newest: tuple[TokenBatch, Tensor] | None = None
@@ -135,9 +136,8 @@ class LlmLearner:
         """One update from one batch: up to epochs * minibatches steps of the optimiser."""
         started, metrics = time.monotonic(), Metrics()
         groups = [read_group(slot.data, slot.ticket) for slot in batch.slots]
-        tokens = TokenBatch.of(
-            groups, self._reward_weights, mask_truncated=self._algorithm.mask_truncated
-        )
+        weights, masks = tuple(self._reward_weights.values()), self._algorithm.mask_truncated
+        tokens = TokenBatch.of(groups, weights, mask_truncated=masks)
         known = self._prepare(tokens, metrics)
         for _ in range(self._config.epochs):
             moved = [self._step(tokens, each, known, metrics) for each in self._minibatches(tokens)]
@@ -145,7 +145,7 @@ class LlmLearner:
             self._count_in_vain(tokens, steps)
             if steps and self._config.optimizer.lr_schedule == "adaptive":
                 self._update.adapt(reduce(add, steps).approx_kl.to(self._device))
-        report_groups(tokens, batch, self.version, self._reward_names, metrics)
+        report_groups(tokens, batch, self.version, tuple(self._reward_weights), metrics)
         now, drawn = time.monotonic(), int(tokens.length.sum())
         # Tokens of all ranks per second of one: merging adds up both.
         share = 1 / self._ranks.world_size
@@ -168,10 +168,11 @@ class LlmLearner:
         """
         algorithm, config = self._algorithm, self._config
         several = config.epochs * config.minibatches > 1
-        in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
-        before = in_reward or algorithm.advantage != "group"
+        pays_kl = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
+        before = pays_kl or algorithm.advantage != "group"
         wants_old = algorithm.needs_old_logp or config.optimizer.lr_schedule == "adaptive"
         reward = shaped_reward(algorithm, tokens.reward, tokens.sequence, self._max_tokens)
+        turns = Turns.of(tokens.groups, self._credit.compare) if self._credit else None
 
         def found(**known: Tensor | None) -> Advantages:
             return advantages(
@@ -183,6 +184,8 @@ class LlmLearner:
                 tokens.sequence,
                 logp=tokens.logp,
                 reduce=self._ranks.reduce,
+                credit=self._credit,
+                turns=turns,
                 **{name: each if each is None else each.cpu() for name, each in known.items()},
             )
 
@@ -210,10 +213,9 @@ class LlmLearner:
             metrics.ratio("kl", result.kl.sum(), tokens.loss_mask.sum())
         if not several:
             old_logp = None  # the forward pass with gradient finds it again
-        advantage = result.token
+        device, target, advantage = self._device, result.target, result.token
         if self._teacher is not None and self._teacher.alone:
             advantage = torch.zeros_like(advantage)
-        device, target = self._device, result.target
         return Known(
             advantage.to(device),
             train,
@@ -257,8 +259,9 @@ class LlmLearner:
     def _step(
         self, tokens: TokenBatch, minibatch: Tensor, known: Known, metrics: Metrics
     ) -> TokenMetrics | None:
-        """One step of the optimiser. minibatch: its completions, [S]. Returns what it found
-        at the tokens of all ranks; None: nothing had a gradient."""
+        """One step of the optimiser, at the completions `minibatch`, [S]. Returns what it found at
+        the tokens of all ranks; None: nothing had a gradient.
+        """
         algorithm, size, train = self._algorithm, tokens.size, minibatch & known.train
         wants_entropy = algorithm.entropy_coef > 0 or self._config.entropy
         packs = self._packs(tokens, train)
@@ -359,7 +362,7 @@ class LlmLearner:
             "rewards": list(self._rewards),
             "lengths": list(self._lengths),
             "adaptive_lr": float(self._update.adaptive_lr),
-            "dtype": _name(self.policy.compute_dtype),
+            "dtype": self._dtype,
         }
         optimizer = {
             "update": self._update.optimizer_state(),
@@ -386,7 +389,7 @@ class LlmLearner:
         if self._critic is not None:
             self._critic.load(own, optimizer["critic"])
         self._whole = -1, {}
-        before, now = state.counters.get("dtype"), _name(self.policy.compute_dtype)
+        before, now = state.counters.get("dtype"), self._dtype
         if before not in (None, now):
             log.warning("the run continues in %s; until now it computed in %s", now, before)
         self._update.load(model, optimizer["update"])
@@ -394,7 +397,3 @@ class LlmLearner:
         self._generator.set_state(optimizer["generator"])
         self._rewards.extend(state.counters["rewards"])
         self._lengths.extend(int(length) for length in state.counters["lengths"])
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

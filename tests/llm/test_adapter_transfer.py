@@ -20,7 +20,7 @@ from unirl.core.actor import ActorContext
 from unirl.core.learner import LearnerContext
 from unirl.errors import UniRLError
 from unirl.learners.optimizer import OptimizerConfig
-from unirl.llm import assembly, saved_samples
+from unirl.llm import assembly, generating, saved_samples
 from unirl.llm.engine import EngineConfig, Request, SamplingConfig
 from unirl.llm.engines.make import require_engine
 from unirl.llm.learner_config import LlmLearnerConfig
@@ -62,7 +62,7 @@ def learner_of(config: Config) -> LlmLearner:
 
 def rollout_of(config: Config) -> Rollout:
     context = ActorContext(index=0, seed=0, weights=LocalWeightStore())
-    return assembly.make_rollout(context, config=config)
+    return generating.make_rollout(context, config=config)
 
 
 def test_the_adapter_a_learner_publishes_is_one_that_vllm_can_load(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_evaluations_add_the_adapter_to_its_base() -> None:
     assert all(torch.equal(value, found[name]) for name, value in wanted.items())
     assert with_base(wanted, MODEL) is wanted
     config = config_of()
-    evaluator = assembly.make_evaluator(3, config=config)
+    evaluator = generating.make_evaluator(3, config=config)
     of_adapters = evaluator.evaluate(adapters, 4, deterministic=True)
     of_all = evaluator.evaluate(wanted, 4, deterministic=True)
     evaluator.close()

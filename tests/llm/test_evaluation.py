@@ -19,8 +19,8 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 import unirl
 from tests.llm.rollout_code import OBSERVATION, Counted
 from unirl.core.actor import ActorContext
-from unirl.llm.assembly import make_rollout
 from unirl.llm.evaluation_link import EvaluationLink
+from unirl.llm.generating import make_rollout
 from unirl.llm.models.model import flat_weights
 from unirl.llm.models.tiny import make_tiny, tiny_model
 from unirl.llm.rollout import Answer

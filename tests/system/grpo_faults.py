@@ -10,7 +10,7 @@ from typing import Any
 
 from unirl.core.actor import ActorContext
 from unirl.core.weights import Weights
-from unirl.llm import assembly
+from unirl.llm import generating
 from unirl.llm.engine import EngineFailed
 from unirl.llm.engines.hf.engine import HfEngine
 from unirl.llm.rollout import Rollout
@@ -33,7 +33,7 @@ class Refusing(HfEngine):
 
 def make_refusing(context: ActorContext, *, config: Any, version: int, refused: Path) -> Rollout:
     """The recipe's rollout with an engine that refuses."""
-    rollout = assembly.make_rollout(context, config=config)
+    rollout = generating.make_rollout(context, config=config)
     rollout.engine = Refusing(config.model, config.engine, version=version, refused=refused)
     return rollout
 

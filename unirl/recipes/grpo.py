@@ -19,7 +19,7 @@ from unirl.core.pool import Pool
 from unirl.core.queue import REASONS
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
-from unirl.llm import assembly, saved_samples
+from unirl.llm import assembly, generating, saved_samples
 from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.evaluation_link import EvaluationLink
@@ -99,6 +99,13 @@ class Config:
         """What the mode makes of queue.max_staleness."""
         return queue_of(self.mode, self.queue).max_staleness
 
+    @property
+    def max_tokens(self) -> int:
+        """Of a completion."""
+        return self.sampling.max_tokens
+
+    agent: ClassVar[None] = None
+
     def __post_init__(self) -> None:
         queue_of(self.mode, self.queue)
         runner_of(self.mode, self.runner)
@@ -130,6 +137,11 @@ def plan(config: Config) -> Plan:
     """Load tokenizer and prompts to find what cannot work, and bind the pieces; nothing is
     started.
     """
+    return plan_of("grpo", config)
+
+
+def plan_of(recipe: str, config: Config) -> Plan:
+    """The plan of a recipe whose config is of this kind."""
     model, teacher, dtype = assembly.settle_dtypes(config)
     config = replace(config, model=model, teacher=teacher)
     sources = {
@@ -160,7 +172,7 @@ def plan(config: Config) -> Plan:
         link = _link(config, runner)
         make_actors = {
             name: partial(
-                assembly.make_rollout,
+                generating.make_rollout,
                 config=each,
                 index=facts[name].prompts,
                 link=link if name == config.task.name else None,
@@ -170,7 +182,7 @@ def plan(config: Config) -> Plan:
         }
         make_learner = partial(assembly.make_learner, config=config, link=link)
         make_evaluator = partial(
-            assembly.make_evaluator,
+            generating.make_evaluator,
             config=sources[config.task.name],
             index=facts[config.task.name].prompts,
             link=link,
@@ -193,7 +205,7 @@ def plan(config: Config) -> Plan:
         for name, make_actor in make_actors.items()
     )
     return Plan(
-        "grpo",
+        recipe,
         pools=pools,
         learners=(
             LearnerPlan(

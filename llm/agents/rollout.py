@@ -1,0 +1,302 @@
+"""The actor of agents: a slot is a ticket's task, attempted in a group of episodes, each with a
+session of its own and driven by the agent, while other groups are in flight.
+
+An episode that fails for what the policy cannot have caused is tried again, and never scored; all
+else is scored under the name of its ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+from unirl.core.sample import Slot
+from unirl.core.seeding import derive_seed
+from unirl.core.weights import WeightStore
+from unirl.errors import DiscardSlot, Restartable, UniRLError, format_error
+from unirl.learners.parallel import Ranks
+from unirl.llm.agents.agent import Agent, AgentTask
+from unirl.llm.agents.config import AgentConfig
+from unirl.llm.agents.episode import Episode
+from unirl.llm.agents.judged import as_completion, said
+from unirl.llm.agents.sample import write_episodes
+from unirl.llm.agents.session import EpisodeEnded, Session
+from unirl.llm.engine import Engine, EngineFailed, SamplingConfig
+from unirl.llm.group import GroupShape, Score
+from unirl.llm.in_vain import InVain
+from unirl.llm.live_engine import LiveEngine
+from unirl.llm.rewards.rewards import Rewarder, combine
+from unirl.llm.rollout import Answer, RolloutConfig, Visitors
+from unirl.llm.tasks.prompts import Prompt, PromptSource
+
+log = logging.getLogger(__name__)
+
+REASONS = ("infrastructure", "reward_failed", "zero_variance", "prompt_too_long")
+"""Why a group of episodes is discarded."""
+_SIGN_OF_LIFE_SECONDS = 1.0
+MakeSession = Callable[..., Session]
+"""A session, but for its bridge, config and context."""
+
+
+class Attempt(NamedTuple):
+    """One of a group's episodes, when it has ended."""
+
+    episode: Episode
+    place: int
+    retried: int
+
+
+class Keeper(Protocol):
+    """What is given every episode that was scored: a store of trajectories."""
+
+    def keep(
+        self,
+        slot: Slot | None,
+        prompt: Prompt,
+        episodes: Sequence[Episode],
+        scores: Sequence[Sequence[Score]],
+    ) -> None:
+        """Must not wait; slot None: of an evaluation."""
+
+    def close(self) -> None: ...
+
+
+class AgentRollout:
+    """It starts its engine with the first sample. For the rest of its arguments see Rollout.
+
+    make_session: of one episode. agent: drives all of them. keeper: None, nothing is kept.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        weights: WeightStore,
+        prompts: PromptSource,
+        rewarder: Rewarder,
+        config: RolloutConfig,
+        sampling: SamplingConfig,
+        agent_config: AgentConfig,
+        agent: Agent,
+        make_session: MakeSession,
+        shape: GroupShape,
+        *,
+        seed: int,
+        ranks: Ranks,
+        sleeps: bool = False,
+        visitors: Visitors | None = None,
+        keeper: Keeper | None = None,
+    ) -> None:
+        self.engine, self.prompts, self.sampling = engine, prompts, sampling
+        self._rewarder, self._config, self._agent_config = rewarder, config, agent_config
+        self._agent, self._make_session, self._shape = agent, make_session, shape
+        self._seed, self._ranks, self._visitors, self._keeper = seed, ranks, visitors, keeper
+        self._live, self._in_vain = (
+            LiveEngine(engine, weights, sleeps),
+            InVain(config.give_up_after),
+        )
+        limit = agent_config.max_episodes
+        self._room = asyncio.Semaphore(limit) if limit else contextlib.nullcontext()
+        self._complaints: Counter[str] = Counter()
+        self._retries = 0.0
+        """Of the engine, as far as they are reported."""
+
+    async def produce(self, slot: Slot) -> None:
+        if self._visitors is not None:
+            await self._visitors.open(self)
+        async with self._live.awake():
+            await self._live.refresh()
+            await self._produce(slot)
+
+    async def answer(
+        self, number: int, *, seed: int, deterministic: bool, refresh: bool = True
+    ) -> Answer | None:
+        """One episode of held-out task `number`, as Rollout.answer; None: its reward failed, or it
+        failed by itself each time it was tried.
+        """
+        sampling = replace(self.sampling, temperature=0.0) if deterministic else self.sampling
+        prompt = self.prompts.held_out(number % self.prompts.num_eval)
+        own = derive_seed(seed, "evaluation", number)
+        async with self._live.awake():
+            if refresh:
+                await self._live.refresh()
+            attempt = await self._attempt(prompt, f"eval.{number}", own, 0, sampling)
+        if attempt.episode.ending == "infrastructure":
+            return None
+        scores = await self._score(prompt, [attempt.episode])
+        if self._keeper is not None:
+            self._keeper.keep(None, prompt, [attempt.episode], scores)
+        reward, valid = combine(scores, self._rewarder.weights)
+        return Answer(float(reward[0]), attempt.episode.num_drawn) if valid[0] else None
+
+    async def _produce(self, slot: Slot) -> None:
+        number = self._ranks.rank + self._ranks.world_size * slot.pool_ticket
+        prompt = self.prompts.prompt(number)
+        started = time.monotonic()
+        alive = asyncio.create_task(_signs_of_life(slot))
+        try:
+            attempts, cancelled = await self._group(prompt, number)
+            generated = time.monotonic()
+            episodes = [attempt.episode for attempt in attempts]
+            try:
+                if any(each.ending == "infrastructure" for each in episodes):
+                    raise DiscardSlot("infrastructure")
+                scores = await self._score(prompt, episodes)
+                self._judge(scores)
+            except DiscardSlot as discard:
+                self._in_vain.count(discard.reason)
+                raise
+        finally:
+            alive.cancel()
+        self._in_vain.reset()
+        counts = counts_of(episodes)
+        counts["retried"], counts["cancelled"] = sum(each.retried for each in attempts), cancelled
+        slot.used = write_episodes(slot.data, prompt.tokens, episodes, scores, self._shape, counts)
+        slot.data["generate_seconds"].fill_(generated - started)
+        slot.data["reward_seconds"].fill_(time.monotonic() - generated)
+        retries = self.engine.stats().get("retries", 0.0)
+        slot.data["retries"].fill_(retries - self._retries)
+        self._retries = retries
+        versions = [version for each in episodes for version in each.versions]
+        slot.first_version = min(versions, default=self.engine.version)
+        slot.last_version = max(versions, default=self.engine.version)
+        if self._keeper is not None:
+            self._keeper.keep(slot, prompt, episodes, scores)
+
+    async def _group(self, prompt: Prompt, number: int) -> tuple[list[Attempt], int]:
+        """The first rollout.group_size episodes that end, in the order in which they were begun,
+        and how many were cancelled.
+        """
+        size = self._config.group_size
+        waiting = {
+            asyncio.ensure_future(
+                self._attempt(
+                    prompt, f"{number}.{i}", derive_seed(self._seed, "episode", number, i), i,
+                    self.sampling,
+                )
+            )
+            for i in range(size + self._agent_config.oversample)
+        }  # fmt: skip
+        found: list[Attempt] = []
+        try:
+            while len(found) < size:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                found += [each.result() for each in done]
+            return sorted(found[:size], key=lambda each: each.place), len(waiting)
+        finally:
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _attempt(
+        self, prompt: Prompt, key: str, seed: int, place: int, sampling: SamplingConfig
+    ) -> Attempt:
+        """An episode, tried again where it failed for what the policy cannot have caused. Its
+        ending is "infrastructure" where that was so each time.
+        """
+        async with self._room:
+            for retried in range(self._agent_config.retries + 1):
+                own = derive_seed(seed, "attempt", retried) if retried else seed
+                episode = await self._episode(prompt, f"{key}.{retried}", own, sampling)
+                if episode.ending != "infrastructure":
+                    break
+            return Attempt(episode, place, retried)
+
+    async def _episode(
+        self, prompt: Prompt, key: str, seed: int, sampling: SamplingConfig
+    ) -> Episode:
+        session = self._make_session(
+            key, self.engine.generate, sampling=sampling, seed=seed, prompt=prompt.tokens
+        )
+        episode, started = session.episode, time.monotonic()
+        task = AgentTask(
+            prompt.task, prompt.messages, prompt.info, prompt.index, seed, prompt.answer
+        )
+        try:
+            with self._live.drawing():
+                async with asyncio.timeout(self._agent_config.episode_seconds):
+                    episode.ending = await self._agent.run(task, session)
+        except EpisodeEnded as ended:
+            episode.ending, episode.why = ended.ending, str(ended)
+        except TimeoutError:
+            episode.ending = "time"
+            episode.why = f"it took longer than {self._agent_config.episode_seconds:g} s"
+        except (UniRLError, EngineFailed):
+            raise
+        except Restartable as failure:
+            episode.ending, episode.why = "infrastructure", format_error(failure)
+        except Exception as error:  # the agent's own program
+            episode.ending, episode.why = "crash", format_error(error)
+        finally:
+            session.close()
+        episode.seconds = time.monotonic() - started
+        if episode.ending in ("crash", "infrastructure"):
+            self._complain(episode)
+        return episode
+
+    async def _score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[list[Score]]:
+        texts = [said(each, self.prompts.decode) for each in episodes]
+        return await self._rewarder.score_group(
+            prompt, texts, [as_completion(each) for each in episodes]
+        )
+
+    def _judge(self, scores: Sequence[Sequence[Score]]) -> None:
+        reward, valid = combine(scores, self._rewarder.weights)
+        if not valid.any():
+            raise DiscardSlot("reward_failed")
+        if self._config.zero_variance == "discard":
+            known = reward[valid]
+            if known.numel() > 1 and bool((known == known[0]).all()):
+                raise DiscardSlot("zero_variance")
+
+    def _complain(self, episode: Episode) -> None:
+        """Each reason at its 1st, 10th, 100th ... time."""
+        self._complaints[episode.why] += 1
+        count = self._complaints[episode.why]
+        if str(count).strip("0") == "1":
+            log.warning("an episode ended as %s (%d times): %s", episode.ending, count, episode.why)
+
+    async def interrupt(self) -> None:
+        """For modes that stop generation at a batch: refused for agents before a run begins."""
+        await self.engine.abort()
+
+    def restart(self, seed: int) -> None:
+        """An episode depends on its ticket alone."""
+
+    async def close(self) -> None:
+        if self._visitors is not None:
+            await self._visitors.close()
+        await self._agent.close()
+        self._rewarder.close()
+        if self._keeper is not None:
+            self._keeper.close()
+        await self.engine.close()
+
+
+def counts_of(episodes: Sequence[Episode]) -> dict[str, float]:
+    """What EPISODE_COUNTS name, as far as the episodes know it."""
+    counts: dict[str, float] = {}
+    for episode in episodes:
+        counts["turns"] = counts.get("turns", 0) + len(episode.turns)
+        for turn in episode.turns:
+            for name in ("rewritten", "forked"):
+                counts[name] = counts.get(name, 0) + (turn.origin == name)
+            counts["model_seconds"] = counts.get("model_seconds", 0) + turn.seconds
+            info: Mapping[str, Any] = turn.info
+            for name in ("calls", "invalid_calls", "failed_calls", "tool_seconds"):
+                counts[name] = counts.get(name, 0) + info.get(name, 0)
+    return counts
+
+
+async def _signs_of_life(slot: Slot) -> None:
+    """However long its episodes take, which have deadlines of their own, a group whose event loop
+    runs is not taken for stuck.
+    """
+    while True:
+        await asyncio.sleep(_SIGN_OF_LIFE_SECONDS)
+        slot.progress()

@@ -1,0 +1,115 @@
+"""Credit for turns: the step rewards of episodes become advantages of what each turn drew.
+
+Turns are compared with turns of the same group that began in the same state, as in GiGPO (Feng et
+al., arXiv 2505.10978, eq. 6 to 9): an advantage of each turn's discounted return within its step
+group, added to that of the episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from unirl.llm.algorithms.terms import Algorithm
+from unirl.llm.group import Group
+from unirl.vtrace import Reduce, group_advantages
+
+
+@dataclass(frozen=True)
+class TurnCredit:
+    """What step rewards are worth; see AgentConfig."""
+
+    kind: Literal["turn", "both"]
+    discount: float = 1.0
+    compare: Literal["state", "number"] = "state"
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The U turns of a batch that are learned from, in the order of their tokens."""
+
+    number: Tensor
+    """[N]: which of them drew the token; -1: none, or it is not learned from."""
+    reward: Tensor
+    """[U]: step reward."""
+    episode: Tensor
+    """[U]: number of its episode in the batch."""
+    step_group: Tensor
+    """[U]: equal where turns are compared."""
+    paid: Tensor
+    """[N]: step rewards, each at its turn's last token."""
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], compare: Literal["state", "number"]) -> Turns:
+        """Raises ValueError for groups without turns."""
+        number: list[Tensor] = []
+        reward: list[float] = []
+        episode: list[int] = []
+        step_group: list[int] = []
+        known: dict[Hashable, int] = {}
+        first_episode = 0
+        for g, group in enumerate(groups):
+            if group.turn is None or group.step_reward is None:
+                raise ValueError(f"group {group.ticket} has no turns: its slots are of completions")
+            order = [0] * group.size
+            for c, (begin, end) in enumerate(pairwise(group.starts.tolist())):
+                turn, mask = group.turn[begin:end], group.mask[begin:end]
+                owner = int(group.owner[c])
+                own = torch.full((end - begin,), -1, dtype=torch.int64)
+                for each in turn[mask].unique().tolist():
+                    drawn = (turn == each) & mask
+                    own[drawn] = len(reward)
+                    reward.append(float(group.step_reward[begin:end][drawn].double().sum()))
+                    episode.append(first_episode + owner)
+                    given = group.token[begin:end][(turn == each) & ~mask]
+                    state = tuple(given.tolist()) if compare == "state" else order[owner]
+                    step_group.append(known.setdefault((g, state), len(known)))
+                    order[owner] += 1
+                number.append(own)
+            first_episode += group.size
+        return cls(
+            torch.cat(number) if number else torch.zeros(0, dtype=torch.int64),
+            torch.tensor(reward, dtype=torch.float64),
+            torch.tensor(episode, dtype=torch.int64),
+            torch.tensor(step_group, dtype=torch.int64),
+            torch.cat([one.step_reward for one in groups if one.step_reward is not None]),
+        )
+
+    def returns(self, discount: float) -> Tensor:
+        """[U]: sum of discount^(k - t) * reward_k over the episode's turns k from t on."""
+        total = self.reward.clone()
+        for t in range(len(total) - 2, -1, -1):
+            if self.episode[t] == self.episode[t + 1]:
+                total[t] += discount * total[t + 1]
+        return total
+
+
+def turn_advantages(
+    algorithm: Algorithm,
+    credit: TurnCredit,
+    turns: Turns,
+    valid: Tensor,
+    *,
+    reduce: Reduce | None = None,
+) -> Tensor:
+    """[N]: of each token the advantage of its turn, 0 where there is none. valid: [S], 0 where an
+    episode has no rewards. Baseline and scale are the algorithm's for groups.
+    """
+    found = group_advantages(
+        turns.returns(credit.discount),
+        turns.step_group,
+        valid[turns.episode],
+        baseline=algorithm.baseline,
+        scale=algorithm.scale,
+        epsilon=algorithm.epsilon,
+        singleton=algorithm.singleton,
+        reduce=reduce,
+    )
+    # One more, so that -1 finds a 0.
+    return torch.cat([found, found.new_zeros(1)])[turns.number]

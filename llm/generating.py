@@ -1,0 +1,165 @@
+"""What generates in a language recipe, made from its config in the process that needs it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from unirl.core.actor import ActorContext
+from unirl.core.weights import WeightStore
+from unirl.errors import UniRLError
+from unirl.learners.parallel import Ranks
+from unirl.llm.agents.make import make_agent, schemas_of, session_maker
+from unirl.llm.agents.rollout import AgentRollout
+from unirl.llm.engine import Engine
+from unirl.llm.engines.make import make_engine
+from unirl.llm.engines.vllm.memory import beside_learner
+from unirl.llm.evaluate import LlmEvaluator, NoStore
+from unirl.llm.evaluation_link import EvaluationLink
+from unirl.llm.group import GroupShape
+from unirl.llm.language_config import LanguageConfig
+from unirl.llm.models.dtype import for_evaluation
+from unirl.llm.models.lora import with_base
+from unirl.llm.models.model import (
+    TINY,
+    ModelConfig,
+    context_length,
+    load_tokenizer,
+    source_of,
+)
+from unirl.llm.models.transformers import import_transformers
+from unirl.llm.rewards.rewards import Rewarder
+from unirl.llm.rollout import Rollout, Visitors
+from unirl.llm.tasks.make import make_tasks
+from unirl.llm.tasks.prompts import PromptIndex, PromptSource
+
+
+def make_rollout(
+    context: ActorContext,
+    *,
+    config: LanguageConfig,
+    index: PromptIndex | None = None,
+    link: EvaluationLink | None = None,
+    saves: bool = False,
+) -> Rollout | AgentRollout:
+    """The factory of a plan's actors."""
+    return _rollout(
+        config,
+        make_engine(beside_learner(config.engine, config.learner.device), config.model),
+        context.weights,
+        index,
+        seed=config.run.seed,
+        ranks=Ranks.from_environment(),
+        max_staleness=config.max_staleness,
+        sleeps=config.mode == "colocated",
+        visitors=link.visitors(context.index) if link is not None else None,
+        saves=saves,
+    )
+
+
+def make_evaluator(
+    seed: int,
+    *,
+    config: LanguageConfig,
+    index: PromptIndex | None = None,
+    link: EvaluationLink | None = None,
+) -> LlmEvaluator:
+    """The factory of a plan's evaluator: the run's engines answer where there is a link to them,
+    else the embedded engine, which starts at once.
+    """
+
+    def make() -> Rollout | AgentRollout:
+        engine = replace(config.engine, kind="hf", url="", urls_file="")
+        model = for_evaluation(config.model, engine.device)
+        ranks = Ranks()
+        return _rollout(
+            config, make_engine(engine, model), NoStore(), index, seed=seed, ranks=ranks
+        )
+
+    whole = partial(with_base, config=config.model)
+    return LlmEvaluator(seed, make=make, whole=whole, link=link)
+
+
+def _rollout(
+    config: LanguageConfig,
+    engine: Engine,
+    weights: WeightStore,
+    index: PromptIndex | None,
+    *,
+    seed: int,
+    ranks: Ranks,
+    max_staleness: int = 0,
+    sleeps: bool = False,
+    visitors: Visitors | None = None,
+    saves: bool = False,
+) -> Rollout | AgentRollout:
+    prompts, rewarder = make_prompts(config, index)
+    if config.agent is None:
+        return Rollout(
+            engine,
+            weights,
+            prompts,
+            rewarder,
+            config.rollout,
+            config.sampling,
+            seed=seed,
+            ranks=ranks,
+            max_staleness=max_staleness,
+            sleeps=sleeps,
+            visitors=visitors,
+            saves=saves,
+        )
+    shape = GroupShape(
+        config.rollout.group_size,
+        prompts.longest,
+        config.max_tokens,
+        len(rewarder.names),
+        config.agent.max_segments,
+    )
+    return AgentRollout(
+        engine,
+        weights,
+        prompts,
+        rewarder,
+        config.rollout,
+        config.sampling,
+        config.agent,
+        make_agent(config.agent),
+        session_maker(config.agent, load_tokenizer(config.model)),
+        shape,
+        seed=seed,
+        ranks=ranks,
+        sleeps=sleeps,
+        visitors=visitors,
+    )
+
+
+def make_prompts(
+    config: LanguageConfig, index: PromptIndex | None = None
+) -> tuple[PromptSource, Rewarder]:
+    tokenizer = load_tokenizer(config.model)
+    tasks = make_tasks(config.task)
+    prompts = PromptSource(
+        tasks,
+        tokenizer,
+        config.task,
+        max_context=config.engine.max_context or _own_context(config.model, tokenizer),
+        max_tokens=config.max_tokens,
+        tools=schemas_of(config.agent) if config.agent is not None else (),
+        index=index,
+    )
+    return prompts, Rewarder(config.reward, tasks)
+
+
+def _own_context(model: ModelConfig, tokenizer: Any) -> int:
+    """What the model says of its context, without its weights; 0 where it says nothing."""
+    if model.path == TINY:
+        return int(tokenizer.model_max_length)
+    try:
+        transformers = import_transformers()
+        settings = transformers.AutoConfig.from_pretrained(model.path, **source_of(model))
+        return context_length(SimpleNamespace(config=settings))
+    except (OSError, ValueError, KeyError, UniRLError):
+        return 0  # loading the model finds what is wrong with it, and says it better

@@ -1,0 +1,73 @@
+"""Agents: a language model attempts tasks in episodes of many turns, with tools or in a world, and
+learns from what they earned.
+
+    task -> sessions (agent, tools, engine, rewards) -> slots of one group -> queue -> learner
+         -> weights -> engine
+
+All but the episodes is as in `grpo`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from unirl.errors import UniRLError
+from unirl.llm.agents.config import AgentConfig
+from unirl.recipes import grpo
+from unirl.runners.plan import Plan
+
+IMPORTS_LATE = True
+
+
+@dataclass(frozen=True)
+class Config(grpo.Config):
+    """Everything that can be set for a run with an agent."""
+
+    agent: AgentConfig = field(default_factory=AgentConfig)  # type: ignore[assignment]
+
+    @property
+    def max_tokens(self) -> int:
+        """Of an episode behind its prompt."""
+        return self.agent.max_episode_tokens
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode == "partial":
+            raise UniRLError(
+                "mode partial with an agent",
+                "it interrupts generation at each batch, and what an episode's tools and world did "
+                "cannot be kept until it is continued",
+                "set mode to one-step-off or async: episodes continue while the learner learns",
+            )
+        for key, value in (
+            ("rollout.function", self.rollout.function),
+            ("rollout.filter", self.rollout.filter),
+        ):
+            if value:
+                raise UniRLError(
+                    f"{key} is {value}",
+                    "it is for completions, and an agent makes episodes",
+                    "leave it out; agent.function is an own agent",
+                )
+        if self.agent.max_episode_tokens < self.sampling.max_tokens:
+            raise UniRLError(
+                f"agent.max_episode_tokens is {self.agent.max_episode_tokens}",
+                f"an episode holds at least one turn: sampling.max_tokens is "
+                f"{self.sampling.max_tokens}",
+                f"raise it to {self.sampling.max_tokens * self.agent.max_turns}, say",
+            )
+        if self.only:
+            raise UniRLError(
+                f"only is {self.only} with an agent",
+                "files of groups hold completions, not episodes",
+                "leave it out",
+            )
+
+
+def plan(config: Config) -> Plan:
+    """See grpo.plan."""
+    judges = config.agent.world or config.agent.function
+    if judges and not config.reward.weights:
+        reward = replace(config.reward, weights={"outcome": 1.0})
+        config = replace(config, reward=reward)
+    return grpo.plan_of("agent", config)
