@@ -189,7 +189,7 @@ def _shown(value: Any) -> str:
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:
-    """The description, and what is said of each parameter in an "Args:" section or as ":param x:"."""
+    """The description, and what "Args:" or ":param x:" says of each parameter."""
     notes = {
         name: " ".join(note.split())
         for name, note in re.findall(r"^:param (?:\w+ )?(\w+): *(.*(?:\n[ \t]+.*)*)", text, re.M)

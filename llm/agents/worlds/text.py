@@ -53,7 +53,7 @@ class TextEnv:
             result = await self._call(self._env.call, action.name, action.arguments)
         else:
             text = f"Error: nothing can be called here; {action.name} was."
-            return Observation(answered(action, text))
+            return Observation(answered(action, text), is_invalid=True)
         if not (isinstance(result, tuple) and len(result) in (3, 4)):
             raise _broken(self._env, f"step must return {_STEP}", f"{result!r:.80}")
         text, reward, *ends = result

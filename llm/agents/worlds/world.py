@@ -44,6 +44,8 @@ class Observation:
     """The world has stopped before the task's end, at a limit of its own."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Values that JSON can hold; never for the model."""
+    is_invalid: bool = False
+    """The world could make nothing of the action, says why, and nothing has happened."""
     tools: tuple[ToolSchema, ...] | None = None
     """What may be called from here on; None: as before."""
 
@@ -68,7 +70,8 @@ class EnvClient(Protocol):
 
 class World(Protocol):
     """A world by its name, made once for a process: what a run asks before its first episode, and
-    a client for each one.
+    a client for each one. All of them read text, and calls where they have tools; what they can
+    make nothing of is answered as invalid.
     """
 
     @property
