@@ -35,8 +35,9 @@ from unirl.llm.tasks.task import Example, Examples
 
 _OWN_OPTIONS = ("actions", "observations", "act", "tasks")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_MARK = "*"
-"""What stands around the cell that a text game marks by a colour: colours would be lost."""
+_MARKS = ((r"4\d", "*", "*"), (r"34;1", "(", ")"), (r"35", "[", "]"))
+"""What stands around a cell that a text game marks by a colour, which would be lost."""
+_NOTES = {"Taxi": "The taxi is * *, the passenger waits at ( ) and wants to go to [ ]."}
 NUM_HELD_OUT = 100
 
 
@@ -109,7 +110,9 @@ class GymWorld:
             what = f"An action is a list of {_size(self._space)} numbers."
             how = "the list alone"
         how = "by a call of act" if self._uses_tool else f"with {how}"
-        return f"You act in {self._id}. {what} Answer each observation {how}."
+        note = _NOTES.get(self._id.partition("-")[0], "") if self._words.draws else ""
+        rules = f"You act in {self._id}. {what} Answer each observation {how}."
+        return f"{rules} {note}".strip()
 
     def _schema(self) -> ToolSchema:
         values: Mapping[str, Any] = (
@@ -230,7 +233,9 @@ def chosen(said: Any, names: Sequence[str]) -> int | None:
 
 def drawing(picture: Any) -> str:
     """A text game's picture, with marks where it has colours alone."""
-    text = re.sub(r"\x1b\[4[0-9]m(.)\x1b\[0m", rf"{_MARK}\1{_MARK}", str(picture), flags=re.S)
+    text = str(picture)
+    for colour, left, right in _MARKS:
+        text = re.sub(rf"\x1b\[{colour}m(.)\x1b\[0m", rf"{left}\1{right}", text)
     return _COLOURS.sub("", text).strip("\n")
 
 

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from unirl.config.spelling import suggestion
 from unirl.errors import UniRLError
+from unirl.llm.agents.worlds.gym import GymWorld
 from unirl.llm.agents.worlds.text import TextWorld
 from unirl.llm.agents.worlds.world import Bounded, EnvClient, World
 
@@ -26,9 +27,9 @@ def make_world(spec: str, options: Mapping[str, str], *, seconds: float = 30.0) 
 
 
 WORLDS: Mapping[str, Callable[[str, Mapping[str, str]], World]] = MappingProxyType(
-    {"text": TextWorld}
+    {"gym": GymWorld, "text": TextWorld}
 )
-_REST = {"text": "module:Class"}
+_REST = {"gym": "ID", "text": "module:Class"}
 
 
 class _BoundedWorld:
