@@ -8,6 +8,7 @@ from types import MappingProxyType
 from unirl.config.spelling import suggestion
 from unirl.errors import UniRLError
 from unirl.llm.agents.worlds.gym import GymWorld
+from unirl.llm.agents.worlds.openenv import OpenEnvWorld
 from unirl.llm.agents.worlds.text import TextWorld
 from unirl.llm.agents.worlds.world import Bounded, EnvClient, World
 
@@ -27,9 +28,9 @@ def make_world(spec: str, options: Mapping[str, str], *, seconds: float = 30.0) 
 
 
 WORLDS: Mapping[str, Callable[[str, Mapping[str, str]], World]] = MappingProxyType(
-    {"gym": GymWorld, "text": TextWorld}
+    {"gym": GymWorld, "openenv": OpenEnvWorld, "text": TextWorld}
 )
-_REST = {"gym": "ID", "text": "module:Class"}
+_REST = {"gym": "ID", "openenv": "URL", "text": "module:Class"}
 
 
 class _BoundedWorld:

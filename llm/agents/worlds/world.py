@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
@@ -26,6 +27,8 @@ ToolSchema: TypeAlias = Mapping[str, Any]
 """As OpenAI's chat API has them: {"type": "function", "function": {name, description, parameters}}.
 """
 Split = Literal["train", "held_out"]
+RESET_SECONDS = 60.0
+"""How long a reset may take at least: servers start processes then, or wait for a free place."""
 CLOSE_SECONDS = 5.0
 """How long a world may take to let go of what it has."""
 
@@ -105,12 +108,12 @@ class Bounded:
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
         self._num_steps = 0
-        async with self._deadline("its reset"):
+        async with self._deadline("its reset", max(self._seconds, RESET_SECONDS)):
             return await self._client.reset(task, seed)
 
     async def step(self, action: Action) -> Observation:
         self._num_steps += 1
-        async with self._deadline(f"step {self._num_steps}"):
+        async with self._deadline(f"step {self._num_steps}", self._seconds):
             return await self._client.step(action)
 
     async def close(self) -> None:
@@ -122,15 +125,15 @@ class Bounded:
                 await self._client.close()
 
     @contextlib.asynccontextmanager
-    async def _deadline(self, what: str) -> AsyncIterator[None]:
+    async def _deadline(self, what: str, seconds: float) -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout(self._seconds) as timeout:
+            async with asyncio.timeout(seconds) as timeout:
                 yield
         except TimeoutError as error:
             if not timeout.expired():
                 raise self._failed(what, f"TimeoutError: {error}", "time_out") from error
             raise self._failed(
-                what, f"it took longer than agent.tool_seconds, {self._seconds:g} s", "hung"
+                what, f"it took longer than {seconds:g} s, see agent.tool_seconds", "hung"
             ) from None
         except WorldFailed as error:
             raise self._failed(
@@ -163,3 +166,14 @@ def shortened(text: str, limit: int) -> str:
     kept = max(limit - len(mark), 0)
     head = kept - kept // 3
     return (text[:head] + mark + text[len(text) - kept // 3 :])[: max(limit, len(mark))]
+
+
+def in_text(fields: Mapping[str, Any]) -> str:
+    """A structured observation for a model: its one text, or a line for each field."""
+    values = list(fields.values())
+    if len(values) == 1 and isinstance(values[0], str):
+        return values[0]
+    return "\n".join(
+        f"{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for key, value in fields.items()
+    )
