@@ -29,7 +29,7 @@ _MOST_BITS = 4096
 """Of an exact result: powers of powers would otherwise fill the memory."""
 
 
-def calculate(expression: str) -> str:
+def calculator(expression: str) -> str:
     """Work out an arithmetic expression.
 
     Args:

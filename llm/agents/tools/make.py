@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from unirl.errors import UniRLError
-from unirl.llm.agents.tools.calculator import calculate
+from unirl.llm.agents.tools.calculator import calculator
 from unirl.llm.agents.tools.function import FunctionTool, own_tools
+from unirl.llm.agents.tools.mcp import McpTools
 from unirl.llm.agents.tools.tool import Tools, ToolSource
 from unirl.llm.own_code import is_own
 
@@ -30,7 +31,9 @@ def _source(name: str, options: Mapping[str, str], sources: Mapping[str, ToolSou
     if name in sources:
         return sources[name]
     if name == "calculator":
-        return FunctionTool(calculate, name)
+        return FunctionTool(calculator, name)
+    if name.startswith("mcp:"):
+        return McpTools(name.removeprefix("mcp:"))
     if is_own(name):
         return own_tools(name)
     known = ", ".join(dict.fromkeys(("calculator", *sources)))
