@@ -297,6 +297,11 @@ class Answer:
     def __init__(self, client: httpx2.AsyncClient, response: httpx2.Response) -> None:
         self._client, self._response = client, response
 
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Found in any case of their letters."""
+        return self._response.headers
+
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises TimeoutError, and HttpFailed when it breaks off."""
         with _as_http_failed(str(self._response.url)):

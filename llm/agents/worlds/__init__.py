@@ -1,0 +1,1 @@
+"""Environments that answer what a model says: simulators, servers and folders of tasks."""

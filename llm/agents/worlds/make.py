@@ -1,0 +1,42 @@
+"""Worlds by their names, as agent.world has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from unirl.config.spelling import suggestion
+from unirl.errors import UniRLError
+from unirl.llm.agents.worlds.gym import GymWorld
+from unirl.llm.agents.worlds.openenv import OpenEnvWorld
+from unirl.llm.agents.worlds.text import TextWorld
+from unirl.llm.agents.worlds.world import Bounded, EnvClient, World
+
+
+def make_world(spec: str, options: Mapping[str, str], *, seconds: float = 30.0) -> World:
+    """The world that spec names; each call of it is a client for one episode, whose steps have this
+    deadline. Raises UniRLError for an unknown name and for a server that does not answer.
+    """
+    kind, colon, rest = spec.partition(":")
+    if kind not in WORLDS or not rest:
+        raise UniRLError(
+            f'there is no world "{spec}"',
+            f"a world is written {', '.join(f'{name}:{what}' for name, what in _REST.items())}",
+            suggestion(kind, WORLDS) if colon else "correct agent.world",
+        )
+    return _BoundedWorld(WORLDS[kind](rest, options), seconds)
+
+
+WORLDS: Mapping[str, Callable[[str, Mapping[str, str]], World]] = MappingProxyType(
+    {"gym": GymWorld, "openenv": OpenEnvWorld, "text": TextWorld}
+)
+_REST = {"gym": "ID", "openenv": "URL", "text": "module:Class"}
+
+
+class _BoundedWorld:
+    def __init__(self, world: World, seconds: float) -> None:
+        self._world, self._seconds = world, seconds
+        self.name, self.tools, self.tasks = world.name, world.tools, world.tasks
+
+    def __call__(self) -> EnvClient:
+        return Bounded(self._world(), self.name, self._seconds)
