@@ -11,7 +11,9 @@ from unirl.core.actor import ActorContext
 from unirl.core.weights import WeightStore
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
-from unirl.llm.agents.make import make_agent, schemas_of, session_maker
+from unirl.llm.agents.bridge import Bridge
+from unirl.llm.agents.config import AgentConfig
+from unirl.llm.agents.make import make_agent, make_bridge, schemas_of, session_maker
 from unirl.llm.agents.rollout import AgentRollout
 from unirl.llm.engine import Engine
 from unirl.llm.engines.make import make_engine
@@ -127,7 +129,7 @@ def _rollout(
         config.sampling,
         config.agent,
         make_agent(config.agent),
-        session_maker(config.agent, load_tokenizer(config.model)),
+        session_maker(config.agent, _bridge(config, config.agent)),
         shape,
         seed=seed,
         ranks=ranks,
@@ -136,18 +138,25 @@ def _rollout(
     )
 
 
+def _bridge(config: LanguageConfig, agent: AgentConfig) -> Bridge:
+    return make_bridge(agent, load_tokenizer(config.model), config.task.template_options)
+
+
 def make_prompts(
     config: LanguageConfig, index: PromptIndex | None = None
 ) -> tuple[PromptSource, Rewarder]:
     tokenizer = load_tokenizer(config.model)
     tasks = make_tasks(config.task)
+    prepare = None
+    if config.agent is not None:
+        prepare = partial(_bridge(config, config.agent).prepared, tools=schemas_of(config.agent))
     prompts = PromptSource(
         tasks,
         tokenizer,
         config.task,
         max_context=config.engine.max_context or _own_context(config.model, tokenizer),
         max_tokens=config.max_tokens,
-        tools=schemas_of(config.agent) if config.agent is not None else (),
+        prepare=prepare,
         index=index,
     )
     return prompts, Rewarder(config.reward, tasks)

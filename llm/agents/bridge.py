@@ -8,11 +8,11 @@ in where the answer ended without it, at max_tokens or a stop text.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from unirl.errors import UniRLError
-from unirl.llm.agents.tool_calls import CLOSE, MARKS, OPEN, calls_of, content_text
+from unirl.llm.agents.tool_calls import CLOSE, MARKS, OPEN, calls_of, content_text, sorted_json
 from unirl.llm.tasks.task import Message
 
 Thoughts = Literal["sampled", "rendered"]
@@ -20,6 +20,7 @@ Thoughts = Literal["sampled", "rendered"]
 in the context as they were drawn. rendered: the template has its way, and what it rewrites begins a
 root.
 """
+_MOST_KEPT = 256
 _MARK = "xq7zanswerkz3w"
 _PLAIN_TOOLS = """\
 You may call these tools:
@@ -32,7 +33,7 @@ To call one, answer with
 
 class Bridge:
     """Renders conversations, whole or what follows an answer. options: further keywords of the chat
-    template.
+    template. describes: False where the model is given no word of its tools.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class Bridge:
         tokenizer: Any,  # of transformers
         options: Mapping[str, Any] | None = None,
         thoughts: Thoughts = "sampled",
+        describes: bool = True,
     ) -> None:
-        self.tokenizer, self.thoughts = tokenizer, thoughts
+        self.tokenizer, self.thoughts, self._describes = tokenizer, thoughts, describes
         self._options = dict(options or {})
+        self._cache: dict[str, tuple[int, ...]] = {}
         marks = {tokenizer.convert_tokens_to_ids(mark) for mark in MARKS}
         self.special = frozenset(tokenizer.all_special_ids) - (marks - {tokenizer.unk_token_id})
         self._has_tools: bool | None = None
@@ -59,9 +62,18 @@ class Bridge:
         """The tokens of a conversation, up to where the next answer begins. Raises UniRLError where
         the template refuses it.
         """
-        if tools and not self._writes_tools(tools):
-            messages, tools = _described(_plain(messages), tools), ()
-        return self._encode(self._render(messages, tools))
+        key = sorted_json(["whole", list(messages), list(tools)])
+        return self._known(key, lambda: self._encode(self._render(*self.prepared(messages, tools))))
+
+    def prepared(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]]]:
+        """What the template is given: tools that it has no place for stand in the messages."""
+        if not tools or not self._describes:
+            return messages, ()
+        if not self._writes_tools(tools):
+            return _described(_plain(messages), tools), ()
+        return messages, tools
 
     def after(
         self,
@@ -72,16 +84,26 @@ class Bridge:
         """What is given behind a path that ends with an answer, so that `messages` follow it; None
         where that cannot be known, and the conversation must be rendered whole.
         """
-        if tools and not self._writes_tools(tools):
+        if tools and self._describes and not self._writes_tools(tools):
             messages = _plain(messages)
-        text = self._behind_mark(messages)
-        if text is None:
-            return None
-        tokens = self._encode(text)
+        tokens = self._known(
+            sorted_json(["after", list(messages)]),
+            lambda: self._encode(self._behind_mark(messages) or ""),
+        )
         close = next((i for i, token in enumerate(tokens) if token in self.special), None)
         if close is None:
             return None
         return tokens[close + 1 :] if path[-1] in self.special else tokens[close:]
+
+    def _known(self, key: str, make: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+        """Episodes of a group render the same: the newest are kept."""
+        found = self._cache.pop(key, None)
+        if found is None:
+            found = make()
+        self._cache[key] = found
+        if len(self._cache) > _MOST_KEPT:
+            del self._cache[next(iter(self._cache))]
+        return found
 
     def _behind_mark(self, messages: Sequence[Message]) -> str | None:
         """The text of `messages` behind a dummy answer, its closing token included."""

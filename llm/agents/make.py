@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from unirl.errors import UniRLError
@@ -42,11 +43,13 @@ def schemas_of(config: AgentConfig) -> tuple[dict[str, Any], ...]:
     return (*own, *(dict(each) for each in (world.tools if world is not None else ())))
 
 
-def session_maker(
-    config: AgentConfig, tokenizer: Any, options: Any = None, context: int = 0
-) -> MakeSession:
-    """tokenizer: of transformers. options: of the chat template. context: as Session."""
-    bridge = Bridge(tokenizer, options)
+def make_bridge(config: AgentConfig, tokenizer: Any, options: Mapping[str, Any]) -> Bridge:
+    """tokenizer: of transformers. options: of the chat template."""
+    return Bridge(tokenizer, options, describes=config.calls != "brief")
+
+
+def session_maker(config: AgentConfig, bridge: Bridge, context: int = 0) -> MakeSession:
+    """context: as Session."""
 
     def make(id: str, draw: Any, *, sampling: Any, **rest: Any) -> Session:
         return Session(id, draw, bridge, config, sampling, context=context, **rest)

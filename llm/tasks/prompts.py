@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 1024
 """Prompts that are turned into tokens by one call: a loop of calls takes several times as long."""
+
+
+Prepare = Callable[[Sequence[Message]], tuple[Sequence[Message], Sequence[Mapping[str, Any]]]]
+"""From the messages of a prompt to those that the chat template is given, and tools with them."""
 
 
 class Said(str):
@@ -87,8 +91,8 @@ class PromptSource:
     """Prompt n of a run, the same at every call; it becomes text and tokens when it is asked for.
 
     max_context: tokens the model can look at, 0: any number; max_tokens: those of them that a
-    completion may take. tools: schemas of what the model may call. index: of the same data and
-    settings; None: every prompt is looked at once, here. Raises UniRLError for one that is too
+    completion may take. prepare: see Prepare. index: of the same data and settings; None: every
+    prompt is looked at once, here. Raises UniRLError for one that is too
     long, unless these are to be dropped, for a tokenizer without the template that they need, for
     an empty split, and where the index is of other data.
     """
@@ -102,10 +106,10 @@ class PromptSource:
         max_context: int = 0,
         max_tokens: int = 0,
         index: PromptIndex | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
+        prepare: Prepare | None = None,
     ) -> None:
         self._tasks, self._tokenizer, self._config = tuple(tasks), tokenizer, config
-        self._options = dict(config.template_options) | ({"tools": list(tools)} if tools else {})
+        self._prepare = prepare
         self._max_context, self._max_tokens = max_context, max_tokens
         self.index = index or self._look_at_all()
         sizes = tuple((len(task.train), len(task.held_out)) for task in tasks)
@@ -272,12 +276,17 @@ class PromptSource:
                 f'task.template is "{self._config.template}", which writes questions as messages',
                 'set task.template to "off" for plain text, or take a model that can chat',
             )
+        turns: Sequence[Message] = messages
+        options = dict(self._config.template_options)
+        if self._prepare is not None:
+            turns, tools = self._prepare(messages)
+            options |= {"tools": list(tools)} if tools else {}
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(turn) for turn in messages],
+                [dict(turn) for turn in turns],
                 tokenize=False,
                 add_generation_prompt=True,
-                **self._options,
+                **options,
             )
         except Exception as error:  # a template is a program of the model's author
             raise UniRLError(

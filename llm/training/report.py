@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unirl.core.sample import Batch
-from unirl.llm.group import FAILED, FINISHES, SCORE, TIMED_OUT
+from unirl.llm.group import ENDINGS, EPISODE_COUNTS, FAILED, FINISHES, SCORE, TIMED_OUT, Group
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.metrics.metrics import Metrics
 
@@ -45,7 +45,30 @@ def report_groups(
         seconds = torch.stack([slot.data[f"{name}_seconds"] for slot in batch.slots])
         metrics.mean(f"time/{name}/mean", seconds.mean(), len(seconds))
         metrics.maximum(f"time/{name}/max", seconds.max())
+    _report_episodes(tokens.groups, metrics)
     metrics.total("faults/engine_retries", sum(float(one.data["retries"]) for one in batch.slots))
+
+
+def _report_episodes(groups: Sequence[Group], metrics: Metrics) -> None:
+    """How episodes ended, and what is counted of them; nothing for completions."""
+    endings = [one.ending for one in groups if one.ending is not None]
+    counts = [one.counts for one in groups if one.counts is not None]
+    if not endings or not counts:
+        return
+    ending, size = torch.cat(endings), sum(one.numel() for one in endings)
+    for code, name in enumerate(ENDINGS):
+        metrics.ratio(f"agent/ending/{name}", (ending == code).sum(), size)
+    total = dict(zip(EPISODE_COUNTS, torch.stack(counts).double().sum(0).tolist(), strict=True))
+    metrics.ratio("agent/turns", total["turns"], size)
+    metrics.ratio("agent/calls", total["calls"], size)
+    tried = total["calls"] + total["invalid_calls"]
+    metrics.ratio("agent/well_formed_calls", total["calls"], tried)
+    metrics.ratio("agent/failed_calls", total["failed_calls"], total["calls"])
+    for name in ("tool_seconds", "model_seconds"):
+        metrics.ratio(f"time/agent/{name}", total[name], size)
+    for name in ("rewritten", "forked", "dropped_segments", "cancelled"):
+        metrics.total(f"agent/{name}", int(total[name]))
+    metrics.total("faults/episodes_retried", int(total["retried"]))
 
 
 def _report_rewards(tokens: TokenBatch, names: tuple[str, ...], metrics: Metrics) -> None:
@@ -77,22 +100,24 @@ def sample_rows(
     rows, first = [], 0
     for group in tokens.groups:
         prompt = tokenizer.decode(group.prompt.tolist())
+        owner = torch.repeat_interleave(group.owner, group.lengths)
+        gains = advantage[first : first + group.token.numel()]
         for i in range(group.size):
-            begin, end = int(group.starts[i]), int(group.starts[i + 1])
-            gain = advantage[first + begin : first + end]
-            mask = group.mask[begin:end]
+            own = owner == i
+            gain, mask = gains[own], group.mask[own]
+            finish = FINISHES[int(group.finish[i])]
             rows.append(
                 {
                     "update": version,
                     "ticket": group.ticket,
                     "prompt": prompt,
-                    "completion": tokenizer.decode(group.token[begin:end].tolist()),
+                    "completion": tokenizer.decode(group.token[own].tolist()),
                     "reward": [round(float(value), 6) for value in group.reward[i]],
                     "outcome": [int(code) for code in group.outcome[i]],
                     "advantage": round(float(gain.mean()), 6) if len(gain) else 0.0,
-                    "finish": FINISHES[int(group.finish[i])],
-                    "tokens": end - begin,
-                    "versions": sorted(set(group.version[begin:end][mask].tolist())),
+                    "finish": finish if group.ending is None else ENDINGS[int(group.ending[i])],
+                    "tokens": int(own.sum()),
+                    "versions": sorted(set(group.version[own][mask].tolist())),
                 }
             )
         first += group.token.numel()
