@@ -86,10 +86,12 @@ def lay_out(rows: Sequence[Row]) -> tuple[PackLayout, list[int]]:
     shared = {row.prompt for row in rows if row.prompt is not None}
     prompts = [i for i in range(len(rows)) if i in shared]
     others = [i for i, row in enumerate(rows) if i not in shared and row.length > 0]
+    # A block either has prompts, one for each of its rows, or none.
+    parted = [[i for i in others if (rows[i].prompt is None) is alone] for alone in (False, True)]
     start: dict[int, int] = {}
     blocks: list[Block] = []
     num_tokens = num_prompt_blocks = 0
-    for members in (prompts, others):
+    for members in (prompts, *parted):
         # Stable: rows of one shape stay in the order given.
         members.sort(key=lambda i: (-rows[i].length, -_prompt_length(rows, i)))
         lengths = [rows[i].length for i in members]

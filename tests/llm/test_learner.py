@@ -71,7 +71,9 @@ def make_learner(
     prepare = settings.pop("prepare", None)
     budget = settings.pop("budget", TrainingBudget(1000))
     others = {
-        name: settings.pop(name) for name in ("ranks", "teacher", "critic") if name in settings
+        name: settings.pop(name)
+        for name in ("ranks", "teacher", "critic", "credit")
+        if name in settings
     }
     resolved = resolve(algorithm or AlgorithmConfig(), max_tokens=16)
     model = settings.pop("model", None) or make_model(dtype=dtype).requires_grad_(True)
