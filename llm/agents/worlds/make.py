@@ -22,7 +22,7 @@ def make_world(spec: str, options: Mapping[str, str], *, seconds: float = 30.0) 
         raise UniRLError(
             f'there is no world "{spec}"',
             f"a world is written {', '.join(f'{name}:{what}' for name, what in _REST.items())}",
-            suggestion(kind, WORLDS) if colon else "correct agent.world",
+            (suggestion(kind, WORLDS) if colon else "") or "correct agent.world",
         )
     return _BoundedWorld(WORLDS[kind](rest, options), seconds)
 

@@ -1,0 +1,69 @@
+"""Agents of users' own, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from unirl.errors import Restartable
+from unirl.llm.agents.agent import AgentTask
+from unirl.llm.agents.session import Session
+
+FAILURES: list[int] = []
+"""Seeds of the attempts that failed."""
+
+
+class ServerGone(Restartable):
+    """What the policy cannot have caused."""
+
+
+async def two_turns(session: Session, task: AgentTask) -> float:
+    """Answers are appended to, and each turn is paid."""
+    messages = list(task.messages)
+    for i in range(2):
+        answer = await session.chat(messages)
+        session.reward(0.5 * i, answer.turn)
+        messages += [answer.message, {"role": "user", "content": "more?"}]
+    return float(task.seed % 2)
+
+
+async def fails_once(session: Session, task: AgentTask) -> float:
+    if len(FAILURES) < 1:
+        FAILURES.append(task.seed)
+        raise ServerGone("a server is gone", "it answered before", "wait")
+    return await two_turns(session, task)
+
+
+async def always_fails(session: Session, task: AgentTask) -> float:
+    raise ServerGone("a server is gone", "it never answers", "wait")
+
+
+async def crashes(session: Session, task: AgentTask) -> float:
+    await session.chat(task.messages)
+    raise KeyError("a mistake in an agent")
+
+
+async def sleeps(session: Session, task: AgentTask) -> float:
+    await session.chat(task.messages)
+    await asyncio.sleep(60)
+    return 1.0
+
+
+async def never_ends(session: Session, task: AgentTask) -> float:
+    messages = list(task.messages)
+    while True:
+        answer = await session.chat(messages)
+        messages += [answer.message, {"role": "user", "content": "x"}]
+
+
+async def forgets(session: Session, task: AgentTask) -> float:
+    """Its history is rewritten, as by compaction."""
+    await session.chat(task.messages)
+    await session.chat([{"role": "user", "content": "in short"}])
+    return 1.0
+
+
+async def judged(turns: Any, ending: str, outcome: float | None) -> float:
+    """A reward that is offered what an episode was."""
+    assert all(turn["drawn_text"] is not None for turn in turns)
+    return {"stop": 1.0, "time": 0.25, "crash": 0.125}.get(ending, 0.5)
