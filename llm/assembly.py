@@ -90,7 +90,7 @@ def probe(
     if generates:
         config.rollout.load_function(), config.rollout.load_filter()
         if config.agent is not None:
-            make_agent(config.agent)
+            make_agent(config.agent), config.agent.load_process()
         require_engine(config.engine, config.model)
         _require_sleep(config)
     if generates or config.run.eval_steps:

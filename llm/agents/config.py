@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from unirl.config.rules import check_at_least
 from unirl.errors import UniRLError
+from unirl.llm.own_code import load_own
 
 Credit = Literal["outcome", "turn", "both"]
 
@@ -69,6 +70,11 @@ class AgentConfig:
     """Episodes begun in a group beyond rollout.group_size; the last ones are cancelled when enough
     have ended. More: slow episodes cost less, and long ones are learned from less often.
     """
+    process_reward: str = ""
+    """module:function of step rewards beside those of the world or the agent: it is given turns,
+    answer and info of an ended episode and returns a number for each turn. Counted where `credit`
+    says so.
+    """
     credit: Credit = "outcome"
     """What a token's advantage comes from. outcome: the episode's rewards, alike for all its turns.
     turn: the step rewards from its turn on. both: their sum.
@@ -102,3 +108,13 @@ class AgentConfig:
                 "it must be in [0, 1]",
                 "1 counts all later turns alike",
             )
+
+    def load_process(self) -> Callable[..., Sequence[float]] | None:
+        """What gives step rewards at an episode's end. Raises UniRLError where there is no such
+        function.
+        """
+        if not self.process_reward:
+            return None
+        name = f"agent.process_reward {self.process_reward}"
+        found: Callable[..., Sequence[float]] = load_own(self.process_reward, name)
+        return found

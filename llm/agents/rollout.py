@@ -102,6 +102,7 @@ class AgentRollout:
         )
         limit = agent_config.max_episodes
         self._room = asyncio.Semaphore(limit) if limit else contextlib.nullcontext()
+        self._process = agent_config.load_process()
         self._complaints: Counter[str] = Counter()
         self._retries = 0.0
         """Of the engine, as far as they are reported."""
@@ -241,6 +242,9 @@ class AgentRollout:
 
     async def _score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[list[Score]]:
         texts = [said(each, self.prompts.decode) for each in episodes]
+        if self._process is not None:
+            for episode, text in zip(episodes, texts, strict=True):
+                pay_steps(episode, self._process(text.turns, prompt.answer, prompt.info))
         return await self._rewarder.score_group(
             prompt, texts, [as_completion(each) for each in episodes]
         )
@@ -276,6 +280,18 @@ class AgentRollout:
         if self._keeper is not None:
             self._keeper.close()
         await self.engine.close()
+
+
+def pay_steps(episode: Episode, rewards: Sequence[float]) -> None:
+    """Step rewards that were judged at the end. Raises UniRLError unless there is one a turn."""
+    if len(rewards) != len(episode.turns):
+        raise UniRLError(
+            f"agent.process_reward returned {len(rewards)} numbers",
+            f"the episode has {len(episode.turns)} turns, and each has one",
+            "return a number for each turn",
+        )
+    for i, (turn, reward) in enumerate(zip(episode.turns, rewards, strict=True)):
+        episode.turns[i] = replace(turn, reward=(turn.reward or 0.0) + float(reward))
 
 
 def counts_of(episodes: Sequence[Episode]) -> dict[str, float]:

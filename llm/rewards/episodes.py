@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from unirl.llm.engine import Completion
 from unirl.llm.group import Score
@@ -26,18 +27,18 @@ async def steps(prompt: Prompt, text: str, completion: Completion) -> Score:
     return as_score(sum(float(turn.get("reward") or 0.0) for turn in text.turns))
 
 
-async def call(prompt: Prompt, text: str, completion: Completion) -> Score:
-    """How much of the first turn is the call that the task expects, `info["call"]`, character by
-    character. What shapes models that must find the form of a call by chance.
+def call_and_answer(
+    turns: Sequence[Mapping[str, Any]], answer: str, info: Mapping[str, Any]
+) -> list[float]:
+    """Step rewards of a task with one call: how much of the first turn is `info["call"]`, and how
+    much of those behind it is the answer, character by character.
     """
-    expected = prompt.info.get("call")
-    if expected is None:
-        return failed(f'example {prompt.index} of {prompt.task} has no info["call"]')
-    turns = text.turns if isinstance(text, Said) else ()
-    return as_score(characters(str(turns[0]["drawn_text"]), str(expected)) if turns else 0.0)
+    said = [str(turn["drawn_text"]) for turn in turns]
+    wanted = [str(info.get("call", "")), *[answer] * len(said)]
+    return [characters(text, right) for text, right in zip(said, wanted, strict=False)]
 
 
 OF_EPISODES: Mapping[str, Callable[[Prompt, str, Completion], Awaitable[Score]]] = MappingProxyType(
-    {"outcome": outcome, "steps": steps, "call": call}
+    {"outcome": outcome, "steps": steps}
 )
 """By their name in reward.weights."""

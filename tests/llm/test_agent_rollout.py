@@ -1,4 +1,4 @@
-"""Groups of episodes with a real engine: how they end, what is tried again, what is never scored."""
+"""Groups of episodes with a real engine: how they end, what is tried again, what is no score."""
 
 from __future__ import annotations
 
