@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from unirl.config.spelling import suggestion
 from unirl.errors import UniRLError
+from unirl.llm.agents.worlds.foreign import ForeignWorld
 from unirl.llm.agents.worlds.gym import GymWorld
 from unirl.llm.agents.worlds.openenv import OpenEnvWorld
 from unirl.llm.agents.worlds.text import TextWorld
@@ -28,9 +30,21 @@ def make_world(spec: str, options: Mapping[str, str], *, seconds: float = 30.0) 
 
 
 WORLDS: Mapping[str, Callable[[str, Mapping[str, str]], World]] = MappingProxyType(
-    {"gym": GymWorld, "openenv": OpenEnvWorld, "text": TextWorld}
+    {
+        "gym": GymWorld,
+        "openenv": OpenEnvWorld,
+        "skyrl": partial(ForeignWorld, "skyrl"),
+        "text": TextWorld,
+        "verifiers": partial(ForeignWorld, "verifiers"),
+    }
 )
-_REST = {"gym": "ID", "openenv": "URL", "text": "module:Class"}
+_REST = {
+    "gym": "ID",
+    "openenv": "URL",
+    "skyrl": "NAME",
+    "text": "module:Class",
+    "verifiers": "NAME",
+}
 
 
 class _BoundedWorld:
