@@ -10,6 +10,7 @@ from unirl.config.spelling import suggestion
 from unirl.errors import UniRLError
 from unirl.llm.agents.worlds.foreign import ForeignWorld
 from unirl.llm.agents.worlds.gym import GymWorld
+from unirl.llm.agents.worlds.nemo_gym import NemoWorld
 from unirl.llm.agents.worlds.openenv import OpenEnvWorld
 from unirl.llm.agents.worlds.text import TextWorld
 from unirl.llm.agents.worlds.world import Bounded, EnvClient, World
@@ -32,6 +33,7 @@ def make_world(spec: str, options: Mapping[str, str], *, seconds: float = 30.0) 
 WORLDS: Mapping[str, Callable[[str, Mapping[str, str]], World]] = MappingProxyType(
     {
         "gym": GymWorld,
+        "nemo": NemoWorld,
         "openenv": OpenEnvWorld,
         "skyrl": partial(ForeignWorld, "skyrl"),
         "text": TextWorld,
@@ -40,6 +42,7 @@ WORLDS: Mapping[str, Callable[[str, Mapping[str, str]], World]] = MappingProxyTy
 )
 _REST = {
     "gym": "ID",
+    "nemo": "URL",
     "openenv": "URL",
     "skyrl": "NAME",
     "text": "module:Class",
