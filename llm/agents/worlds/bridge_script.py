@@ -3,7 +3,7 @@
 It imports nothing of ours and works with every Python from 3.9 on. Run by its path:
 
     PYTHON bridge_script.py skyrl NAME KEYWORDS      an environment of skyrl-gym
-    PYTHON bridge_script.py verifiers NAME KEYWORDS  an environment of verifiers, its tasks and rewards
+    PYTHON bridge_script.py verifiers NAME KEYWORDS  an environment of verifiers
 
 Requests: {"do": "reset", "task": ..., "seed": ...}, {"do": "step", "text": ...}, {"do": "tasks",
 "split": ...}, {"do": "score", ...}. Answers: what was asked for, or {"error": ..., "where": ...}.
@@ -27,7 +27,7 @@ class SkyRL:
         self.keywords, self.env = keywords, None
         if name not in skyrl_gym.envs.registration.registry:
             known = ", ".join(sorted(skyrl_gym.envs.registration.registry))
-            raise SystemExit("skyrl-gym has no environment %s; there are: %s" % (name, known))
+            raise SystemExit(f"skyrl-gym has no environment {name}; there are: {known}")
 
     def reset(self, task, seed):
         self.close()
@@ -66,7 +66,7 @@ class AttributeDict(dict):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(name)
+            raise AttributeError(name) from None
 
 
 class Verifiers:
@@ -165,8 +165,8 @@ def main():
 
 def failure(error):
     frames = traceback.extract_tb(error.__traceback__)
-    where = "%s:%s" % (frames[-1].filename, frames[-1].lineno) if frames else ""
-    return {"error": "%s: %s" % (type(error).__name__, error), "where": where}
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return {"error": f"{type(error).__name__}: {error}", "where": where}
 
 
 if __name__ == "__main__":
