@@ -55,13 +55,14 @@ def people() -> list[Person]:
 
 
 def passages() -> list[str]:
-    """Two of each person."""
+    """Three of each person."""
     everybody = people()
     return [
         text
         for each in everybody
         for text in (
-            f"{each.name} was born in {each.town} and worked as a {each.craft}.",
+            f"{each.name} was born in {each.town}.",
+            f"{each.name} worked as a {each.craft}.",
             f"{each.name} was a pupil of {everybody[each.teacher].name}.",
         )
     ]

@@ -205,7 +205,7 @@ def test_a_question_about_people_is_answered_by_two_searches() -> None:
         assert nothing.ended == "error"
         teacher = fact.partition(" pupil of ")[2].removesuffix(".")
         (born,) = called(["search"], ("search", {"query": f"{teacher} born"}))
-        assert f"{teacher} was born in {examples[i].answer} " in born.text
+        assert f"{teacher} was born in {examples[i].answer}." in born.text
 
 
 def test_tools_of_an_mcp_server_remember_one_episode(server: str) -> None:
