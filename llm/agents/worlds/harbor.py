@@ -3,7 +3,7 @@
 Each folder below DIR has task.toml (limits), instruction.md, tests/test.sh and perhaps environment/
 with files. The model works in a sandbox by calls of `bash`; an answer without a call ends its work.
 Only then are the tests put in, and run; they write a number into logs/verifier/reward.txt of the
-workspace, or named ones into reward.json. Images are not built here: options `image` and `sandbox` say what to run in.
+workspace, or named ones into reward.json. Images are not built here: option `image` names one.
 
 Source: harborframework.com, the task format.
 """
