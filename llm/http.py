@@ -302,6 +302,10 @@ class Answer:
         """Found in any case of their letters."""
         return self._response.headers
 
+    def header_list(self, name: str) -> list[str]:
+        """Each line of a header that may come several times, as cookies do."""
+        return self._response.headers.get_list(name)
+
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it comes. Raises TimeoutError, and HttpFailed when it breaks off."""
         with _as_http_failed(str(self._response.url)):

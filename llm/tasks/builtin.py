@@ -1,5 +1,5 @@
 """Tasks that need no data: small sums for models that speak, strings of digits for models from
-scratch.
+scratch, people for agents that search.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from unirl.errors import UniRLError
 from unirl.llm.tasks.config import TaskConfig
+from unirl.llm.tasks.people import questions
 from unirl.llm.tasks.task import Example, Examples, Subset, Task, checked_options, question, split
 
 CHARACTERS = "0123456789 =:#"
@@ -73,6 +74,12 @@ def _products(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]
     return found, "exact", None
 
 
+def _people(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
+    """Where was the teacher of X born? 400 questions, to be answered with the tool search."""
+    checked_options(name, config, ())
+    return [question(text, answer) for text, answer in questions()], "exact", 80
+
+
 def _strings(
     sign: str, answer: Callable[[str], str], name: str, config: TaskConfig
 ) -> tuple[Examples, str, int | None]:
@@ -98,6 +105,7 @@ BUILT_IN: Mapping[str, Callable[[str, TaskConfig], tuple[Examples, str, int | No
             "arithmetic": _arithmetic,
             "digits": _digits,
             "products": _products,
+            "people": _people,
             "reverse": partial(_strings, "=", lambda text: text[::-1]),
             "copy": partial(_strings, ":", lambda text: text),
             # How often the first digit occurs.

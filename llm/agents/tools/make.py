@@ -8,6 +8,7 @@ from unirl.errors import UniRLError
 from unirl.llm.agents.tools.calculator import calculator
 from unirl.llm.agents.tools.function import FunctionTool, own_tools
 from unirl.llm.agents.tools.mcp import McpTools
+from unirl.llm.agents.tools.search import make_corpus
 from unirl.llm.agents.tools.tool import Tools, ToolSource
 from unirl.llm.own_code import is_own
 
@@ -32,11 +33,13 @@ def _source(name: str, options: Mapping[str, str], sources: Mapping[str, ToolSou
         return sources[name]
     if name == "calculator":
         return FunctionTool(calculator, name)
+    if name == "search":
+        return FunctionTool(make_corpus(options).search, name)
     if name.startswith("mcp:"):
         return McpTools(name.removeprefix("mcp:"))
     if is_own(name):
         return own_tools(name)
-    known = ", ".join(dict.fromkeys(("calculator", *sources)))
+    known = ", ".join(dict.fromkeys(("calculator", "search", *sources)))
     raise UniRLError(
         f'there is no tool "{name}"',
         f"there are {known}, mcp:COMMAND, mcp:URL, module:function and module:Class",

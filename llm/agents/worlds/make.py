@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from unirl.config.spelling import suggestion
 from unirl.errors import UniRLError
+from unirl.llm.agents.worlds.foreign import ForeignWorld
 from unirl.llm.agents.worlds.gym import GymWorld
+from unirl.llm.agents.worlds.nemo_gym import NemoWorld
 from unirl.llm.agents.worlds.openenv import OpenEnvWorld
 from unirl.llm.agents.worlds.text import TextWorld
 from unirl.llm.agents.worlds.world import Bounded, EnvClient, World
@@ -28,9 +31,23 @@ def make_world(spec: str, options: Mapping[str, str], *, seconds: float = 30.0) 
 
 
 WORLDS: Mapping[str, Callable[[str, Mapping[str, str]], World]] = MappingProxyType(
-    {"gym": GymWorld, "openenv": OpenEnvWorld, "text": TextWorld}
+    {
+        "gym": GymWorld,
+        "nemo": NemoWorld,
+        "openenv": OpenEnvWorld,
+        "skyrl": partial(ForeignWorld, "skyrl"),
+        "text": TextWorld,
+        "verifiers": partial(ForeignWorld, "verifiers"),
+    }
 )
-_REST = {"gym": "ID", "openenv": "URL", "text": "module:Class"}
+_REST = {
+    "gym": "ID",
+    "nemo": "URL",
+    "openenv": "URL",
+    "skyrl": "NAME",
+    "text": "module:Class",
+    "verifiers": "NAME",
+}
 
 
 class _BoundedWorld:

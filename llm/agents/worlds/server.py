@@ -34,7 +34,12 @@ class Server:
             )
         self._world = world
         self._client = HttpClient(
-            url, {}, seconds=START_SECONDS, section="agent.world", failure=self._failure
+            url,
+            {},
+            seconds=START_SECONDS,
+            pauses=(0.1, 0.4),
+            section="agent.world",
+            failure=self._failure,
         )
 
     def get(self, path: str) -> Any:
