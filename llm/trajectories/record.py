@@ -1,0 +1,179 @@
+"""An episode with what surrounds it: what a store is given, and gives back."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from unirl.llm.agents.episode import ROOT, Episode, Turn
+from unirl.llm.group import SCORE, Ending, Score
+
+State = Literal["open", "done", "leased", "trained", "expired", "failed"]
+"""open: it has begun, and has no body. done: it may be learned from. leased: a consumer has it.
+trained: it was learned from, at an update that has a number. expired: only its row is left. failed:
+it ended by what the policy cannot have caused, and is never learned from.
+"""
+NO_TICKET = -1
+LOST: frozenset[Ending] = frozenset({"infrastructure", "aborted"})
+"""Endings of episodes that nothing is learned from."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One episode, and where it comes from."""
+
+    episode: Episode
+    run: str
+    """Name of the run: episodes of several may be in one store."""
+    ticket: int = NO_TICKET
+    """Of its group; NO_TICKET: it was never in a queue, as what is imported."""
+    place: int = 0
+    """Which of the ticket's group."""
+    group_size: int = 1
+    prompt: tuple[int, ...] = ()
+    """Tokens of the group's prompt."""
+    task: str = ""
+    task_id: str = ""
+    """Which example of the task."""
+    split: str = "train"
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    """By the reward's name."""
+    reward: float | None = None
+    """All rewards together, as they were weighted; None: the sum of the scores, if there are any
+    and none is missing.
+    """
+    agent: str = ""
+    env: str = ""
+    sandbox: str = ""
+    """Level of isolation."""
+    engine: str = ""
+    task_digest: str = ""
+    env_digest: str = ""
+    tokenizer_digest: str = ""
+    template_digest: str = ""
+    created: float = field(default_factory=time.time)
+    """Seconds since 1970 at which it began."""
+    state: State = "done"
+    trained_version: int | None = None
+    """Number of the update that learned from it."""
+
+    @property
+    def total(self) -> float | None:
+        """Its reward, if it has one."""
+        if self.reward is not None or not self.scores:
+            return self.reward
+        values = [each.value for each in self.scores.values() if each.outcome == SCORE]
+        return sum(values) if len(values) == len(self.scores) else None
+
+    @property
+    def digest(self) -> bytes:
+        """What makes it the same episode: task, environment, ticket and the tokens of its tree."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(f"{self.task_digest}\0{self.env_digest}\0{self.ticket}\0{self.place}".encode())
+        for turn in self.episode.turns:
+            given, drawn = turn.given, turn.completion.tokens
+            digest.update(struct.pack("<3q", turn.parent, len(given), len(drawn)))
+            digest.update(np.array(given, np.int64).tobytes())
+            digest.update(np.array(drawn, np.int64).tobytes())
+        return digest.digest()
+
+    def row(self) -> dict[str, Any]:
+        """Its line of the index: what can be asked for without reading bodies."""
+        episode, turns = self.episode, self.episode.turns
+        versions = [each for turn in turns for each in _ends(turn.completion.drawn_versions)]
+        model = sum(turn.seconds for turn in turns)
+        return {
+            "ticket": self.ticket,
+            "place": self.place,
+            "group_size": self.group_size,
+            "task": self.task,
+            "task_id": self.task_id,
+            "task_digest": self.task_digest,
+            "split": self.split,
+            "state": "failed" if episode.ending in LOST else self.state,
+            "ending": episode.ending,
+            "why": episode.why[:400],
+            "reward": self.total,
+            "outcome": episode.outcome,
+            "scores": json.dumps({name: list(vars(s).values()) for name, s in self.scores.items()}),
+            "version_min": min(versions, default=None),
+            "version_max": max(versions, default=None),
+            "trained_version": self.trained_version,
+            "turns": len(turns),
+            "segments": len(episode.leaves),
+            "drawn": sum(sum(turn.completion.mask) for turn in turns),
+            "tokens": sum(len(turn.given) + len(turn.completion.tokens) for turn in turns),
+            "seconds": episode.seconds,
+            "seconds_model": model,
+            "seconds_tools": sum(float(turn.info.get("tool_seconds", 0) or 0) for turn in turns),
+            "agent": self.agent,
+            "env": self.env,
+            "env_digest": self.env_digest,
+            "sandbox": self.sandbox,
+            "engine": self.engine,
+            "tokenizer_digest": self.tokenizer_digest,
+            "template_digest": self.template_digest,
+            "created": self.created,
+            "finished": self.created + episode.seconds,
+        }
+
+    def steps(self) -> Iterator[tuple[Any, ...]]:
+        """A line of the index for each turn, in the order of `STEP`."""
+        segment_of = _segments(self.episode)
+        for index, turn in enumerate(self.episode.turns):
+            error = turn.info.get("error")
+            ok = turn.info.get("ok", None if error is None else False)
+            versions = turn.completion.drawn_versions
+            yield (
+                index,
+                turn.parent,
+                segment_of[index],
+                turn.origin,
+                ",".join(tools_of(turn)) or None,
+                None if ok is None else int(bool(ok)),
+                None if error is None else str(error)[:400],
+                turn.reward,
+                len(versions),
+                len(turn.given) + len(turn.completion.tokens),
+                max(versions, default=None),
+                turn.started,
+                turn.seconds,
+            )
+
+
+STEP = (
+    "idx", "parent", "segment", "origin", "tool", "ok", "error", "reward", "drawn", "tokens",
+    "version", "started", "seconds",
+)  # fmt: skip
+
+
+def tools_of(turn: Turn) -> list[str]:
+    """Names of the tools that a turn calls."""
+    calls = turn.answer.get("tool_calls") or ()
+    if not isinstance(calls, Sequence):
+        return []
+    functions = (call.get("function") for call in calls if isinstance(call, Mapping))
+    return [str(each.get("name", "")) for each in functions if isinstance(each, Mapping)]
+
+
+def _ends(versions: Sequence[int]) -> tuple[int, ...]:
+    """The smallest and the largest: versions never fall while a completion is drawn."""
+    return (versions[0], versions[-1]) if versions else ()
+
+
+def _segments(episode: Episode) -> list[int]:
+    """For each turn the number of the first path that holds it."""
+    found = [-1] * len(episode.turns)
+    for number, leaf in enumerate(episode.leaves):
+        turn = leaf
+        while turn != ROOT and found[turn] < 0:
+            found[turn] = number
+            turn = episode.turns[turn].parent
+    return found
