@@ -87,9 +87,10 @@ def encode(episode: Episode, prompt: Sequence[int] = (), clean: Callable[[str], 
     }
     frames = [_packed(_framed(clean(_json(head)), b""))]
     frames += [_packed(_turn_frame(turn, clean)) for turn in episode.turns]
-    ends = np.cumsum([len(frame) for frame in frames], dtype="<u8")
-    begin = _HEAD.size + ends.nbytes
-    return b"".join((_HEAD.pack(MAGIC, len(frames)), (ends + begin).tobytes(), *frames))
+    begin = _HEAD.size + 8 * len(frames)
+    ends = itertools.accumulate(map(len, frames), initial=begin)
+    table = struct.pack(f"<{len(frames)}Q", *itertools.islice(ends, 1, None))
+    return b"".join((_HEAD.pack(MAGIC, len(frames)), table, *frames))
 
 
 def decode(body: bytes) -> tuple[Episode, tuple[int, ...]]:
@@ -133,7 +134,7 @@ def _turn_frame(turn: Turn, clean: Callable[[str], str]) -> bytes:
     given_ids, drawn_ids = _ids(turn.given), _ids(drawn.tokens)
     logp = np.array(drawn.logp, np.float64)
     small = logp.astype(np.float32)
-    if np.array_equal(small.astype(np.float64), logp, equal_nan=True):
+    if small.astype(np.float64).tobytes() == logp.tobytes():
         logp = small
     values = {
         "parent": turn.parent,
@@ -183,13 +184,12 @@ def _spread(runs: Iterable[Sequence[Any]]) -> tuple[Any, ...]:
     return tuple(itertools.chain.from_iterable([value] * count for value, count in runs))
 
 
-def _json(values: Mapping[str, Any]) -> str:
-    # What JSON cannot hold must not lose the episode.
-    return json.dumps(values, default=_plain, separators=(",", ":"))
-
-
 def _plain(value: Any) -> Any:
+    # What JSON cannot hold must not lose the episode.
     return dict(value) if isinstance(value, Mapping) else repr(value)
+
+
+_json = json.JSONEncoder(default=_plain, separators=(",", ":")).encode
 
 
 def _framed(text: str, arrays: bytes) -> bytes:

@@ -7,7 +7,7 @@ import json
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -63,6 +63,15 @@ class Record:
     state: State = "done"
     trained_version: int | None = None
     """Number of the update that learned from it."""
+    line: tuple[Mapping[str, Any], Sequence[tuple[Any, ...]]] | None = field(
+        default=None, compare=False, repr=False
+    )
+    """What is left where tokens and texts were dropped: its row, and those of its turns."""
+
+    def bare(self) -> Record:
+        """Without tokens and texts."""
+        episode = replace(self.episode, turns=[], info={})
+        return replace(self, episode=episode, prompt=(), line=(self.row(), tuple(self.steps())))
 
     @property
     def total(self) -> float | None:
@@ -86,8 +95,10 @@ class Record:
 
     def row(self) -> dict[str, Any]:
         """Its line of the index: what can be asked for without reading bodies."""
+        if self.line is not None:
+            return dict(self.line[0])
         episode, turns = self.episode, self.episode.turns
-        versions = [each for turn in turns for each in _ends(turn.completion.drawn_versions)]
+        versions = [each for turn in turns for each in _ends(turn)]
         model = sum(turn.seconds for turn in turns)
         return {
             "ticket": self.ticket,
@@ -108,7 +119,7 @@ class Record:
             "trained_version": self.trained_version,
             "turns": len(turns),
             "segments": len(episode.leaves),
-            "drawn": sum(sum(turn.completion.mask) for turn in turns),
+            "drawn": sum(map(_num_drawn, turns)),
             "tokens": sum(len(turn.given) + len(turn.completion.tokens) for turn in turns),
             "seconds": episode.seconds,
             "seconds_model": model,
@@ -126,11 +137,13 @@ class Record:
 
     def steps(self) -> Iterator[tuple[Any, ...]]:
         """A line of the index for each turn, in the order of `STEP`."""
+        if self.line is not None:
+            yield from self.line[1]
+            return
         segment_of = _segments(self.episode)
         for index, turn in enumerate(self.episode.turns):
             error = turn.info.get("error")
             ok = turn.info.get("ok", None if error is None else False)
-            versions = turn.completion.drawn_versions
             yield (
                 index,
                 turn.parent,
@@ -140,9 +153,9 @@ class Record:
                 None if ok is None else int(bool(ok)),
                 None if error is None else str(error)[:400],
                 turn.reward,
-                len(versions),
+                _num_drawn(turn),
                 len(turn.given) + len(turn.completion.tokens),
-                max(versions, default=None),
+                max(_ends(turn), default=None),
                 turn.started,
                 turn.seconds,
             )
@@ -163,8 +176,15 @@ def tools_of(turn: Turn) -> list[str]:
     return [str(each.get("name", "")) for each in functions if isinstance(each, Mapping)]
 
 
-def _ends(versions: Sequence[int]) -> tuple[int, ...]:
-    """The smallest and the largest: versions never fall while a completion is drawn."""
+def _num_drawn(turn: Turn) -> int:
+    drawn = turn.completion.drawn
+    return sum(drawn) if drawn else len(turn.completion.tokens)
+
+
+def _ends(turn: Turn) -> tuple[int, ...]:
+    """The smallest and the largest version: it never falls while a completion is drawn."""
+    drawn = turn.completion
+    versions = drawn.drawn_versions if drawn.drawn else drawn.version
     return (versions[0], versions[-1]) if versions else ()
 
 

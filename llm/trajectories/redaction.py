@@ -29,7 +29,12 @@ _NAMED = re.compile(
     rf"""(?i)({_NAME}[a-z0-9_-]{{0,40}}\\?"?\s{{0,9}}[:=]\s{{0,9}}\\?"?(?:bearer\s)?"""
     r"""|\bbearer\s{1,9})([a-z0-9_\-./+=~!@#$%^&*]{8,})"""
 )
-_HINT = re.compile(rf"(?i){_NAME}|\bbearer\b")
+_KEY_HINTS = (
+    "sk-", "pk-", "rk-", "sk_", "pk_", "rk_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_",
+    "glpat-", "hf_", "xox", "AIza", "AKIA", "ASIA", "eyJ", "-----BEGIN",
+)  # fmt: skip
+_NAME_HINTS = ("key", "secret", "passw", "credential", "auth", "bearer")
+"""One of them is in whatever the patterns find: looking for them first is twenty times faster."""
 _SHORTEST = 8
 """Characters: a shorter value of a variable is a word that may stand anywhere."""
 
@@ -55,9 +60,11 @@ class Redaction:
             if value in text:
                 self.count += text.count(value)
                 text = text.replace(value, SHOWN)
-        text, number = _KEY.subn(SHOWN, text)
-        self.count += number
-        if _HINT.search(text):
+        if any(hint in text for hint in _KEY_HINTS):
+            text, number = _KEY.subn(SHOWN, text)
+            self.count += number
+        small = text.lower()
+        if any(hint in small for hint in _NAME_HINTS):
             text, number = _NAMED.subn(rf"\g<1>{SHOWN}", text)
             self.count += number
         return text

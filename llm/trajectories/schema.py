@@ -39,7 +39,7 @@ CREATE INDEX IF NOT EXISTS episode_task ON episode (task, created);
 CREATE INDEX IF NOT EXISTS episode_task_id ON episode (task, task_id, created);
 CREATE INDEX IF NOT EXISTS episode_created ON episode (created);
 CREATE INDEX IF NOT EXISTS episode_state ON episode (state, run, ticket);
-CREATE INDEX IF NOT EXISTS episode_ending ON episode (ending, created);
+CREATE INDEX IF NOT EXISTS episode_ending ON episode (ending, created) WHERE ending <> 'stop';
 CREATE TABLE IF NOT EXISTS step (
     ep {int} NOT NULL, idx INTEGER NOT NULL, parent INTEGER, segment INTEGER, origin TEXT,
     tool TEXT, ok INTEGER, error TEXT, reward {real}, drawn {int}, tokens {int}, version {int},

@@ -20,8 +20,8 @@ from unirl.llm.trajectories.database import SECONDS, Row, StoreFailed
 from unirl.llm.trajectories.schema import statements
 
 _TYPES = {"id": "INTEGER PRIMARY KEY", "int": "INTEGER", "real": "REAL", "blob": "BLOB"}
-_PAGE = 8192
-"""Bytes. A body of a megabyte is 128 pages instead of 256."""
+_LOG_PAGES = 4000
+"""Of the log before it is merged into the file, with a flush of the disk."""
 _LOG_BYTES = 64 << 20
 _FREE_PAGES = 2000
 """Given back at a time: each moves pages under the lock of all writers."""
@@ -58,10 +58,10 @@ class SqliteDatabase:
         while True:
             try:
                 for pragma in (
-                    f"page_size = {_PAGE}",
                     "auto_vacuum = INCREMENTAL",
                     "journal_mode = WAL",
                     "synchronous = NORMAL",
+                    f"wal_autocheckpoint = {_LOG_PAGES}",
                     f"journal_size_limit = {_LOG_BYTES}",
                 ):
                     self._connection.execute(f"PRAGMA {pragma}").fetchall()

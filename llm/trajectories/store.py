@@ -40,7 +40,7 @@ _INSERT_STEP = (
 _PLAIN = tuple(
     each.name
     for each in fields(Record)
-    if each.name not in ("episode", "run", "scores", "prompt") and each.name in EPISODE
+    if each.name not in ("run", "scores") and each.name in EPISODE
 )
 """Fields of a record that are columns under the same name."""
 
@@ -69,7 +69,8 @@ class Filter:
             ("reward_max", "reward <= ?"),
             ("version", "? BETWEEN version_min AND version_max"),
             *((each, f"{each} = ?") for each in ("ticket", "task", "task_id", "split", "state")),
-            ("ending", "ending = ?"),
+            # As the partial index has it.
+            ("ending", "ending = ?" if self.ending == "stop" else "ending <> 'stop' AND ending = ?"),
         ):
             value = getattr(self, name)
             if value is not None:
