@@ -55,6 +55,12 @@ class TrajectoriesOptions:
     json: bool = False
     """Print JSON, one object a line."""
 
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise UniRLError(
+                f"--limit is {self.limit}", "--limit >= 1 must hold", "20 is the default"
+            )
+
 
 def trajectories(arguments: Sequence[str]) -> int:
     positional, options = parse(arguments, TrajectoriesOptions)
