@@ -2,11 +2,13 @@
 that one turn can be read without the others.
 
     "UTJ1" | number of frames: uint32 | end of each frame: uint64 | frames
-    frame: codec: uint8 | compressed: length of JSON: uint32 | JSON | given ids | drawn ids | logp
+    frame: codec: uint8 | length of what is compressed: uint32 | compressed | logp
+    compressed: length of JSON: uint32 | JSON | given ids | drawn ids
 
 Texts are beside the ids: a body can be read without the tokenizer. Values that are the same for
 many tokens (version, what was drawn) are runs in the JSON. A log-probability is a float32 where
-that loses nothing, as with all engines, and else a float64.
+that loses nothing, as with all engines, and else a float64; it would hardly get smaller. All
+numbers are little-endian, as the machines that torch runs on.
 """
 
 from __future__ import annotations
@@ -15,11 +17,10 @@ import itertools
 import json
 import struct
 import zlib
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
-
-import numpy as np
+from typing import Any, Protocol
 
 from unirl.llm.agents.episode import Episode, Turn
 from unirl.llm.engine import Completion
@@ -27,6 +28,7 @@ from unirl.llm.engine import Completion
 MAGIC = b"UTJ1"
 _HEAD = struct.Struct("<4sI")
 _LENGTH = struct.Struct("<I")
+_FRAME = struct.Struct("<BI")
 _ZLIB, _ZSTD = 1, 2
 
 Reader = Callable[[int, int], bytes]
@@ -50,15 +52,20 @@ def _zstd() -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]] | None:
     )
 
 
-def _packed(data: bytes) -> bytes:
+def _packed(data: bytes, plain: bytes = b"") -> bytes:
     zstd = _zstd()
-    if zstd is None:
-        return bytes([_ZLIB]) + zlib.compress(data, 1)
-    return bytes([_ZSTD]) + zstd[0](data)
+    small = zlib.compress(data, 1) if zstd is None else zstd[0](data)
+    return _FRAME.pack(_ZLIB if zstd is None else _ZSTD, len(small)) + small + plain
 
 
-def _unpacked(frame: bytes) -> bytes:
-    codec, data = frame[0], frame[1:]
+def _unpacked(frame: bytes) -> tuple[bytes, bytes]:
+    """What was compressed, and what was not."""
+    codec, size = _FRAME.unpack_from(frame)
+    data, plain = frame[_FRAME.size : _FRAME.size + size], frame[_FRAME.size + size :]
+    return _decompressed(codec, data), plain
+
+
+def _decompressed(codec: int, data: bytes) -> bytes:
     if codec == _ZLIB:
         return zlib.decompress(data)
     zstd = _zstd()
@@ -71,9 +78,18 @@ def _unpacked(frame: bytes) -> bytes:
     return zstd[1](data)
 
 
-def encode(episode: Episode, prompt: Sequence[int] = (), clean: Callable[[str], str] = str) -> bytes:
+class Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+
+def encode(
+    episode: Episode,
+    prompt: Sequence[int] = (),
+    clean: Callable[[str], str] = str,
+    digest: Hash | None = None,
+) -> bytes:
     """An episode's body. prompt: its group's. clean: is given each frame's JSON, and may change
-    texts in it.
+    texts in it. digest: is given the tokens of the tree.
     """
     shared = tuple(prompt)
     first = episode.turns[0].given if episode.turns else ()
@@ -86,7 +102,7 @@ def encode(episode: Episode, prompt: Sequence[int] = (), clean: Callable[[str], 
         "prompt": len(shared) if first[: len(shared)] == shared else list(shared),
     }
     frames = [_packed(_framed(clean(_json(head)), b""))]
-    frames += [_packed(_turn_frame(turn, clean)) for turn in episode.turns]
+    frames += [_turn_frame(turn, clean, digest) for turn in episode.turns]
     begin = _HEAD.size + 8 * len(frames)
     ends = itertools.accumulate(map(len, frames), initial=begin)
     table = struct.pack(f"<{len(frames)}Q", *itertools.islice(ends, 1, None))
@@ -99,8 +115,8 @@ def decode(body: bytes) -> tuple[Episode, tuple[int, ...]]:
     if bounds[-1] != len(body):
         raise TornBody(f"it has {len(body)} bytes, and should have {bounds[-1]}")
     head, *rest = (_unpacked(body[begin:end]) for begin, end in itertools.pairwise(bounds))
-    values, _ = _unframed(head)
-    turns = [_turn(frame) for frame in rest]
+    values, _ = _unframed(head[0])
+    turns = [_turn(*frame) for frame in rest]
     shared = values.pop("prompt")
     prompt = turns[0].given[:shared] if isinstance(shared, int) and turns else shared or ()
     return Episode(turns=turns, **values), tuple(prompt)
@@ -113,7 +129,7 @@ def read_turn(read: Reader, index: int) -> Turn:
         raise IndexError(f"it has {size - 1} turns, numbered from 0, and no turn {index}")
     # Frame 0 is the head; the end of the frame before is where this one begins.
     begin, end = struct.unpack("<2Q", read(_HEAD.size + 8 * index, 16))
-    return _turn(_unpacked(read(begin, end - begin)))
+    return _turn(*_unpacked(read(begin, end - begin)))
 
 
 def _count(read: Reader) -> int:
@@ -125,17 +141,20 @@ def _count(read: Reader) -> int:
 
 def _bounds(read: Reader) -> list[int]:
     size = _count(read)
-    ends = np.frombuffer(read(_HEAD.size, 8 * size), "<u8").tolist()
+    ends = struct.unpack(f"<{size}Q", read(_HEAD.size, 8 * size))
     return [_HEAD.size + 8 * size, *ends]
 
 
-def _turn_frame(turn: Turn, clean: Callable[[str], str]) -> bytes:
+def _turn_frame(turn: Turn, clean: Callable[[str], str], digest: Hash | None) -> bytes:
     drawn = turn.completion
-    given_ids, drawn_ids = _ids(turn.given), _ids(drawn.tokens)
-    logp = np.array(drawn.logp, np.float64)
-    small = logp.astype(np.float32)
-    if small.astype(np.float64).tobytes() == logp.tobytes():
-        logp = small
+    given, tokens = _ids(turn.given), _ids(drawn.tokens)
+    ids = given.tobytes() + tokens.tobytes()
+    if digest is not None:
+        digest.update(struct.pack("<3q", turn.parent, len(given), len(tokens)))
+        digest.update(ids)
+    logp = array("f", drawn.logp)
+    if tuple(logp) != drawn.logp:
+        logp = array("d", drawn.logp)
     values = {
         "parent": turn.parent,
         "origin": turn.origin,
@@ -149,34 +168,41 @@ def _turn_frame(turn: Turn, clean: Callable[[str], str]) -> bytes:
         "messages": turn.messages,
         "answer": turn.answer,
         "info": turn.info,
-        "arrays": [[each.dtype.str, each.size] for each in (given_ids, drawn_ids, logp)],
+        "given": [given.typecode, len(given)],
+        "tokens": [tokens.typecode, len(tokens)],
+        "logp": logp.typecode,
     }
-    arrays = b"".join((given_ids.tobytes(), drawn_ids.tobytes(), logp.tobytes()))
-    return _framed(clean(_json(values)), arrays)
+    return _packed(_framed(clean(_json(values)), ids), logp.tobytes())
 
 
-def _turn(frame: bytes) -> Turn:
-    values, rest = _unframed(frame)
-    arrays, begin = [], 0
-    for dtype, size in values.pop("arrays"):
-        array = np.frombuffer(rest, dtype, size, begin)
-        begin += array.nbytes
-        arrays.append(tuple(array.tolist()))
-    given, tokens, logp = arrays
+def _turn(packed: bytes, plain: bytes) -> Turn:
+    values, ids = _unframed(packed)
+    found = []
+    for name in ("given", "tokens"):
+        kind, size = values.pop(name)
+        one = array(kind)
+        one.frombytes(ids[: size * one.itemsize])
+        ids = ids[size * one.itemsize :]
+        found.append(tuple(one))
+    given, tokens = found
+    logp = array(values.pop("logp"))
+    logp.frombytes(plain)
     version, drawn, finish = (values.pop(name) for name in ("version", "drawn", "finish"))
-    completion = Completion(tokens, logp, _spread(version), finish, _spread(drawn))
+    completion = Completion(tokens, tuple(logp), _spread(version), finish, _spread(drawn))
     values["messages"] = tuple(values["messages"])
     return Turn(given=given, completion=completion, **values)
 
 
-def _ids(tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+def _ids(tokens: Sequence[int]) -> array[int]:
     try:
-        return np.array(tokens, np.uint32)
+        return array("I", tokens)
     except OverflowError:
-        return np.array(tokens, np.int64)
+        return array("q", tokens)
 
 
-def _runs(values: Iterable[Any]) -> list[list[Any]]:
+def _runs(values: tuple[Any, ...]) -> list[list[Any]]:
+    if values and values.count(values[0]) == len(values):
+        return [[values[0], len(values)]]
     return [[value, sum(1 for _ in same)] for value, same in itertools.groupby(values)]
 
 
@@ -189,7 +215,7 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else repr(value)
 
 
-_json = json.JSONEncoder(default=_plain, separators=(",", ":")).encode
+_json = json.JSONEncoder(default=_plain, separators=(",", ":"), check_circular=False).encode
 
 
 def _framed(text: str, arrays: bytes) -> bytes:

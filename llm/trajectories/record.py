@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from unirl.llm.agents.episode import ROOT, Episode, Turn
 from unirl.llm.group import SCORE, Ending, Score
+from unirl.llm.trajectories import frames
 
 State = Literal["open", "done", "leased", "trained", "expired", "failed"]
 """open: it has begun, and has no body. done: it may be learned from. leased: a consumer has it.
@@ -81,17 +79,15 @@ class Record:
         values = [each.value for each in self.scores.values() if each.outcome == SCORE]
         return sum(values) if len(values) == len(self.scores) else None
 
-    @property
-    def digest(self) -> bytes:
-        """What makes it the same episode: task, environment, ticket and the tokens of its tree."""
+    def body(self, clean: Callable[[str], str] = str) -> tuple[bytes, bytes]:
+        """Tokens and texts as they are stored, and what makes it the same episode: a hash of task,
+        environment, ticket and the tokens of its tree. clean: may change texts.
+        """
         digest = hashlib.blake2b(digest_size=16)
-        digest.update(f"{self.task_digest}\0{self.env_digest}\0{self.ticket}\0{self.place}".encode())
-        for turn in self.episode.turns:
-            given, drawn = turn.given, turn.completion.tokens
-            digest.update(struct.pack("<3q", turn.parent, len(given), len(drawn)))
-            digest.update(np.array(given, np.int64).tobytes())
-            digest.update(np.array(drawn, np.int64).tobytes())
-        return digest.digest()
+        names = (self.task_digest, self.env_digest, str(self.ticket), str(self.place))
+        digest.update("\0".join(names).encode())
+        body = frames.encode(self.episode, self.prompt, clean, digest)
+        return body, digest.digest()
 
     def row(self) -> dict[str, Any]:
         """Its line of the index: what can be asked for without reading bodies."""

@@ -108,9 +108,8 @@ class TrajectoryStore:
         """Hash, body and the body's key; what takes time is done before the transaction."""
         if not bodies or record.state == "open":
             return record, (b"", b"", None)
-        digest = record.digest
-        clean = self.redaction or str
-        body, key = frames.encode(record.episode, record.prompt, clean), None
+        body, digest = record.body(self.redaction or str)
+        key = None
         if self.bucket is not None:
             day = time.strftime("%Y-%m-%d", time.gmtime(record.created))
             run, task = (_key_part(each) for each in (record.run, record.task))

@@ -165,6 +165,7 @@ def _observe(step: dict[str, Any], messages: list[Message]) -> None:
             result["source_call_id"] = message["tool_call_id"]
         if isinstance(message.get("content"), str):
             result["content"] = message["content"]
+        result |= message.get("atif", {})
         if _observed(result) != message:
             result["extra"] = {"unirl": {"message": message}}
         results.append(result)
