@@ -70,12 +70,14 @@ class Bucket:
         except Exception as error:
             raise self._failed(error) from error
 
-    def older_than(self, seconds: float = ORPHAN_SECONDS) -> Iterator[list[str]]:
-        """Keys of objects of at least this age, some hundred at a time."""
+    def older_than(self, prefix: str, seconds: float = ORPHAN_SECONDS) -> Iterator[list[str]]:
+        """Keys below `prefix` of objects of at least this age, some hundred at a time."""
         before = time.time() - seconds
         try:
-            for chunk in self._obstore.list(self._store, chunk_size=500):
-                yield [each["path"] for each in chunk if each["last_modified"].timestamp() <= before]
+            for chunk in self._obstore.list(self._store, prefix, chunk_size=500):
+                yield [
+                    each["path"] for each in chunk if each["last_modified"].timestamp() <= before
+                ]
         except Exception as error:
             raise self._failed(error) from error
 

@@ -54,8 +54,9 @@ def expire(
     if config.max_per_task:
         found["quota"] = _sweep_quota(store, config.max_per_task)
     _count(store, found)
-    if store.bucket is not None:
+    if store.bucket is not None and not store.is_swept:
         _sweep_bucket(store)
+        store.is_swept = True
     with store.lock:
         store.database.shrink()
     return {reason: number for reason, number in found.items() if number}
@@ -117,7 +118,7 @@ def _count(store: TrajectoryStore, found: Mapping[str, int]) -> None:
 def _sweep_bucket(store: TrajectoryStore) -> None:
     """A process that died between body and row has left the body."""
     assert store.bucket is not None
-    for keys in store.bucket.older_than():
+    for keys in store.bucket.older_than(store.name):
         if keys:
             marks = ", ".join("?" * len(keys))
             with store.lock:

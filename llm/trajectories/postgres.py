@@ -42,13 +42,17 @@ class PostgresDatabase:
             if create:
                 with self._connection.transaction():
                     self._connection.execute(f"SELECT pg_advisory_xact_lock({_SETUP_LOCK})")
-                    for statement in statements(_TYPES):
+                    # Making what is there would lock tables that others write to.
+                    found = self._connection.execute("SELECT to_regclass('body')").fetchone()
+                    is_made = found is not None and found[0] is not None
+                    for statement in () if is_made else statements(_TYPES):
                         self._connection.execute(statement)
-                    # Bodies are compressed already: out of the row as they are, so that a
-                    # substring reads its own pages alone.
-                    self._connection.execute(
-                        "ALTER TABLE body ALTER COLUMN data SET STORAGE EXTERNAL"
-                    )
+                    if not is_made:
+                        # Bodies are compressed already: out of the row as they are, so that a
+                        # substring reads its own pages alone.
+                        self._connection.execute(
+                            "ALTER TABLE body ALTER COLUMN data SET STORAGE EXTERNAL"
+                        )
         except psycopg.Error as error:
             raise UniRLError(
                 "the database of store.url cannot be used for trajectories",
@@ -61,8 +65,8 @@ class PostgresDatabase:
             self._url,
             autocommit=True,
             connect_timeout=int(SECONDS),
-            options=f"-c statement_timeout={int(3000 * SECONDS)} -c lock_timeout={int(1000 * SECONDS)}"
-            f" -c client_min_messages=warning",
+            options=f"-c statement_timeout={int(3000 * SECONDS)}"
+            f" -c lock_timeout={int(1000 * SECONDS)} -c client_min_messages=warning",
             keepalives_idle=10,
             tcp_user_timeout=int(3000 * SECONDS),
         )
@@ -89,7 +93,9 @@ class PostgresDatabase:
 
     def lock_tickets(self, run: int, tickets: Iterable[int]) -> None:
         for ticket in sorted(set(tickets)):
-            self.execute("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", [f"{run}/{ticket}"])
+            self.execute(
+                "SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", [f"{run}/{ticket}"]
+            )
 
     def read_body(self, ep: int, begin: int, size: int) -> bytes:
         sql = "SELECT substring(data FROM ?::int FOR ?::int) FROM body WHERE ep = ?"

@@ -21,7 +21,8 @@ _KEY = re.compile(
     | \bhf_[A-Za-z0-9]{20,} | \bxox[abeoprs]-[A-Za-z0-9-]{10,} | \bAIza[A-Za-z0-9_-]{30,}
     | \b(?:AKIA|ASIA)[A-Z0-9]{16}\b
     | \beyJ[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8,2000}\.[A-Za-z0-9_-]{8,}    # JSON web token
-    | -----BEGIN\ [A-Z\ ]{0,30}PRIVATE\ KEY-----[^"]{0,8000}?-----END\ [A-Z\ ]{0,30}PRIVATE\ KEY-----
+    | -----BEGIN\ [A-Z\ ]{0,30}PRIVATE\ KEY-----
+      [^"]{0,8000}?-----END\ [A-Z\ ]{0,30}PRIVATE\ KEY-----
     """,
     re.VERBOSE,
 )

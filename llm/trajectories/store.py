@@ -11,6 +11,7 @@ An episode is written in one transaction: it is there as a whole, once, or not a
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +71,10 @@ class Filter:
             ("version", "? BETWEEN version_min AND version_max"),
             *((each, f"{each} = ?") for each in ("ticket", "task", "task_id", "split", "state")),
             # As the partial index has it.
-            ("ending", "ending = ?" if self.ending == "stop" else "ending <> 'stop' AND ending = ?"),
+            (
+                "ending",
+                "ending = ?" if self.ending == "stop" else "ending <> 'stop' AND ending = ?",
+            ),
         ):
             value = getattr(self, name)
             if value is not None:
@@ -89,6 +93,10 @@ class TrajectoryStore:
         self.lock = threading.RLock()
         self.redaction = Redaction() if redact else None
         self.num_duplicates = self.num_late = self.bytes_read = self.bytes_written = 0
+        self.is_swept = False
+        """Whether bodies that dead processes left in the bucket were looked for."""
+        self.name = ""
+        """Begins the keys of its bodies: several stores may share a bucket."""
         self._runs: dict[str, int] = {}
 
     def put(self, record: Record) -> int | None:
@@ -113,7 +121,7 @@ class TrajectoryStore:
         if self.bucket is not None:
             day = time.strftime("%Y-%m-%d", time.gmtime(record.created))
             run, task = (_key_part(each) for each in (record.run, record.task))
-            key = f"{run}/{day}/{task}/{digest.hex()}.utj"
+            key = f"{self.name}/{run}/{day}/{task}/{digest.hex()}.utj"
             self.bucket.put(key, body)
         return record, (digest, body, key)
 
@@ -205,7 +213,7 @@ class TrajectoryStore:
             self._runs[name] = int(found[0][0])
         return self._runs[name]
 
-    def find(self, which: Filter = Filter(), *, limit: int = 100) -> list[dict[str, Any]]:  # noqa: B008
+    def find(self, which: Filter = Filter(), *, limit: int = 100) -> list[dict[str, Any]]:
         """Lines of the index, newest first."""
         where, values = which.where()
         columns = ("id", *EPISODE, "body_size")
@@ -217,7 +225,7 @@ class TrajectoryStore:
             )
         return [dict(zip(("run", *columns), row, strict=True)) for row in rows]
 
-    def count(self, which: Filter = Filter()) -> int:  # noqa: B008
+    def count(self, which: Filter = Filter()) -> int:
         where, values = which.where()
         with self.lock:
             return int(
@@ -309,11 +317,13 @@ def open_store(config: StoreConfig, folder: Path, *, create: bool = True) -> Tra
         database = SqliteDatabase(path, create=create)
     store = TrajectoryStore(database, bucket, redact=config.redact)
     with store.lock, database.transaction():
-        database.execute(
-            "INSERT INTO meta (name, value) VALUES ('schema', ?) ON CONFLICT (name) DO NOTHING",
-            [str(VERSION)],
-        )
-        found = database.execute("SELECT value FROM meta WHERE name = 'schema'")[0][0]
+        for name, value in (("schema", str(VERSION)), ("name", secrets.token_hex(8))):
+            database.execute(
+                "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
+                [name, value],
+            )
+        known = dict(database.execute("SELECT name, value FROM meta"))  # type: ignore[arg-type]
+    found, store.name = known["schema"], known["name"]
     if found != str(VERSION):
         store.close()
         raise UniRLError(

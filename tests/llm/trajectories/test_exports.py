@@ -31,7 +31,8 @@ FOREIGN: dict[str, Any] = {
     "agent": {"name": "terminus", "version": "2", "model_name": "m", "extra": {"a": 1}},
     "notes": "as it was",
     "steps": [
-        {"step_id": 1, "source": "system", "message": "be brief", "timestamp": "2026-01-01T00:00:00Z"},
+        {"step_id": 1, "source": "system", "message": "be brief",
+         "timestamp": "2026-01-01T00:00:00Z"},
         {"step_id": 2, "source": "user", "message": [{"type": "text", "text": "list"}]},
         {
             "step_id": 3,

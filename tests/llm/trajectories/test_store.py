@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import sqlite3
 import stat
 import threading
@@ -110,7 +111,7 @@ def test_an_episode_that_two_connections_send_at_once_is_stored_once(tmp_path: P
 def test_nobody_else_may_read_the_files(store: TrajectoryStore, tmp_path: Path) -> None:
     store.put(record())
     found = sorted(tmp_path.iterdir())
-    assert [path.name for path in found][0] == FILE and len(found) == 3
+    assert found[0].name == FILE and len(found) == 3
     assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
 
 
@@ -165,13 +166,13 @@ def test_a_finished_attempt_takes_the_place_of_the_one_that_began(store: Traject
 
 def test_what_looks_like_a_key_is_not_written(store: TrajectoryStore, tmp_path: Path) -> None:
     secret = "sk-" + "a1B2" * 8
-    turn = Turn(-1, (1,), completion(__import__("random").Random(0), 2),
-                ({"role": "user", "content": f"my key is {secret} and \n password: hunter2hunter"},),
+    turn = Turn(-1, (1,), completion(random.Random(0), 2),
+                ({"role": "user", "content": f"my key is {secret} \n password: hunter2hunter"},),
                 {"role": "assistant", "content": f'{{"api_key": "{secret[3:]}"}}'})  # fmt: skip
     ep = store.put(record(Episode([turn])))
     assert ep is not None
     read = store.get(ep).episode.turns[0]
-    assert read.messages[0]["content"] == f"my key is {SHOWN} and \n password: {SHOWN}"
+    assert read.messages[0]["content"] == f"my key is {SHOWN} \n password: {SHOWN}"
     assert read.answer["content"] == f'{{"api_key": "{SHOWN}"}}'
     assert read.completion == turn.completion
     assert store.redaction is not None and store.redaction.count == 3
@@ -232,11 +233,10 @@ def test_a_file_that_expires_does_not_grow(store: TrajectoryStore, tmp_path: Pat
     sizes = []
     for number in range(8):
         for seed in range(40):
-            created = number * 40.0 * DAY
-            store.put(record(straight(1000 * number + seed, tokens=400), ticket=1000 * number + seed,
-                             created=created))  # fmt: skip
+            ticket, created = 1000 * number + seed, number * 40.0 * DAY
+            store.put(record(straight(ticket, tokens=400), ticket=ticket, created=created))
         expire(store, StoreConfig(), now=(number + 1) * 40.0 * DAY - DAY)
-        sizes.append((tmp_path / FILE).stat().st_size + 0)
+        sizes.append((tmp_path / FILE).stat().st_size)
         store.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert max(sizes[4:]) <= 1.1 * max(sizes[1:4])
 
