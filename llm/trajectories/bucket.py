@@ -33,7 +33,7 @@ class Bucket:
         try:
             self._store = from_url(
                 url,
-                config=options,  # type: ignore[call-overload]
+                config=options,
                 client_options={"timeout": f"{SECONDS:.0f}s", "allow_http": True},
                 retry_config={"max_retries": 2, "retry_timeout": datetime.timedelta(0, SECONDS)},
             )

@@ -116,13 +116,12 @@ def test_groups_can_be_learned_from_again(store: TrajectoryStore) -> None:
     stored = list(ledger.groups("test"))
     assert [each.ticket for each in stored] == [1, 2] and list(ledger.groups("other")) == []
     shape = GroupShape(2, 4, 200, num_rewards=2, max_segments=1)
-    data = tree.map_tree(
-        lambda field: torch.zeros(field.shape, dtype=field.dtype), shape.spec().fields
-    )
+    data = shape.spec().allocate()
     records = stored[0].records
     scores = [list(each.scores.values()) for each in records]
     write_episodes(data, stored[0].prompt, [each.episode for each in records], scores, shape, {})
-    assert read_group(data, 1).size == 2
+    found = read_group(data, 1)
+    assert found.size == 2 and tuple(found.token[:25].tolist()) == records[0].episode.turns[0].given
 
 
 def test_a_full_queue_drops_bodies_and_no_rows(tmp_path: Path) -> None:
