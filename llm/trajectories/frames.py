@@ -16,10 +16,10 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+import threading
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, Protocol
 
 from unirl.llm.agents.episode import Episode, Turn
@@ -39,23 +39,29 @@ class TornBody(ValueError):
     """The bytes are not those of a body."""
 
 
-@cache
-def _zstd() -> tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]] | None:
-    try:
-        import zstandard
-    except ImportError:
-        return None
-    # An object for each call: they may not be shared between threads, and cost a microsecond.
-    return (
-        lambda data: zstandard.ZstdCompressor(level=1).compress(data),
-        lambda data: zstandard.ZstdDecompressor().decompress(data),
-    )
+class _Codecs(threading.local):
+    """zstandard's, of this thread: they may not be shared, and making one takes longer than
+    compressing a turn. None: it is not installed.
+    """
+
+    def __init__(self) -> None:
+        self.compress: Callable[[bytes], bytes] | None = None
+        self.decompress: Callable[[bytes], bytes] | None = None
+        try:
+            import zstandard
+        except ImportError:
+            return
+        self.compress = zstandard.ZstdCompressor(level=1).compress
+        self.decompress = zstandard.ZstdDecompressor().decompress
+
+
+_codecs = _Codecs()
 
 
 def _packed(data: bytes, plain: bytes = b"") -> bytes:
-    zstd = _zstd()
-    small = zlib.compress(data, 1) if zstd is None else zstd[0](data)
-    return _FRAME.pack(_ZLIB if zstd is None else _ZSTD, len(small)) + small + plain
+    compress = _codecs.compress
+    codec, small = (_ZSTD, compress(data)) if compress else (_ZLIB, zlib.compress(data, 1))
+    return _FRAME.pack(codec, len(small)) + small + plain
 
 
 def _unpacked(frame: bytes) -> tuple[bytes, bytes]:
@@ -68,14 +74,14 @@ def _unpacked(frame: bytes) -> tuple[bytes, bytes]:
 def _decompressed(codec: int, data: bytes) -> bytes:
     if codec == _ZLIB:
         return zlib.decompress(data)
-    zstd = _zstd()
-    if codec != _ZSTD or zstd is None:
+    decompress = _codecs.decompress
+    if codec != _ZSTD or decompress is None:
         raise TornBody(
             "it was compressed by zstandard, which is not installed: pip install 'unirl[store]'"
             if codec == _ZSTD
             else f"codec {codec} is unknown"
         )
-    return zstd[1](data)
+    return decompress(data)
 
 
 class Hash(Protocol):
@@ -123,12 +129,13 @@ def decode(body: bytes) -> tuple[Episode, tuple[int, ...]]:
 
 
 def read_turn(read: Reader, index: int) -> Turn:
-    """One turn, by reading the table of frames and its frame."""
-    size = _count(read)
+    """One turn, by reading where the frames are up to it, and its frame."""
+    # Frame 0 is the head; the end of the frame before is where this one begins.
+    known = read(0, _HEAD.size + 8 * (max(index, 0) + 2))
+    size = _count(lambda begin, size: known[begin : begin + size])
     if not 0 <= index < size - 1:
         raise IndexError(f"it has {size - 1} turns, numbered from 0, and no turn {index}")
-    # Frame 0 is the head; the end of the frame before is where this one begins.
-    begin, end = struct.unpack("<2Q", read(_HEAD.size + 8 * index, 16))
+    begin, end = struct.unpack_from("<2Q", known, _HEAD.size + 8 * index)
     return _turn(*_unpacked(read(begin, end - begin)))
 
 

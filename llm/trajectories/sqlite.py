@@ -79,12 +79,16 @@ class SqliteDatabase:
                 time.sleep(0.01)
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
-        with self._explained():
+        try:
             return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
 
     def many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
-        with self._explained():
+        try:
             self._connection.executemany(sql, rows)
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -101,16 +105,14 @@ class SqliteDatabase:
         """There is one writer at a time."""
 
     def read_body(self, ep: int, begin: int, size: int) -> bytes:
-        with self._explained():
-            try:
-                blob = self._connection.blobopen("body", "data", ep, readonly=True)
-            except sqlite3.OperationalError as error:
-                if "no such rowid" in str(error):
-                    return b""
-                raise
-            with blob:
+        try:
+            with self._connection.blobopen("body", "data", ep, readonly=True) as blob:
                 blob.seek(min(begin, len(blob)))
-                return blob.read(min(size, len(blob) - begin))
+                return blob.read(max(0, min(size, len(blob) - begin)))
+        except sqlite3.Error as error:
+            if "no such rowid" in str(error):
+                return b""
+            raise self._failed(error) from error
 
     def shrink(self) -> None:
         self.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})")
@@ -118,13 +120,9 @@ class SqliteDatabase:
     def close(self) -> None:
         self._connection.close()
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, OSError) as error:
-            raise StoreFailed(
-                f"the trajectories in {self._path} could not be written or read",
-                f"SQLite says: {error}",
-                "free space; look for a process that holds the file",
-            ) from error
+    def _failed(self, error: sqlite3.Error) -> StoreFailed:
+        return StoreFailed(
+            f"the trajectories in {self._path} could not be written or read",
+            f"SQLite says: {error}",
+            "free space; look for a process that holds the file",
+        )

@@ -255,13 +255,12 @@ class TrajectoryStore:
         return _record(row, episode, prompt)
 
     def turn(self, ep: int, index: int) -> Turn:
-        """One turn, by reading its bytes and 24 more."""
+        """One turn, by reading its bytes and where they are."""
         with self.lock:
-            self._row(ep, "state")
             try:
                 return frames.read_turn(lambda begin, size: self._read(ep, begin, size), index)
             except frames.TornBody as error:
-                raise _no_body(ep, str(error)) from error
+                raise _no_body(ep, self._row(ep, "state")["state"]) from error
             except IndexError as error:
                 raise UniRLError(
                     f"episode {ep} has no turn {index}", str(error), "try --step 0"
