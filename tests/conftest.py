@@ -57,6 +57,7 @@ HEAVY = (
     "llm/test_teacher_server.py",
     "llm/test_token_mdp.py",
     "llm/test_vllm",
+    "llm/trajectories/test_ledger.py",
     "llm/test_weight_transfer.py",
     "report/test_alerts.py",
     "report/test_video.py",

@@ -35,8 +35,10 @@ HOMES = {
     "matplotlib": ("plots.py",),
     "mujoco": ("mujoco.py",),
     "mujoco_warp": (),
+    "obstore": ("bucket.py",),
     "peft": ("lora.py",),
     "pettingzoo": ("pettingzoo.py",),
+    "psycopg": ("postgres.py",),
     "pyarrow": ("tasks/files.py",),
     "pygame": (),
     "ray": ("ray.py",),
@@ -61,6 +63,7 @@ HOMES = {
     ),
     "wandb": ("wandb.py",),
     "warp": (),
+    "zstandard": ("frames.py",),
 }
 # Files that are an optional package's as a whole, because their functions are its kernels: they are
 # themselves imported late.

@@ -39,6 +39,7 @@ from unirl.commands.resume import ResumeOptions, resume
 from unirl.commands.scale import scale
 from unirl.commands.session import Crash
 from unirl.commands.train import TrainOptions, train
+from unirl.commands.trajectories import TrajectoriesOptions, trajectories
 from unirl.commands.tune import TuneOptions, tune
 from unirl.errors import UniRLError
 from unirl.report.output import lasting_output
@@ -72,6 +73,12 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "play": Command("RUN", "Write a video of the policy.", play, PlayOptions),
         "plot": Command("RUN ...", "Draw return against steps and seconds.", plot, PlotOptions),
         "card": Command("RUN", "Write a README.md for the run.", card),
+        "trajectories": Command(
+            "RUN [--task T] [--episode ID] [--export atif|verifiers|otlp] [--key value ...]",
+            "Show, filter and export the stored episodes of a run.",
+            trajectories,
+            TrajectoriesOptions,
+        ),
         "list": Command(
             "envs|recipes|engines|configs [FILTER]", "Show what there is.", list_things
         ),

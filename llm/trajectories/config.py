@@ -1,0 +1,93 @@
+"""Where trajectories are kept, how much of them, and for how long."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from unirl.config.rules import check_at_least
+from unirl.config.secrets import is_redacted
+from unirl.errors import UniRLError
+
+FILE = "trajectories.db"
+"""Of a run, in its folder."""
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """Episodes are written behind the commit of their slot: a slow or broken store slows nothing,
+    and never ends a run.
+    """
+
+    enabled: bool = True
+    """False: nothing is kept."""
+    url: str = field(default="", metadata={"secret": True})
+    """"": trajectories.db in the run folder. postgresql://USER@HOST/NAME: a database that several
+    runs and machines share; env:NAME: the variable that holds such a URL, with a password, say.
+    """
+    bodies_url: str = ""
+    """"": tokens and texts are in the database, too. s3://BUCKET/FOLDER: they are in a bucket; keys
+    are taken from the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+    """
+    max_bodies: int = 64
+    """Episodes that may wait to be written with all their tokens. Beyond it tokens and texts are
+    dropped and counted, the rows with rewards and endings never. More: survives longer stalls, more
+    memory.
+    """
+    expire_days: float = 30.0
+    """Age at which an episode expires. More: a larger file. 0: never."""
+    max_lag: int = 0
+    """Updates that an episode may be behind the policy before it expires. 0: any number."""
+    max_per_task: int = 0
+    """Episodes of a task that are kept; the oldest expire first. 0: all."""
+    redact: bool = True
+    """Replace what looks like a key or a password in texts before they are written. Token ids stay
+    as they are.
+    """
+
+    def __post_init__(self) -> None:
+        check_at_least(1, "store", self, "max_bodies")
+        check_at_least(0, "store", self, "expire_days", "max_lag", "max_per_task")
+        kinds = {
+            "url": ("postgresql://", "postgres://", "sqlite://", "env:"),
+            "bodies_url": ("s3://",),
+        }
+        for name, known in kinds.items():
+            value = getattr(self, name)
+            if value and not value.startswith(known):
+                raise UniRLError(
+                    f"store.{name} is {value.partition('://')[0]}://...",
+                    f"it begins with one of {', '.join(known)}",
+                    f"leave store.{name} out: the run folder is then used",
+                )
+
+    @property
+    def database(self) -> str:
+        """The database's URL, read from its variable if it is in one."""
+        url = self.url
+        if url.startswith("env:"):
+            url = os.environ.get(url[4:], "")
+            if not url:
+                raise UniRLError(
+                    f"store.url names the variable {self.url[4:]}, which is not set",
+                    "env:NAME is the variable that holds the URL of a database",
+                    f"export {self.url[4:]}=postgresql://...",
+                )
+        if is_redacted(url):
+            raise UniRLError(
+                "the URL of this run's trajectories is not known",
+                "store.url may hold a password, so config.toml does not keep it",
+                "give it again: --store.url env:NAME, with the URL in the variable NAME",
+            )
+        return url
+
+
+def known_part(table: Mapping[str, Any]) -> StoreConfig:
+    """The store's settings in the tables of a run's config.toml; a run without them has the
+    defaults.
+    """
+    found = table.get("store", {})
+    names = {name for name in ("url", "bodies_url") if name in found}
+    return StoreConfig(**{name: found[name] for name in names})

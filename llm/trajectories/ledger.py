@@ -1,0 +1,190 @@
+"""Who learned from which ticket, exactly once: a group is leased, acknowledged, trained.
+
+    ledger.mark_trained("calculator", [7, 8], update=12)             # by the run itself
+    for group in ledger.lease(2, "reader-1"): ...                    # by one that reads the store
+    ledger.acknowledge("reader-1", groups, update=3)
+    ledger.release_after("calculator", update=10)                    # resumed from update 10
+
+The state of an episode changes in the same transaction as its ticket's lease. A mark may come
+before the episode does, as the store is written behind the run: then it waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unirl.errors import UniRLError
+from unirl.llm.trajectories.record import NO_TICKET, Record
+from unirl.llm.trajectories.store import TrajectoryStore
+
+LEARNER = "learner"
+"""Consumer of a run's own tickets."""
+
+
+@dataclass(frozen=True)
+class StoredGroup:
+    """The episodes of a ticket, by their places."""
+
+    run: str
+    ticket: int
+    records: tuple[Record, ...]
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.records[0].prompt
+
+
+class Ledger:
+    def __init__(self, store: TrajectoryStore) -> None:
+        self._store, self._database = store, store.database
+
+    def mark_trained(self, run: str, tickets: Iterable[int], update: int) -> list[int]:
+        """These tickets were learned from at this update; returns those that are new: the others
+        were marked before.
+        """
+        wanted, marked = sorted(set(tickets)), []
+        with self._store.lock, self._database.transaction():
+            number = self._store.run_id(run)
+            self._database.lock_tickets(number, wanted)
+            for ticket in wanted:
+                found = self._database.execute(
+                    "INSERT INTO lease (run, ticket, consumer, update_number) VALUES (?, ?, ?, ?) "
+                    "ON CONFLICT (run, ticket) DO UPDATE SET consumer = excluded.consumer, "
+                    "update_number = excluded.update_number, until = NULL "
+                    "WHERE lease.update_number IS NULL RETURNING ticket",
+                    [number, ticket, LEARNER, update],
+                )
+                if found:
+                    marked.append(ticket)
+                    self._set(number, ticket, ("done", "leased"), "trained", update)
+        return marked
+
+    def release_after(self, run: str, update: int) -> list[int]:
+        """The run was resumed from this update: what later ones had learned from is not learned.
+        Returns these tickets.
+        """
+        with self._store.lock, self._database.transaction():
+            number = self._store.run_id(run)
+            rows = self._database.execute(
+                "DELETE FROM lease WHERE run = ? AND update_number > ? RETURNING ticket",
+                [number, update],
+            )
+            for (ticket,) in rows:
+                self._set(number, ticket, ("trained",), "done", None)
+        return sorted(row[0] for row in rows)
+
+    def lease(
+        self, size: int, consumer: str, *, run: str | None = None, seconds: float = 600.0
+    ) -> list[StoredGroup]:
+        """At most so many whole groups that nobody has learned from or holds; for so long."""
+        taken: list[tuple[int, list[int]]] = []
+        with self._store.lock, self._database.transaction():
+            self._free("until < ?", [time.time()])
+            for number, ticket in self._candidates(4 * size + 16, run):
+                rows = self._database.execute(
+                    "SELECT id, group_size FROM episode WHERE run = ? AND ticket = ? "
+                    "AND state = 'done' AND body_size IS NOT NULL ORDER BY place "
+                    + self._database.skip_locked,
+                    [number, ticket],
+                )
+                if not rows or len(rows) < rows[0][1]:
+                    continue  # another consumer has it
+                self._database.execute(
+                    "INSERT INTO lease (run, ticket, consumer, until) VALUES (?, ?, ?, ?)",
+                    [number, ticket, consumer, time.time() + seconds],
+                )
+                self._set(number, ticket, ("done",), "leased", None)
+                taken.append((ticket, [row[0] for row in rows]))
+                if len(taken) == size:
+                    break
+        return [self._group(ticket, episodes) for ticket, episodes in taken]
+
+    def acknowledge(
+        self, consumer: str, groups: Sequence[StoredGroup], update: int
+    ) -> list[StoredGroup]:
+        """Learned from, at this update. Returns those whose lease held; the others have expired,
+        and another consumer may have them.
+        """
+        held = []
+        with self._store.lock, self._database.transaction():
+            for group in groups:
+                number = self._store.run_id(group.run)
+                found = self._database.execute(
+                    "UPDATE lease SET update_number = ?, until = NULL WHERE run = ? AND ticket = ? "
+                    "AND consumer = ? AND update_number IS NULL AND until > ? RETURNING ticket",
+                    [update, number, group.ticket, consumer, time.time()],
+                )
+                if found:
+                    held.append(group)
+                    self._set(number, group.ticket, ("leased",), "trained", update)
+        return held
+
+    def release(self, consumer: str) -> int:
+        """Give back what a consumer holds; how many groups."""
+        with self._store.lock, self._database.transaction():
+            return self._free("consumer = ?", [consumer])
+
+    def groups(self, run: str | None = None) -> Iterator[StoredGroup]:
+        """Every whole group that has its tokens, learned from or not, by run and ticket: for
+        reading again and again, whatever the ledger says.
+        """
+        for number, ticket in self.tickets(run):
+            group = self.group(number, ticket)
+            if group is not None:
+                yield group
+
+    def tickets(self, run: str | None = None) -> list[tuple[int, int]]:
+        """What `group` takes, of every whole group that has its tokens, by run and ticket."""
+        rows = self._candidates(2**31, run, "('done', 'leased', 'trained')")
+        return [(number, ticket) for number, ticket in rows]
+
+    def group(self, run: int, ticket: int) -> StoredGroup | None:
+        """None: it is not whole any more."""
+        with self._store.lock:
+            rows = self._database.execute(
+                "SELECT id, group_size FROM episode WHERE run = ? AND ticket = ? AND state IN "
+                "('done', 'leased', 'trained') AND body_size IS NOT NULL ORDER BY place",
+                [run, ticket],
+            )
+            if not rows or len(rows) < rows[0][1]:
+                return None
+            try:
+                return self._group(ticket, [row[0] for row in rows])
+            except UniRLError:
+                return None  # it has just expired
+
+    def _group(self, ticket: int, episodes: Iterable[int]) -> StoredGroup:
+        records = tuple(self._store.get(ep) for ep in episodes)
+        return StoredGroup(records[0].run, ticket, records)
+
+    def _candidates(self, size: int, run: str | None, states: str = "('done')") -> list[Any]:
+        of_run = "AND run = (SELECT id FROM run WHERE name = ?)" if run is not None else ""
+        with self._store.lock:
+            return self._database.execute(
+                f"SELECT run, ticket FROM episode WHERE state IN {states} AND ticket > {NO_TICKET} "
+                f"AND body_size IS NOT NULL {of_run} GROUP BY run, ticket "
+                "HAVING COUNT(*) >= MAX(group_size) ORDER BY run, ticket LIMIT ?",
+                [*([run] if run is not None else []), size],
+            )
+
+    def _free(self, condition: str, values: list[Any]) -> int:
+        rows = self._database.execute(
+            f"DELETE FROM lease WHERE {condition} AND update_number IS NULL RETURNING run, ticket",
+            values,
+        )
+        for number, ticket in rows:
+            self._set(number, ticket, ("leased",), "done", None)
+        return len(rows)
+
+    def _set(
+        self, run: int, ticket: int, before: Sequence[str], after: str, update: int | None
+    ) -> None:
+        marks = ", ".join("?" * len(before))
+        self._database.execute(
+            "UPDATE episode SET state = ?, trained_version = ? WHERE run = ? AND ticket = ? "
+            f"AND state IN ({marks})",
+            [after, update, run, ticket, *before],
+        )

@@ -1,0 +1,374 @@
+"""Episodes put into a database and read back: whole, by turn, or by what is known of them.
+
+    store = open_store(StoreConfig(), run_dir)
+    ep = store.put(Record(episode, run="calculator", ticket=7, place=0, group_size=8))
+    store.turn(ep, 3)                       # reads the bytes of this turn alone
+    store.find(Filter(task="calculator", ending="time"))
+
+An episode is written in one transaction: it is there as a whole, once, or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from unirl.errors import UniRLError
+from unirl.llm.agents.episode import Episode, Turn
+from unirl.llm.group import Score
+from unirl.llm.trajectories import frames
+from unirl.llm.trajectories.bucket import Bucket
+from unirl.llm.trajectories.config import FILE, StoreConfig
+from unirl.llm.trajectories.database import Database
+from unirl.llm.trajectories.record import LOST, NO_TICKET, STEP, Record
+from unirl.llm.trajectories.redaction import Redaction
+from unirl.llm.trajectories.schema import EPISODE, VERSION
+
+_INSERT = (
+    f"INSERT INTO episode (run, {', '.join(EPISODE)}, hash, body_key, body_size) "
+    f"VALUES ({', '.join('?' * (len(EPISODE) + 4))}) "
+    "ON CONFLICT (run, ticket, place, hash) DO NOTHING RETURNING id"
+)
+_INSERT_STEP = (
+    f"INSERT INTO step (ep, {', '.join(STEP)}) VALUES ({', '.join('?' * (len(STEP) + 1))})"
+)
+_PLAIN = tuple(
+    each.name
+    for each in fields(Record)
+    if each.name not in ("run", "scores") and each.name in EPISODE
+)
+"""Fields of a record that are columns under the same name."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which episodes; None: any."""
+
+    run: str | None = None
+    ticket: int | None = None
+    task: str | None = None
+    task_id: str | None = None
+    split: str | None = None
+    state: str | None = None
+    ending: str | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    version: int | None = None
+    """One that drew some of its tokens."""
+
+    def where(self) -> tuple[str, list[Any]]:
+        conditions, values = ["1 = 1"], []
+        for name, sql in (
+            ("run", "run = (SELECT id FROM run WHERE name = ?)"),
+            ("reward_min", "reward >= ?"),
+            ("reward_max", "reward <= ?"),
+            ("version", "? BETWEEN version_min AND version_max"),
+            *((each, f"{each} = ?") for each in ("ticket", "task", "task_id", "split", "state")),
+            # As the partial index has it.
+            (
+                "ending",
+                "ending = ?" if self.ending == "stop" else "ending <> 'stop' AND ending = ?",
+            ),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                conditions.append(sql)
+                values.append(value)
+        return " AND ".join(conditions), values
+
+
+class TrajectoryStore:
+    """Safe to use from several threads, one call at a time."""
+
+    def __init__(
+        self, database: Database, bucket: Bucket | None = None, *, redact: bool = True
+    ) -> None:
+        self.database, self.bucket = database, bucket
+        self.lock = threading.RLock()
+        self.redaction = Redaction() if redact else None
+        self.num_duplicates = self.num_late = self.bytes_read = self.bytes_written = 0
+        self.is_swept = False
+        """Whether bodies that dead processes left in the bucket were looked for."""
+        self.name = ""
+        """Begins the keys of its bodies: several stores may share a bucket."""
+        self._runs: dict[str, int] = {}
+
+    def put(self, record: Record) -> int | None:
+        """Its number; None: this very episode was there already."""
+        return self.put_many([record])[0]
+
+    def put_many(self, records: Sequence[Record], *, bodies: bool = True) -> list[int | None]:
+        """All of them, or none where it raises. bodies: False writes their rows alone."""
+        with self.lock:
+            made = [self._prepared(record, bodies) for record in records]
+            with self.database.transaction():
+                return [self._insert(record, *parts) for record, parts in made]
+
+    def _prepared(
+        self, record: Record, bodies: bool
+    ) -> tuple[Record, tuple[bytes, bytes, str | None]]:
+        """Hash, body and the body's key; what takes time is done before the transaction."""
+        if not bodies or record.state == "open":
+            return record, (b"", b"", None)
+        body, digest = record.body(self.redaction or str)
+        key = None
+        if self.bucket is not None:
+            day = time.strftime("%Y-%m-%d", time.gmtime(record.created))
+            run, task = (_key_part(each) for each in (record.run, record.task))
+            key = f"{self.name}/{run}/{day}/{task}/{digest.hex()}.utj"
+            self.bucket.put(key, body)
+        return record, (digest, body, key)
+
+    def _insert(self, record: Record, digest: bytes, body: bytes, key: str | None) -> int | None:
+        run, row = self.run_id(record.run), record.row()
+        if record.ticket != NO_TICKET:
+            self.database.lock_tickets(run, [record.ticket])
+            state = self._make_way(run, record, digest)
+            if state is None:
+                self.num_duplicates += 1
+                return None
+            row.update(state)
+        values = [row[name] for name in EPISODE]
+        size = len(body) or None
+        found = self.database.execute(_INSERT, [run, *values, digest, key, size])
+        if not found:
+            self.num_duplicates += 1
+            return None
+        ep = int(found[0][0])
+        steps = [(ep, *step) for step in record.steps()]
+        if steps:
+            self.database.many(_INSERT_STEP, steps)
+        if body and key is None:
+            self.database.execute("INSERT INTO body (ep, data) VALUES (?, ?)", [ep, body])
+        self.bytes_written += len(body)
+        return ep
+
+    def _make_way(self, run: int, record: Record, digest: bytes) -> dict[str, Any] | None:
+        """What the ledger says of this one's state; None: it is there. An attempt at the same
+        ticket that a crash has made void expires, if nothing was learned from it.
+        """
+        others = self.database.execute(
+            "SELECT id, state, hash FROM episode WHERE run = ? AND ticket = ? AND place = ?",
+            [run, record.ticket, record.place],
+        )
+        if any(bytes(found) == digest != b"" for _, _, found in others):
+            return None
+        self.drop([ep for ep, state, _ in others if state == "open"], whole=True)
+        if record.state == "open":
+            return {} if not others else None
+        is_used = any(state in ("leased", "trained") for _, state, _ in others)
+        if is_used:
+            self.num_late += 1
+            return {"state": "expired"}
+        self.drop([ep for ep, state, _ in others if state == "done"])
+        lease = self.database.execute(
+            "SELECT update_number FROM lease WHERE run = ? AND ticket = ?", [run, record.ticket]
+        )
+        if not lease or record.state != "done" or record.episode.ending in LOST:
+            return {}
+        number = lease[0][0]
+        return {"state": "leased" if number is None else "trained", "trained_version": number}
+
+    def drop(self, episodes: Sequence[int], *, whole: bool = False) -> None:
+        """Bodies and steps of these, and their rows too if whole. To be called in a transaction."""
+        if not episodes:
+            return
+        marks = ", ".join("?" * len(episodes))
+        if self.bucket is not None:
+            found = self.database.execute(
+                f"SELECT body_key FROM episode WHERE id IN ({marks}) AND body_key IS NOT NULL",
+                episodes,
+            )
+            self.bucket.delete([row[0] for row in found])
+        self.database.execute(f"DELETE FROM body WHERE ep IN ({marks})", episodes)
+        self.database.execute(f"DELETE FROM step WHERE ep IN ({marks})", episodes)
+        if whole:
+            self.database.execute(f"DELETE FROM episode WHERE id IN ({marks})", episodes)
+        else:
+            self.database.execute(
+                "UPDATE episode SET state = 'expired', body_key = NULL, body_size = NULL "
+                f"WHERE id IN ({marks})",
+                episodes,
+            )
+
+    def run_id(self, name: str) -> int:
+        """The number of a run, which is entered if it is new. To be called in a transaction."""
+        if name not in self._runs:
+            sql = "SELECT id FROM run WHERE name = ?"
+            found = self.database.execute(sql, [name])
+            if not found:
+                found = self.database.execute(
+                    "INSERT INTO run (name, started) VALUES (?, ?) "
+                    "ON CONFLICT (name) DO NOTHING RETURNING id",
+                    [name, time.time()],
+                ) or self.database.execute(sql, [name])
+                # Not kept: this transaction may still be rolled back.
+                return int(found[0][0])
+            self._runs[name] = int(found[0][0])
+        return self._runs[name]
+
+    def find(self, which: Filter = Filter(), *, limit: int = 100) -> list[dict[str, Any]]:
+        """Lines of the index, newest first."""
+        where, values = which.where()
+        columns = ("id", *EPISODE, "body_size")
+        with self.lock:
+            rows = self.database.execute(
+                f"SELECT (SELECT name FROM run WHERE id = episode.run), {', '.join(columns)} "
+                f"FROM episode WHERE {where} ORDER BY created DESC, id DESC LIMIT ?",
+                [*values, limit],
+            )
+        return [dict(zip(("run", *columns), row, strict=True)) for row in rows]
+
+    def count(self, which: Filter = Filter()) -> int:
+        where, values = which.where()
+        with self.lock:
+            return int(
+                self.database.execute(f"SELECT COUNT(*) FROM episode WHERE {where}", values)[0][0]
+            )
+
+    def steps(self, ep: int) -> list[dict[str, Any]]:
+        """Lines of the index for the turns of an episode."""
+        with self.lock:
+            rows = self.database.execute(
+                f"SELECT {', '.join(STEP)} FROM step WHERE ep = ? ORDER BY idx", [ep]
+            )
+        return [dict(zip(STEP, row, strict=True)) for row in rows]
+
+    def get(self, ep: int) -> Record:
+        """The whole episode. Raises UniRLError where there is none, or its body is not kept."""
+        with self.lock:
+            row, body = self._row(ep), self._read(ep, 0, 2**31 - 1)
+        if not body:
+            raise _no_body(ep, row["state"])
+        try:
+            episode, prompt = frames.decode(body)
+        except (frames.TornBody, ValueError) as error:
+            raise UniRLError(
+                f"episode {ep} cannot be read", f"{error}", "look at another one"
+            ) from error
+        return _record(row, episode, prompt)
+
+    def turn(self, ep: int, index: int) -> Turn:
+        """One turn, by reading its bytes and where they are."""
+        with self.lock:
+            try:
+                return frames.read_turn(lambda begin, size: self._read(ep, begin, size), index)
+            except frames.TornBody as error:
+                raise _no_body(ep, self._row(ep, "state")["state"]) from error
+            except IndexError as error:
+                raise UniRLError(
+                    f"episode {ep} has no turn {index}", str(error), "try --step 0"
+                ) from error
+
+    def _row(self, ep: int, *columns: str) -> dict[str, Any]:
+        names = columns or ("body_size", "body_key", *EPISODE)
+        found = self.database.execute(
+            f"SELECT (SELECT name FROM run WHERE id = episode.run), {', '.join(names)} "
+            "FROM episode WHERE id = ?",
+            [ep],
+        )
+        if not found:
+            raise UniRLError(
+                f"there is no episode {ep}",
+                "an episode is named by its number in the first column of the table",
+                "unirl trajectories RUN shows it",
+            )
+        return dict(zip(("run", *names), found[0], strict=True))
+
+    def _read(self, ep: int, begin: int, size: int) -> bytes:
+        key, whole = None, 0
+        if self.bucket is not None:
+            found = self.database.execute(
+                "SELECT body_key, body_size FROM episode WHERE id = ?", [ep]
+            )
+            key, whole = found[0] if found else (None, 0)
+        if key is not None and self.bucket is not None:
+            data = self.bucket.read(key, begin, min(size, whole - begin))
+        else:
+            data = self.database.read_body(ep, begin, size)
+        self.bytes_read += len(data)
+        return data
+
+    def close(self) -> None:
+        with self.lock:
+            self.database.close()
+
+
+def open_store(config: StoreConfig, folder: Path, *, create: bool = True) -> TrajectoryStore:
+    """The store of a run. Raises UniRLError where it cannot be used. create: False opens what is
+    there.
+    """
+    from unirl.llm.trajectories.postgres import PostgresDatabase
+    from unirl.llm.trajectories.sqlite import SqliteDatabase
+
+    url = config.database
+    bucket = Bucket(config.bodies_url) if config.bodies_url else None
+    if url.startswith("postgres"):
+        database: Database = PostgresDatabase(url, create=create)
+    else:
+        path = Path(url.removeprefix("sqlite://")) if url else folder / FILE
+        database = SqliteDatabase(path, create=create)
+    store = TrajectoryStore(database, bucket, redact=config.redact)
+    with store.lock, database.transaction():
+        for name, value in (("schema", str(VERSION)), ("name", secrets.token_hex(8))):
+            database.execute(
+                "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
+                [name, value],
+            )
+        known = dict(database.execute("SELECT name, value FROM meta"))  # type: ignore[arg-type]
+    found, store.name = known["schema"], known["name"]
+    if found != str(VERSION):
+        store.close()
+        raise UniRLError(
+            "the trajectories were written by another version of UniRL",
+            f"their tables are of version {found}, this one reads {VERSION}",
+            "use the version that wrote them",
+        )
+    return store
+
+
+def _record(row: Mapping[str, Any], episode: Episode, prompt: Sequence[int]) -> Record:
+    scores = {name: Score(*values) for name, values in json.loads(row["scores"]).items()}
+    plain = {name: row[name] for name in _PLAIN if name != "reward"}
+    record = Record(episode, row["run"], prompt=tuple(prompt), scores=scores, **plain)
+    if record.total != row["reward"]:
+        record = Record(
+            episode, row["run"], prompt=tuple(prompt), scores=scores, reward=row["reward"], **plain
+        )
+    return record
+
+
+def _key_part(text: str) -> str:
+    """A name as part of a key: no slashes, nothing that a URL would need to escape."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in text) or "_"
+
+
+def _no_body(ep: int, why: str) -> UniRLError:
+    return UniRLError(
+        f"episode {ep} has no tokens and texts any more",
+        f"they were dropped, or have expired ({why})",
+        "its line of the table is all that is left; look at another one",
+    )
+
+
+def each_id(store: TrajectoryStore, which: Filter) -> Iterator[int]:
+    """Numbers of episodes with bodies, oldest first, read in pieces."""
+    where, values = which.where()
+    last = -1
+    while True:
+        with store.lock:
+            rows = store.database.execute(
+                f"SELECT id FROM episode WHERE {where} AND body_size IS NOT NULL AND id > ? "
+                "ORDER BY id LIMIT 500",
+                [*values, last],
+            )
+        if not rows:
+            return
+        yield from (int(row[0]) for row in rows)
+        last = int(rows[-1][0])

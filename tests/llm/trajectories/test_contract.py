@@ -1,0 +1,198 @@
+"""One contract for SQLite, Postgres, and Postgres with bodies in a bucket."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.llm.trajectories.stored_episodes import group, record, straight
+from unirl.errors import UniRLError
+from unirl.llm.agents.episode import Episode
+from unirl.llm.trajectories.config import StoreConfig
+from unirl.llm.trajectories.expiry import DAY, expire
+from unirl.llm.trajectories.ledger import Ledger
+from unirl.llm.trajectories.queries import QUERIES, answer
+from unirl.llm.trajectories.store import Filter, TrajectoryStore, open_store
+
+KINDS = (
+    "sqlite",
+    pytest.param("postgres", marks=pytest.mark.slow),
+    pytest.param("bucket", marks=pytest.mark.slow),
+)
+
+
+def program(name: str) -> str:
+    found = [shutil.which(name), *map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))]
+    there = [each for each in found if each]
+    if not there:
+        pytest.skip(f"Postgres is not installed: there is no {name}")
+    return max(there)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Postgres of these tests alone. It refuses to be run as root."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'unirl[postgres]'")
+    folder, user = tmp_path_factory.mktemp("postgres"), None
+    if os.geteuid() == 0:
+        known = {each.pw_name for each in pwd.getpwall()}
+        user = next((name for name in ("postgres", "nobody") if name in known), None)
+        if user is None:
+            pytest.skip("Postgres does not run as root, and there is no other user")
+        shutil.chown(folder, user)
+        for parent in folder.parents:
+            if parent.owner() == "root" and parent != Path("/"):
+                parent.chmod(parent.stat().st_mode | 0o011)
+    data, port = folder / "data", free_port()
+
+    def run(*words: str) -> None:
+        subprocess.run(words, user=user, check=True, timeout=120, capture_output=True, cwd=folder,
+                       env={**os.environ, "HOME": str(folder)})  # fmt: skip
+
+    run(program("initdb"), "-D", str(data), "-A", "trust", "-U", "unirl", "-N")
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder} -F"
+    log = str(folder / "log")
+    run(program("pg_ctl"), "-D", str(data), "-o", options, "-l", log, "-w", "start")
+    try:
+        yield f"postgresql://unirl@127.0.0.1:{port}/postgres"
+    finally:
+        run(program("pg_ctl"), "-D", str(data), "-m", "immediate", "stop")
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    moto = pytest.importorskip("moto.server", reason="moto is not installed: pip install moto[s3]")
+    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'unirl[s3]'")
+    boto3 = pytest.importorskip("boto3")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x"),
+                            ("REGION", "us-east-1"), ("DEFAULT_REGION", "us-east-1")):  # fmt: skip
+            patch.setenv(f"AWS_{name}", value)
+        service = moto.ThreadedMotoServer("127.0.0.1", port=free_port(), verbose=False)
+        service.start()
+        host, port = service.get_host_and_port()
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="bodies")
+        yield "s3://bodies/episodes"
+        service.stop()
+
+
+@pytest.fixture(params=KINDS)
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
+    if request.param == "sqlite":
+        return StoreConfig()
+    url = request.getfixturevalue("server")
+    bodies = request.getfixturevalue("bucket") if request.param == "bucket" else ""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    return StoreConfig(url=url, bodies_url=bodies)
+
+
+@pytest.fixture
+def store(config: StoreConfig, tmp_path: Path) -> Iterator[TrajectoryStore]:
+    with closing(open_store(config, tmp_path)) as store:
+        yield store
+
+
+def test_what_was_put_is_found_and_read(store: TrajectoryStore) -> None:
+    given = record()
+    ep = store.put(given)
+    assert ep is not None and store.put(given) is None
+    assert store.get(ep) == given
+    before = store.bytes_read
+    assert [store.turn(ep, i) for i in range(4)] == given.episode.turns
+    assert store.bytes_read - before < store.bytes_written + 4 * 24
+    assert [row["id"] for row in store.find(Filter(task="sums", ending="time", version=3))] == [ep]
+    assert [row["tool"] for row in store.steps(ep)] == ["calculator", None, None, None]
+    for name in QUERIES:
+        answer(store, name)
+
+
+def test_all_or_nothing_of_what_is_put_together(store: TrajectoryStore) -> None:
+    with pytest.raises(Exception, match=r"."):
+        store.put_many([*group(1), record(Episode([]), ticket=2, created=None)])
+    assert store.count() == 0
+    assert len(list(filter(None, store.put_many(group(1))))) == 2
+
+
+def test_groups_are_leased_by_one_consumer_each(
+    store: TrajectoryStore, config: StoreConfig, tmp_path: Path
+) -> None:
+    store.put_many([each for ticket in range(12) for each in group(ticket)])
+    found: list[int] = []
+
+    def consume(name: str) -> None:
+        with closing(open_store(config, tmp_path)) as own:
+            ledger = Ledger(own)
+            for _ in range(40):
+                taken = ledger.lease(2, name)
+                found.extend(each.ticket for each in ledger.acknowledge(name, taken, 1))
+
+    threads = [threading.Thread(target=consume, args=(f"c{i}",)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert sorted(found) == list(range(12))
+    ledger = Ledger(store)
+    assert ledger.release_after("test", 0) == list(range(12))
+    assert ledger.mark_trained("test", [0, 99], 1) == [0, 99]
+    store.put_many(group(99))
+    assert {row["state"] for row in store.find(Filter(ticket=99))} == {"trained"}
+    assert [each.ticket for each in ledger.groups("test")] == [*range(12), 99]
+
+
+def test_expired_bodies_are_gone(store: TrajectoryStore) -> None:
+    now = 100 * DAY
+    old = store.put(record(straight(1), ticket=1, created=now - 40 * DAY))
+    new = store.put(record(straight(2), ticket=2, created=now))
+    assert old is not None and new is not None
+    assert expire(store, StoreConfig(), now=now) == {"age": 1}
+    with pytest.raises(UniRLError, match="expired"):
+        store.get(old)
+    assert store.get(new).episode == straight(2)
+    if store.bucket is not None:
+        store.bucket.put(f"{store.name}/left-by-a-dead-process", b"x")
+        keys = [key for chunk in store.bucket.older_than(store.name, 0.0) for key in chunk]
+        assert len(keys) == 2
+
+
+def test_many_senders_of_one_episode_store_it_once(
+    config: StoreConfig, store: TrajectoryStore, tmp_path: Path
+) -> None:
+    def send() -> None:
+        with closing(open_store(config, tmp_path)) as own:
+            for ticket in range(8):
+                own.put_many(group(ticket))
+
+    threads = [threading.Thread(target=send) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert store.count() == 16
+
+
+@pytest.mark.slow
+def test_a_database_that_cannot_be_reached_is_explained(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    url = f"postgresql://nobody@127.0.0.1:{free_port()}/none"
+    with pytest.raises(UniRLError, match="cannot be used for trajectories"):
+        open_store(StoreConfig(url=url), tmp_path)

@@ -1,0 +1,231 @@
+"""Each ticket is learned from once, whatever dies; and the writer slows and ends nothing."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.llm.trajectories.stored_episodes import group, record, straight
+from unirl.llm.agents.episode import Episode
+from unirl.llm.agents.sample import write_episodes
+from unirl.llm.group import GroupShape, read_group
+from unirl.llm.trajectories.config import StoreConfig
+from unirl.llm.trajectories.ledger import Ledger
+from unirl.llm.trajectories.store import Filter, TrajectoryStore, open_store
+from unirl.llm.trajectories.writer import TrajectoryWriter
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[TrajectoryStore]:
+    with closing(open_store(StoreConfig(), tmp_path)) as store:
+        yield store
+
+
+def fill(store: TrajectoryStore, *tickets: int) -> None:
+    store.put_many([each for ticket in tickets for each in group(ticket)])
+
+
+def states(store: TrajectoryStore) -> dict[int, str]:
+    return {row["ticket"]: row["state"] for row in store.find()}
+
+
+def test_a_group_is_leased_whole_and_acknowledged_once(store: TrajectoryStore) -> None:
+    fill(store, 1, 2)
+    store.put(group(3)[0])  # the other one of its group has not come yet
+    ledger = Ledger(store)
+    taken = ledger.lease(5, "a")
+    assert [each.ticket for each in taken] == [1, 2]
+    assert taken[0].records == tuple(group(1, state="leased"))
+    assert ledger.lease(5, "b") == []
+    assert ledger.acknowledge("b", taken, 1) == []
+    assert ledger.acknowledge("a", taken, 1) == taken
+    assert ledger.acknowledge("a", taken, 2) == []
+    assert states(store) == {1: "trained", 2: "trained", 3: "done"}
+
+
+def test_a_lease_that_has_expired_is_anothers(store: TrajectoryStore) -> None:
+    fill(store, 1)
+    ledger = Ledger(store)
+    first = ledger.lease(1, "a", seconds=-1.0)
+    assert len(first) == 1 and [each.ticket for each in ledger.lease(1, "b")] == [1]
+    assert ledger.acknowledge("a", first, 1) == []
+    assert ledger.release("b") == 1 and states(store) == {1: "done"}
+
+
+def test_a_mark_may_come_before_its_episodes(store: TrajectoryStore) -> None:
+    ledger = Ledger(store)
+    assert ledger.mark_trained("test", [4, 5], 7) == [4, 5]
+    assert ledger.mark_trained("test", [5, 6], 8) == [6]
+    fill(store, 4, 5, 6)
+    assert set(states(store).values()) == {"trained"} and ledger.lease(9, "a") == []
+    assert {row["trained_version"] for row in store.find(Filter(ticket=5))} == {7}
+
+
+def test_a_run_that_is_resumed_releases_what_later_updates_learned(store: TrajectoryStore) -> None:
+    fill(store, 1, 2, 3)
+    ledger = Ledger(store)
+    for ticket in (1, 2, 3):
+        ledger.mark_trained("test", [ticket], ticket)
+    assert ledger.release_after("test", 1) == [2, 3]
+    assert states(store) == {1: "trained", 2: "done", 3: "done"}
+    # Ticket 2 is drawn again, differently: the first attempt is void.
+    store.put_many([record(straight(900 + p), ticket=2, place=p, prompt=()) for p in range(2)])
+    assert sorted(row["state"] for row in store.find(Filter(ticket=2))) == [
+        "done", "done", "expired", "expired",
+    ]  # fmt: skip
+    assert ledger.mark_trained("test", [2], 2) == [2]
+    # An attempt that comes when its ticket was learned from is never learned from.
+    store.put(record(straight(999), ticket=2, place=0, prompt=()))
+    assert store.num_late == 1 and [each.ticket for each in ledger.lease(9, "a")] == [3]
+
+
+def test_consumers_that_take_at_once_never_share_a_group(tmp_path: Path) -> None:
+    with closing(open_store(StoreConfig(), tmp_path)) as store:
+        fill(store, *range(30))
+    found: list[int] = []
+
+    def consume(name: str) -> None:
+        with closing(open_store(StoreConfig(), tmp_path)) as own:
+            ledger = Ledger(own)
+            while taken := ledger.lease(2, name):
+                found.extend(each.ticket for each in ledger.acknowledge(name, taken, 1))
+
+    threads = [threading.Thread(target=consume, args=(f"c{i}",)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(found) == list(range(30))
+
+
+def test_groups_can_be_learned_from_again(store: TrajectoryStore) -> None:
+    fill(store, 1, 2)
+    ledger = Ledger(store)
+    ledger.mark_trained("test", [1], 1)
+    stored = list(ledger.groups("test"))
+    assert [each.ticket for each in stored] == [1, 2] and list(ledger.groups("other")) == []
+    shape = GroupShape(2, 4, 200, num_rewards=2, max_segments=1)
+    data = shape.spec().allocate()
+    records = stored[0].records
+    scores = [list(each.scores.values()) for each in records]
+    write_episodes(data, stored[0].prompt, [each.episode for each in records], scores, shape, {})
+    found = read_group(data, 1)
+    assert found.size == 2 and tuple(found.token[:25].tolist()) == records[0].episode.turns[0].given
+
+
+def test_a_full_queue_drops_bodies_and_no_rows(tmp_path: Path) -> None:
+    store = open_store(StoreConfig(), tmp_path)
+    writer = TrajectoryWriter(store, StoreConfig(max_bodies=3))
+    with store.lock:  # as a database that hangs
+        begin = time.monotonic()
+        for ticket in range(10):
+            writer.keep(group(ticket))
+        assert time.monotonic() - begin < 5.0
+    assert writer.flush(60)
+    assert writer.stats()["dropped_bodies"] >= 10 and writer.stats()["failed"] == 0
+    rows = store.find()
+    assert len(rows) == 20 and {row["turns"] for row in rows} == {2}
+    kept = sum(row["body_size"] is not None for row in rows)
+    assert kept == 20 - writer.stats()["dropped_bodies"]
+    assert all(len(store.steps(row["id"])) == 2 for row in rows)
+    writer.close()
+
+
+def test_a_full_disk_is_counted_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(StoreConfig(), tmp_path)
+    store.database.execute("PRAGMA max_page_count = 60")
+    writer = TrajectoryWriter(store, StoreConfig(max_bodies=1000))
+    with caplog.at_level(logging.WARNING):
+        for ticket in range(60):
+            writer.keep(group(ticket))
+        writer.mark_trained("test", range(3), 1)
+        assert writer.flush(60)
+    stats = writer.stats()
+    assert stats["failed"] > 0 and stats["episodes"] > 0
+    assert stats["episodes"] == store.count()
+    assert len(caplog.records) == 1 and "full" in caplog.text
+    writer.close()
+    writer.close()
+    with closing(open_store(StoreConfig(), tmp_path)) as again:  # nothing is torn
+        for row in again.find(limit=1000):
+            again.get(row["id"])
+
+
+def test_a_record_that_cannot_be_written_takes_no_other_with_it(tmp_path: Path) -> None:
+    store = open_store(StoreConfig(), tmp_path)
+    writer = TrajectoryWriter(store)
+    bad = record(Episode([], why="x"), ticket=9, place=0, task=object())
+    with store.lock:
+        writer.keep([*group(1), bad, *group(2)])
+    assert writer.flush(60)
+    assert writer.stats()["failed"] == 1 and store.count() == 4
+    writer.close()
+
+
+def kill_many(tmp_path: Path, times: int) -> None:
+    """kill -9 of the process that writes, at any moment; then what it had acknowledged is there."""
+    put: set[int] = set()
+    trained: list[int] = []
+    for number in range(times):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.llm.trajectories.stored_episodes", str(tmp_path)],
+            cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        for _ in range(3 + 7 * number % 11):
+            line = process.stdout.readline().split()
+            (put.add if line[0] == "put" else trained.append)(int(line[1]))
+        time.sleep(0.001 * (number % 7))
+        process.kill()
+        for text in process.stdout:
+            if text.endswith("\n"):
+                word, ticket = text.split()
+                (put.add if word == "put" else trained.append)(int(ticket))
+        process.wait(60)
+    with closing(open_store(StoreConfig(), tmp_path)) as store:
+        assert store.database.execute("PRAGMA integrity_check") == [("ok",)]
+        rows = store.find(limit=10**6)
+        for row in rows:
+            assert store.get(row["id"]).episode == straight(100 * row["ticket"] + row["place"])
+        there = [(row["ticket"], row["place"]) for row in rows]
+        assert len(set(there)) == len(there)
+        assert {(ticket, place) for ticket in put for place in range(2)} <= set(there)
+        assert len(set(trained)) == len(trained) > 0
+        now = {row["ticket"] for row in rows if row["state"] == "trained"}
+        assert set(trained) <= now
+
+
+def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: Path) -> None:
+    kill_many(tmp_path, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_nothing_acknowledged_is_lost_in_two_hundred_kills(tmp_path: Path) -> None:
+    kill_many(tmp_path, 200)
+
+
+def test_memory_is_bounded_by_what_may_wait(tmp_path: Path) -> None:
+    store = open_store(StoreConfig(), tmp_path)
+    writer = TrajectoryWriter(store, StoreConfig(max_bodies=2))
+    with store.lock:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for ticket in range(200):
+            writer.keep([record(straight(ticket, tokens=4000), ticket=ticket, place=0)])
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 60_000  # KB; with all tokens it would be some 100 000
+    writer.flush(60)
+    writer.close()
