@@ -169,14 +169,19 @@ class LocalSandboxes:
         slot.reap()
 
     async def close(self) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Close, also where no event loop runs any more."""
         self._is_closed = True
         for task in list(self._starting):
-            task.cancel()
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                task.cancel()
         slots = list(self._all)
         for slot in slots:
             slot.kill()
         for slot in slots:
-            await asyncio.to_thread(slot.reap)
+            slot.reap()
         self._all.clear()
         self._idle.clear()
 

@@ -371,7 +371,7 @@ def _bwrap(binds: Sequence[str], disk: int) -> list[str]:
     """The command of bubblewrap, up to the program."""
     options = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     options += ["--hostname", "sandbox", "--uid", "1000", "--gid", "1000", "--clearenv"]
-    for path in binds:
+    for path in (*binds, _PACKAGES[-1]):
         if os.path.islink(path):
             options += ["--symlink", os.readlink(path), path]
         else:
