@@ -1,7 +1,7 @@
 """A reward for programs: the tests of the example, run on what the model wrote, in sandboxes.
 
-The tests are `info["tests"]` of the prompt, or its answer: Python that fails by raising (one text or
-a list), or a list of {"input": ..., "output": ...} for what a program reads and prints.
+The tests are `info["tests"]` of the prompt, or its answer: Python that fails by raising (one text
+or a list), or a list of {"input": ..., "output": ...} for what a program reads and prints.
 """
 
 from __future__ import annotations

@@ -74,8 +74,9 @@ class RewardConfig:
 
     weights: Mapping[str, float] = field(default_factory=dict, metadata={"common": True})
     """Rewards by name: auto (the task's own), exact, last_number, characters, regex, math
-    (math-verify), gym (reasoning-gym), code_tests, model, judge, or module:function of your own. A larger
-    weight: counts more. 0: only reported. None at all: auto alone.
+    (math-verify), gym (reasoning-gym), code_tests (the tests of an example, in
+    sandboxes), model, judge, or module:function of your own. A larger weight: counts more. 0: only
+    reported. None at all: auto alone.
     """
     timeout_seconds: float = 10.0
     """How long judging one completion may take, repetitions included, before it counts as timed
