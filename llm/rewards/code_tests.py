@@ -39,7 +39,7 @@ class CodeTestsReward:
         self._making = asyncio.Lock()
 
     async def judge(self, prompt: Prompt, text: str, completion: Completion) -> Score:
-        tests = tests_of(prompt)
+        tests = given_tests(prompt)
         if tests is None:
             return failed(f"example {prompt.index} of {prompt.task} has no tests")
         why = ""
@@ -73,7 +73,7 @@ def program_of(text: str) -> str:
     return str(blocks[-1]) if blocks else text
 
 
-def tests_of(prompt: Prompt) -> list[Any] | None:
+def given_tests(prompt: Prompt) -> list[Any] | None:
     """None: there are none."""
     tests: Any = prompt.info.get("tests", prompt.answer)
     if isinstance(tests, str):

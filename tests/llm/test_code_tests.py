@@ -10,7 +10,7 @@ import pytest
 
 from unirl.llm.engine import Completion
 from unirl.llm.group import FAILED, SCORE, Score
-from unirl.llm.rewards.code_tests import CodeTestsReward, program_of, tests_of
+from unirl.llm.rewards.code_tests import CodeTestsReward, given_tests, program_of
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
 from unirl.llm.sandbox.config import SandboxConfig
@@ -21,7 +21,10 @@ DRAWN = Completion((1,), (0.0,), (0,), "stop")
 
 def prompt(tests: Any = None, answer: str = "") -> Prompt:
     info: Mapping[str, Any] = {} if tests is None else {"tests": tests}
-    return Prompt(task="t", index=0, text="", tokens=(1,), answer=answer, info=info)
+    return Prompt(
+        task="t", index=0, text="", messages=(), tokens=(1,), answer=answer, info=info,
+        reward="", epoch=0, ticket=0,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def reward() -> Iterator[CodeTestsReward]:
-    made = CodeTestsReward(SandboxConfig(seconds=2.0))
+    made = CodeTestsReward(SandboxConfig(seconds=1.0))
     yield made
     made.close()
 
@@ -154,8 +157,8 @@ def test_bad_tests_are_no_score(runner: asyncio.Runner, reward: CodeTestsReward)
 def test_what_is_taken_of_an_answer_and_of_an_example() -> None:
     assert program_of("a\n```python\nx = 1\n```\nb\n```\ny = 2\n```") == "y = 2\n"
     assert program_of("x = 1") == "x = 1"
-    assert tests_of(prompt(answer="assert f(1)")) == ["assert f(1)"]
-    assert tests_of(prompt(answer='["assert f(1)", "assert f(2)"]')) == [
+    assert given_tests(prompt(answer="assert f(1)")) == ["assert f(1)"]
+    assert given_tests(prompt(answer='["assert f(1)", "assert f(2)"]')) == [
         "assert f(1)",
         "assert f(2)",
     ]
