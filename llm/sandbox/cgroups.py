@@ -141,20 +141,19 @@ def _parents(mounts: str, own: str) -> tuple[Path, Path]:
         head, _, tail = line.partition(" - ")
         kind, _, options = tail.split(" ", 2)
         if kind in ("cgroup", "cgroup2"):
-            root, at = head.split()[3:5]
-            names = ["2"] if kind == "cgroup2" else options.split(",")
-            folders.update({name: (Path(at), root) for name in names})
-    mine = {}
+            root, mounted = head.split()[3:5]
+            kinds = ["2"] if kind == "cgroup2" else options.split(",")
+            folders.update({name: (Path(mounted), root) for name in kinds})
+    mine: dict[str, str] = {}
     for line in own.splitlines():
         number, names, path = line.split(":", 2)
-        for name in names.split(",") if number != "0" else ["2"]:
-            mine[name] = path
-    found = {}
-    for name, (at, root) in folders.items():
+        mine.update(dict.fromkeys(names.split(",") if number != "0" else ["2"], path))
+    found: dict[str, Path] = {}
+    for name, (folder, root) in folders.items():
         if name in mine:
-            below = os.path.relpath(mine[name], root) if mine[name] != root else "."
+            below = os.path.relpath(mine[name], root)
             # Of a container: its own root is what is mounted, whatever its path is outside.
-            found[name] = at if below.startswith("..") else at / below
+            found[name] = folder if below.startswith("..") else folder / below
     if "memory" in found and "pids" in found:
         return found["memory"], found["pids"]
     if "2" not in found:

@@ -32,18 +32,18 @@ class Interpreter(NamedTuple):
 def interpreter(python: str = "") -> Interpreter:
     """Of this program ("": the one that runs this). Raises UniRLError when it is none."""
     if not python or python == sys.executable:
-        answer = [sys.executable, [sys.prefix, sys.base_prefix, sys.exec_prefix], sys.path[1:]]
+        program, paths = sys.executable, sys.path[1:]
+        prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix]
     else:
         try:
             asked = subprocess.run(
                 [python, "-c", _ASK], capture_output=True, timeout=_SECONDS, check=True, cwd="/"
             )
-            answer = json.loads(asked.stdout)
+            program, prefixes, paths = json.loads(asked.stdout)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             raise UniRLError(
                 f'sandbox.python is "{python}", which is no Python', str(error), "name another one"
             ) from None
-    program, prefixes, paths = answer
     prefixes = [os.path.realpath(each) for each in prefixes] + prefixes
     binds = [path for path in _SYSTEM if os.path.lexists(path)]
     for prefix in dict.fromkeys(prefixes):
