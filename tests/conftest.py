@@ -52,6 +52,8 @@ HEAVY = (
     "llm/test_rewards_workers.py",
     "llm/test_rollout.py",
     "llm/test_router.py",
+    "llm/test_code_tests.py",
+    "llm/test_sandbox",
     "llm/test_saved_samples.py",
     "llm/test_sharding.py",
     "llm/test_teacher_server.py",

@@ -10,6 +10,7 @@ from unirl.config.rules import check_positive, check_setting
 from unirl.device import check_device
 from unirl.errors import UniRLError
 from unirl.llm.http import require_url
+from unirl.llm.sandbox.config import SandboxConfig
 
 JUDGE_KEY = "reward.judge.key_variable"
 _QUESTION = """\
@@ -73,8 +74,9 @@ class RewardConfig:
 
     weights: Mapping[str, float] = field(default_factory=dict, metadata={"common": True})
     """Rewards by name: auto (the task's own), exact, last_number, characters, regex, math
-    (math-verify), gym (reasoning-gym), model, judge, or module:function of your own. A larger
-    weight: counts more. 0: only reported. None at all: auto alone.
+    (math-verify), gym (reasoning-gym), code_tests (the tests of an example, in
+    sandboxes), model, judge, or module:function of your own. A larger weight: counts more. 0: only
+    reported. None at all: auto alone.
     """
     timeout_seconds: float = 10.0
     """How long judging one completion may take, repetitions included, before it counts as timed
@@ -104,6 +106,8 @@ class RewardConfig:
     """model: where it runs. auto: cuda where there is one, else cpu."""
     judge: JudgeConfig = field(default_factory=JudgeConfig)
     """judge: which server is asked, and how."""
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    """code_tests: what programs run in."""
 
     def __post_init__(self) -> None:
         for name in ("timeout_seconds", "workers", "concurrency", "model_batch"):

@@ -33,8 +33,12 @@ class Reward(Protocol):
 class OneByOne:
     """A reward that judges each completion by a call of its own, all of a group side by side."""
 
-    def __init__(self, judge: Callable[[Prompt, str, Completion], Awaitable[Score]]) -> None:
-        self._judge = judge
+    def __init__(
+        self,
+        judge: Callable[[Prompt, str, Completion], Awaitable[Score]],
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._judge, self._close = judge, close
 
     async def score(
         self, prompt: Prompt, texts: Sequence[str], completions: Sequence[Completion]
@@ -43,7 +47,7 @@ class OneByOne:
         return list(await asyncio.gather(*(self._judge(prompt, text, one) for text, one in pairs)))
 
     def close(self) -> None:
-        """Nothing to release."""
+        self._close()
 
 
 def failed(why: str) -> Score:

@@ -16,6 +16,7 @@ from unirl.llm.engine import Completion
 from unirl.llm.group import SCORE, Score
 from unirl.llm.own_code import is_own
 from unirl.llm.rewards.code import AsyncReward, PooledReward, is_async_function, own_function
+from unirl.llm.rewards.code_tests import CodeTestsReward
 from unirl.llm.rewards.complaints import Complaints
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.episodes import OF_EPISODES
@@ -29,7 +30,7 @@ from unirl.llm.tasks.task import Task
 
 _CHECKS = {"math": "math_equal", "gym": "gym", "regex": "regex"}
 _PACKAGES = {"math": ("math_verify", "math-verify"), "gym": ("reasoning_gym", "reasoning-gym")}
-KNOWN = ("auto", *RULES, *_CHECKS, *OF_EPISODES, "model", "judge")
+KNOWN = ("auto", *RULES, *_CHECKS, *OF_EPISODES, "model", "judge", "code_tests")
 """Names of rewards besides module:function."""
 
 
@@ -132,6 +133,9 @@ class Rewarder:
             from unirl.llm.rewards.model import ModelReward
 
             return ModelReward(config)
+        if name == "code_tests":
+            tests = CodeTestsReward(config.sandbox)
+            return OneByOne(tests.judge, tests.close)
         if not _is_pooled(name):
             reward = AsyncReward(own_function(name), config.timeout_seconds, self._limits)
             return OneByOne(reward.judge)

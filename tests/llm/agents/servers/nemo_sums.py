@@ -26,7 +26,7 @@ class Out(BaseModel):
 
 
 class S(SimpleResourcesServer):
-    totals: dict = {}
+    totals: ClassVar[dict] = {}
 
     def setup_webserver(self) -> FastAPI:
         app = super().setup_webserver()

@@ -1,0 +1,60 @@
+"""What sandboxes are made of, and what programs in them may use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from unirl.config.rules import check_at_least, check_positive, check_setting
+
+Kind = Literal["auto", "zygote+cgroup", "zygote", "bwrap", "landlock", "none"]
+LevelName = Literal["zygote+cgroup", "zygote", "bwrap", "landlock", "none"]
+LEVELS: tuple[LevelName, ...] = ("none", "landlock", "bwrap", "zygote", "zygote+cgroup")
+"""From the weakest to the strongest."""
+
+
+@dataclass(frozen=True)
+class SandboxConfig:
+    """How code that a model wrote is kept from everything else."""
+
+    kind: Kind = "auto"
+    """What keeps it in. auto: the strongest that this machine has, of zygote+cgroup, zygote, bwrap
+    and landlock. none: nothing does, and code can do all that you can.
+    """
+    level: LevelName = "landlock"
+    """The least that will do: with less a run does not start."""
+    slots: int = 2
+    """Boxes at a time. More: more programs at a time, about 20 MB each and what programs use."""
+    network: Literal["none"] = "none"
+    """none: programs reach nothing, this machine included."""
+    memory_mb: int = 512
+    """Memory of all programs in a box, files of its workspace included where cgroups count them;
+    that of each program, where there are none.
+    """
+    disk_mb: int = 64
+    """Files of a workspace, and as much again in /tmp. They are in memory."""
+    pids: int = 64
+    """Processes and threads of a box."""
+    seconds: float = 10.0
+    """How long a program may take before it is killed, where its caller does not say."""
+    max_output: int = 65536
+    """Bytes that a program may write to standard output and error before it is killed."""
+    idle_seconds: float = 3600.0
+    """How long an open box may be left alone before it is closed."""
+    imports: tuple[str, ...] = ()
+    """Modules that Python code finds imported, such as numpy: once per slot, instead of each time.
+    """
+    python: str = ""
+    """The interpreter that programs are run by. "": this one."""
+
+    def __post_init__(self) -> None:
+        check_at_least(1, "sandbox", self, "slots", "disk_mb", "pids", "max_output")
+        for name in ("seconds", "idle_seconds"):
+            check_positive(f"sandbox.{name}", getattr(self, name), "leave it out")
+        check_setting(
+            self.memory_mb >= 32 + 2 * self.disk_mb,
+            "sandbox.memory_mb",
+            self.memory_mb,
+            f"must be >= 32 + 2 * sandbox.disk_mb ({32 + 2 * self.disk_mb}): files are in memory",
+            "raise it, or lower sandbox.disk_mb",
+        )

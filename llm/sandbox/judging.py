@@ -1,0 +1,272 @@
+"""Tests of a program that a model wrote, judged where the program cannot reach.
+
+Tests run in one box and the program in another; between them is a socket, over which the tests call
+what the program defines. What comes back is plain data, or a handle to an object that stays there,
+whose comparison with anything is never asked for: a program cannot say that it equals what is
+expected. Results are written to a descriptor that the program's box does not have, with a number
+that it does not know. Nothing else is believed, not what is printed and not an exit code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from unirl.llm.sandbox.box import Ran, SandboxFailed
+from unirl.llm.sandbox.pool import LocalSandboxes
+
+_SHARED = r"""
+import builtins, json, socket, sys
+class Line:
+    def __init__(self, fd):
+        self.file = socket.socket(fileno=fd).makefile("rwb")
+    def write(self, value):
+        self.file.write(json.dumps(value).encode() + b"\n"); self.file.flush()
+    def read(self):
+        line = self.file.readline(16 << 20)
+        if not line.endswith(b"\n"):
+            raise EOFError("the program has ended")
+        return json.loads(line)
+def encode(value, other):
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, list):
+        return [encode(each, other) for each in value]
+    for kind in (tuple, set, frozenset):
+        if isinstance(value, kind):
+            return {"kind": kind.__name__, "items": [encode(each, other) for each in value]}
+    if isinstance(value, dict):
+        rows = [[encode(key, other), encode(each, other)] for key, each in value.items()]
+        return {"kind": "dict", "items": rows}
+    if isinstance(value, (bytes, bytearray)):
+        return {"kind": "bytes", "items": list(value)}
+    return {"kind": "object", "items": other(value)}
+def decode(value, other):
+    if isinstance(value, list):
+        return [decode(each, other) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kind, items = value["kind"], value["items"]
+    if kind == "dict":
+        return {decode(key, other): decode(each, other) for key, each in items}
+    if kind == "bytes":
+        return bytes(items)
+    if kind == "object":
+        return other(items)
+    return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](
+        decode(each, other) for each in items)
+"""
+_JUDGED = (
+    _SHARED
+    + r"""
+line, kept = Line(3), []
+def keep(value):
+    kept.append(value)
+    return len(kept) - 1
+def answer(asked):
+    given = [decode(each, kept.__getitem__) for each in asked["args"]]
+    named = {n: decode(v, kept.__getitem__) for n, v in asked["kwargs"].items()}
+    target, op = kept[asked["object"]], asked["op"]
+    if op == "call":
+        value = target(*given, **named)
+    else:
+        value = {"get": getattr, "iter": list, "len": len, "str": str, "repr": repr,
+                 "bool": bool}[op](target, *given)
+    return {"value": encode(value, keep), "args": [encode(each, keep) for each in given]}
+def serve(space):
+    own = {n: v for n, v in space.items() if not n.startswith("__") and type(v) is not type(sys)}
+    line.write({n: encode(v, keep) for n, v in own.items()})
+    while True:
+        try:
+            asked = line.read()
+        except EOFError:
+            return
+        try:
+            said = answer(asked)
+        except BaseException as error:
+            kinds = [kind.__name__ for kind in type(error).__mro__]
+            said = {"raised": kinds, "text": str(error)[:2000]}
+        line.write(said)
+def load():
+    space = {"__name__": "solution"}
+    exec(compile(sys.stdin.read(), "solution.py", "exec"), space)
+    return space
+serve(load())
+"""
+)
+_JUDGE = (
+    _SHARED
+    + r"""
+import os
+def start():
+    nonce, tests = json.loads(sys.stdin.read())
+    def report(number, result):
+        os.write(4, json.dumps([nonce, number, result]).encode() + b"\n")
+    codes = []
+    for number, test in enumerate(tests):
+        try:
+            codes.append(compile(test, "test.py", "exec"))
+        except (SyntaxError, ValueError) as error:
+            report(number, f"test {number} is no Python: {error}")
+            os._exit(0)
+    return codes, report
+codes, report = start()
+line = Line(3)
+def bad(value):
+    raise TypeError(f"{type(value).__name__} cannot be given to the program that is tested")
+def known(value):
+    return value._number if type(value) is Handle else bad(value)
+def ask(number, op, args=(), kwargs={}):
+    line.write({"object": number, "op": op, "args": [encode(a, known) for a in args],
+                "kwargs": {n: encode(v, known) for n, v in kwargs.items()}})
+    said = line.read()
+    if "raised" in said:
+        for name in said["raised"]:
+            kind = getattr(builtins, name, None)
+            if isinstance(kind, type) and issubclass(kind, Exception):
+                raise kind(said["text"])
+        raise RuntimeError(said["text"])
+    for before, after in zip(args, said["args"]):  # what it changed in place
+        after = decode(after, Handle)
+        if isinstance(before, list) and isinstance(after, list):
+            before[:] = after
+        elif isinstance(before, (dict, set)) and type(before) is type(after):
+            before.clear(); before.update(after)
+    return decode(said["value"], Handle)
+class Handle:
+    # What stays with the program; equal to itself alone.
+    def __init__(self, number): self._number = number
+    def __call__(self, *args, **kwargs): return ask(self._number, "call", args, kwargs)
+    def __getattr__(self, name):
+        if name.startswith("__"): raise AttributeError(name)
+        return ask(self._number, "get", [name])
+    def __len__(self): return ask(self._number, "len")
+    def __str__(self): return ask(self._number, "str")
+    def __repr__(self): return ask(self._number, "repr")
+    def __bool__(self): return ask(self._number, "bool")
+    def __iter__(self): return iter(ask(self._number, "iter"))
+    def __getitem__(self, key):
+        return ask(ask(self._number, "get", ["__getitem__"])._number, "call", [key])
+def judge():
+    own = line.read()
+    for number, code in enumerate(codes):
+        passed = False
+        try:
+            space = {n: decode(v, Handle) for n, v in own.items()}
+            exec(code, {**space, "__name__": "tests", "__builtins__": builtins})
+            passed = True
+        except BaseException:
+            pass
+        report(number, passed)
+judge()
+"""
+)
+_JUDGE_BYTES = 1 << 20
+
+
+class Judged(NamedTuple):
+    """What became of the tests."""
+
+    passed: tuple[bool, ...]
+    why: str = ""
+    """The tests themselves are at fault: there is no result."""
+
+
+class CodeTests:
+    """Judges programs by their tests, in pairs of boxes."""
+
+    def __init__(self, sandboxes: LocalSandboxes) -> None:
+        self._sandboxes = sandboxes
+        # Two that each hold one box of a pair would wait for each other.
+        self._pairs = asyncio.Semaphore(max(1, sandboxes.config.slots // 2))
+
+    async def judge(self, program: str, tests: Sequence[str], seconds: float) -> Judged:
+        """tests: Python code each, which fails by raising, and calls what the program defines.
+        seconds: for all of them. Raises SandboxFailed.
+        """
+        async with self._pairs:
+            return await self._judge(program, tests, seconds)
+
+    async def _judge(self, program: str, tests: Sequence[str], seconds: float) -> Judged:
+        ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        nonce = secrets.token_hex(16)
+        boxes = self._sandboxes
+        judged = asyncio.ensure_future(
+            boxes.run(_JUDGED, input=program.encode(), seconds=seconds + 1, fds=[theirs.fileno()])
+        )
+        judge = asyncio.ensure_future(
+            boxes.run(
+                _JUDGE,
+                input=json.dumps([nonce, list(tests)]).encode(),
+                seconds=seconds,
+                fds=[ours.fileno(), write_end],
+            )
+        )
+        try:
+            # Both have their ends once they run: ours are closed when one of them has ended, and
+            # the other sees it.
+            await asyncio.wait({judge, judged}, return_when=asyncio.FIRST_COMPLETED)
+            ours.close()
+            theirs.close()
+            ran, _ = await asyncio.gather(judge, judged)
+            return _result(_read(read_end), nonce, len(tests), ran)
+        finally:
+            for task in (judge, judged):
+                task.cancel()
+            await asyncio.gather(judge, judged, return_exceptions=True)
+            ours.close()
+            theirs.close()
+            os.close(read_end)
+            os.close(write_end)
+
+    async def compare(
+        self, program: str, cases: Sequence[Mapping[str, str]], seconds: float
+    ) -> Judged:
+        """cases: what is on standard input, and what the program must print, but for white space
+        at the ends of lines. seconds: for each.
+        """
+        passed = []
+        for case in cases:
+            ran = await self._sandboxes.run(
+                program, input=str(case["input"]).encode(), seconds=seconds
+            )
+            right = _lines(str(case["output"]))
+            passed.append(ran.rc == 0 and not ran.killed and _lines(ran.text) == right)
+        return Judged(tuple(passed))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def _read(fd: int) -> bytes:
+    os.set_blocking(fd, False)
+    found = b""
+    with contextlib.suppress(BlockingIOError):
+        while len(found) < _JUDGE_BYTES and (chunk := os.read(fd, 1 << 16)):
+            found += chunk
+    return found
+
+
+def _result(said: bytes, nonce: str, count: int, ran: Ran) -> Judged:
+    passed = [False] * count
+    for line in said.splitlines():
+        with contextlib.suppress(ValueError, TypeError, IndexError):
+            given, number, result = json.loads(line)
+            if given != nonce:
+                continue
+            if isinstance(result, str):
+                return Judged(tuple(passed), result)
+            passed[number] = result is True
+    if ran.rc == 127:
+        raise SandboxFailed("tests cannot be run", ran.text[-300:], "see their sandbox")
+    return Judged(tuple(passed))

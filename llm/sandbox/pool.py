@@ -1,0 +1,313 @@
+"""Boxes of this machine: slots kept warm, lent to one box at a time.
+
+A slot is lent again when nothing is left of the box before; one that died, or may hold something,
+is killed and replaced. Everything ends with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from unirl.llm.sandbox.box import (
+    BoxSpec,
+    Level,
+    MiB,
+    Ran,
+    SandboxFailed,
+    checked_path,
+)  # fmt: skip
+from unirl.llm.sandbox.cgroups import Cgroups, is_alive
+from unirl.llm.sandbox.config import LevelName, SandboxConfig
+from unirl.llm.sandbox.interpreter import interpreter
+from unirl.llm.sandbox.slot import FOLDER_PREFIX, Slot, SlotDied
+
+log = logging.getLogger(__name__)
+_WAIT_SECONDS = 5.0
+
+
+class LocalSandboxes:
+    """Sandboxes of this machine at one level (`levels.make_sandboxes` finds the best)."""
+
+    def __init__(self, name: LevelName, level: Level, config: SandboxConfig) -> None:
+        self._name, self._level, self._config = name, level, config
+        self._interpreter = interpreter(config.python)
+        self._cgroups = Cgroups() if name == "zygote+cgroup" else None
+        if name == "none":
+            # Promised is nothing, but a fork bomb had better not take the machine down.
+            with contextlib.suppress(OSError):
+                self._cgroups = Cgroups()
+        self._free = asyncio.Semaphore(config.slots)
+        self._idle: list[Slot] = []
+        self._all: set[Slot] = set()
+        self._starting: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+        self.num_replaced = 0
+        """Slots that died, or were killed, and had others started in their place."""
+        sweep(self._cgroups)
+
+    @property
+    def level(self) -> Level:
+        return self._level
+
+    @property
+    def config(self) -> SandboxConfig:
+        return self._config
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes of its slots."""
+        return sorted(slot.pid for slot in self._all)
+
+    async def warm(self) -> None:
+        """Start what is missing, so that nothing waits for it later. Raises SandboxFailed."""
+        missing = self._config.slots - len(self._all)
+        for slot in await asyncio.gather(*(self._start() for _ in range(missing))):
+            self._idle.append(slot)
+
+    async def open(self, spec: BoxSpec | None = None) -> LocalBox:
+        spec = spec or BoxSpec()
+        slot = await self._take()
+        box = LocalBox(self, slot, spec, self._config)
+        try:
+            await box.start()
+        except BaseException:
+            await box.close()
+            raise
+        return box
+
+    async def run(
+        self,
+        code: str,
+        *,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+        max_output: int | None = None,
+        fds: Sequence[int] = (),
+    ) -> Ran:
+        """Run Python code in a box of its own: one message, where `open`, `run` and `close` are
+        three. fds: descriptors that it gets as 3, 4, ...
+        """
+        slot, config = await self._take(), self._config
+        is_clean = False
+        try:
+            ran = await slot.run(
+                {"code": code, "env": dict(env or {})},
+                input=input,
+                seconds=seconds or config.seconds,
+                max_output=max_output or config.max_output,
+                limits=limits_of(config, BoxSpec()),
+                fresh=True,
+                fds=fds,
+            )
+            is_clean = True
+            return ran
+        finally:
+            self.give_back(slot, is_clean=is_clean)
+
+    async def _take(self) -> Slot:
+        """A slot that has nothing to do."""
+        await self._free.acquire()
+        try:
+            while self._idle:
+                slot = self._idle.pop()
+                if slot.is_alive():
+                    return slot
+                self._drop(slot)
+            return await self._start()
+        except BaseException:
+            self._free.release()
+            raise
+
+    async def _start(self) -> Slot:
+        if self._is_closed:
+            raise SandboxFailed("the sandboxes are closed", "", "open others")
+        slot = Slot(self._name, self._config, self._interpreter, self._cgroups)
+        self._all.add(slot)
+        try:
+            await slot.start()
+        except BaseException:
+            self._drop(slot)
+            raise
+        if self._is_closed:
+            self._drop(slot)
+            raise SandboxFailed("the sandboxes are closed", "", "open others")
+        return slot
+
+    def give_back(self, slot: Slot, *, is_clean: bool) -> None:
+        """Take a slot back from a box, that is, or replace it."""
+        if is_clean and slot.is_alive() and not self._is_closed:
+            self._idle.append(slot)
+        else:
+            self._drop(slot)
+            if not self._is_closed:
+                self.num_replaced += 1
+                task = asyncio.get_running_loop().create_task(self._replace())
+                self._starting.add(task)
+                task.add_done_callback(self._starting.discard)
+        self._free.release()
+
+    async def _replace(self) -> None:
+        if len(self._all) >= self._config.slots:
+            return
+        try:
+            self._idle.append(await self._start())
+        except SandboxFailed as error:
+            log.debug("no slot ahead: %s", error)  # the next one to need it will say so
+
+    def _drop(self, slot: Slot) -> None:
+        self._all.discard(slot)
+        slot.kill()
+        slot.reap()
+
+    async def close(self) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Close, also where no event loop runs any more."""
+        self._is_closed = True
+        for task in list(self._starting):
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                task.cancel()
+        slots = list(self._all)
+        for slot in slots:
+            slot.kill()
+        for slot in slots:
+            slot.reap()
+        self._all.clear()
+        self._idle.clear()
+
+
+class LocalBox:
+    """A slot lent to one box."""
+
+    def __init__(
+        self, owner: LocalSandboxes, slot: Slot, spec: BoxSpec, config: SandboxConfig
+    ) -> None:
+        self._owner, self._slot, self._spec, self._config = owner, slot, spec, config
+        self._limits = limits_of(config, spec)
+        self._one = asyncio.Lock()
+        self._is_closed = self._is_expired = False
+        self._used = time.monotonic()
+        self._expiry: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        with self._infrastructure():
+            await self._slot.request(_WAIT_SECONDS, op="open", disk=self._limits["disk"])
+        for path, data in self._spec.files.items():
+            await self.put(path, data)
+        self._watch_idle()
+
+    async def exec(self, argv: Sequence[str], **settings: Any) -> Ran:
+        if not argv or any("\0" in each for each in argv):
+            raise ValueError(
+                f"{list(argv)!r} is no command: a program and its arguments are wanted"
+            )
+        return await self._run({"argv": list(argv)}, **settings)
+
+    async def run(self, code: str, **settings: Any) -> Ran:
+        return await self._run({"code": code}, **settings)
+
+    async def _run(
+        self,
+        given: Mapping[str, Any],
+        *,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        seconds: float | None = None,
+        max_output: int | None = None,
+        fds: Sequence[int] = (),
+    ) -> Ran:
+        async with self._one:
+            self._require_open()
+            ran = await self._slot.run(
+                {**given, "env": {**self._spec.env, **(env or {})}},
+                input=input,
+                seconds=seconds or self._config.seconds,
+                max_output=max_output or self._config.max_output,
+                limits=self._limits,
+                fds=fds,
+            )
+            self._used = time.monotonic()
+            return ran
+
+    async def put(self, path: str, data: bytes) -> None:
+        async with self._one:
+            self._require_open()
+            with self._infrastructure():
+                await self._slot.put(checked_path(path), data)
+
+    async def get(self, path: str, max_bytes: int = MiB) -> bytes:
+        async with self._one:
+            self._require_open()
+            with self._infrastructure():
+                return await self._slot.get(checked_path(path), max_bytes)
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._expiry:
+            self._expiry.cancel()
+        is_clean = False
+        try:
+            if not self._slot.is_dead and not self._one.locked():
+                with contextlib.suppress(SlotDied):
+                    answer = await self._slot.request(_WAIT_SECONDS, op="close")
+                    is_clean = not answer
+        finally:
+            self._owner.give_back(self._slot, is_clean=is_clean)
+
+    def _require_open(self) -> None:
+        if self._is_expired:
+            idle = f"sandbox.idle_seconds is {self._config.idle_seconds:g}"
+            raise SandboxFailed("a box was left alone and is closed", idle, "raise it")
+        if self._is_closed or self._slot.is_dead:
+            raise SandboxFailed("a box is closed, or died", "nothing runs in it", "open another")
+
+    def _watch_idle(self) -> None:
+        left = self._used + self._config.idle_seconds - time.monotonic()
+        loop = asyncio.get_running_loop()
+        if left > 0 or self._one.locked():
+            self._expiry = loop.call_later(max(left, 1.0), self._watch_idle)
+        elif not self._is_closed:
+            self._is_expired = self._is_closed = True
+            self._owner.give_back(self._slot, is_clean=False)
+
+    @contextlib.contextmanager
+    def _infrastructure(self) -> Any:
+        try:
+            yield
+        except SlotDied as error:
+            raise SandboxFailed("a box died", str(error), "open another") from error
+
+
+def limits_of(config: SandboxConfig, spec: BoxSpec) -> dict[str, int]:
+    def chosen(name: str) -> int:
+        value: int | None = getattr(spec, name)
+        return int(getattr(config, name)) if value is None else value
+
+    return {
+        "memory": chosen("memory_mb") * MiB,
+        "disk": chosen("disk_mb") * MiB,
+        "pids": chosen("pids"),
+    }
+
+
+def sweep(cgroups: Cgroups | None) -> int:
+    """Remove what boxes of dead processes left on this machine; how much that was."""
+    count = cgroups.sweep() if cgroups else 0
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        name = "-".join(folder.name.removeprefix(FOLDER_PREFIX).split("-")[:2])
+        if not is_alive(name):
+            shutil.rmtree(folder, ignore_errors=True)
+            count += 1
+    return count

@@ -1,0 +1,71 @@
+"""Sandboxes of each level for tests, each with an event loop that outlives one test."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from unirl.errors import UniRLError
+from unirl.llm.sandbox.config import LevelName, SandboxConfig
+from unirl.llm.sandbox.levels import make_sandboxes
+from unirl.llm.sandbox.pool import LocalSandboxes
+
+T = TypeVar("T")
+CONFINED: tuple[LevelName, ...] = ("zygote+cgroup", "zygote", "bwrap", "landlock")
+
+
+class Held:
+    """Sandboxes, and the loop they belong to."""
+
+    def __init__(self, name: LevelName, **settings: Any) -> None:
+        self.name = name
+        self._runner = asyncio.Runner()
+        config = SandboxConfig(kind=name, python=python_for(name), **settings)
+        self.sandboxes: LocalSandboxes = self._runner.run(make_sandboxes(config))
+
+    def run(self, what: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(what)
+
+    def close(self) -> None:
+        self._runner.run(self.sandboxes.close())
+        self._runner.close()
+
+
+def hold(name: LevelName, **settings: Any) -> Iterator[Held]:
+    try:
+        held = Held(name, **settings)
+    except UniRLError as error:
+        pytest.skip(f"this machine has no sandboxes of level {name}: {error}")
+    yield held
+    held.close()
+
+
+def python_for(name: LevelName) -> str:
+    """Without namespaces of our own the interpreter must be one that another user may read."""
+    if name.startswith("zygote") or os.geteuid() != 0 or _all_may_pass(Path(sys.base_prefix)):
+        return ""
+    return "/usr/bin/python3"
+
+
+def _all_may_pass(path: Path) -> bool:
+    return all(each.stat().st_mode & stat.S_IXOTH for each in (path, *path.parents))
+
+
+def processes(marker: str) -> list[int]:
+    """Of this machine, those that have the marker among their arguments."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if marker.encode() in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+    return found
