@@ -282,7 +282,8 @@ class Endpoint:
         drawn = asyncio.ensure_future(asyncio.wrap_future(work))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
-            await asyncio.wait({drawn, gone}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {drawn, gone}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             gone.cancel()
         if not drawn.done():
@@ -328,7 +329,7 @@ async def _body(request: Request) -> dict[str, Any]:
         if len(data) > MAX_BODY:
             raise BadRequest(f"a request may have {MAX_BODY} bytes at most", 413)
     try:
-        body = json.loads(data, parse_constant=_no_constant)
+        body: Any = json.loads(data, parse_constant=_no_constant)
     except RecursionError:
         raise BadRequest("the body is nested too deep") from None
     except ValueError as error:
@@ -337,7 +338,8 @@ async def _body(request: Request) -> dict[str, Any]:
         raise BadRequest(f"the body must be an object, it is {type(body).__name__}")
     if b"\\ud" in data.lower():
         body = _whole_characters(body)
-    return body
+    found: dict[str, Any] = body
+    return found
 
 
 def _no_constant(name: str) -> Any:
