@@ -28,6 +28,8 @@ HEAVY = (
     "envs/test_pettingzoo.py",
     "learners/test_parallel.py",
     "learners/test_truncation.py",
+    "llm/agents/test_endpoint.py",
+    "llm/agents/test_serve.py",
     "llm/agents/test_session.py",
     "llm/test_adapter_transfer.py",
     "llm/test_canaries.py",

@@ -37,6 +37,7 @@ from unirl.commands.listing import list_things
 from unirl.commands.model import model
 from unirl.commands.resume import ResumeOptions, resume
 from unirl.commands.scale import scale
+from unirl.commands.serve import ServeOptions, serve
 from unirl.commands.session import Crash
 from unirl.commands.train import TrainOptions, train
 from unirl.commands.trajectories import TrajectoriesOptions, trajectories
@@ -101,6 +102,12 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             DoctorOptions,
         ),
         "model": Command("smollm2|tiny DIR", "Write a small language model as a folder.", model),
+        "serve": Command(
+            "MODEL|RUN",
+            "Serve a language model to clients of OpenAI's or Anthropic's API.",
+            serve,
+            ServeOptions,
+        ),
         "export": Command(
             "RUN DIR", "Write a trained language model in Hugging Face's layout.", export
         ),

@@ -114,6 +114,8 @@ class Session:
         """Turns, by the history that ends with their answer."""
         self._learns: list[bool] = []
         """By number of the turn, whether its root is learned from."""
+        self._owned = set[int]()
+        """Turns that somebody is known to have read."""
         self._children: Counter[int] = Counter()
         self._asked: dict[bytes, _Asked] = {}
         self._num_asked = self._num_drawing = 0
@@ -174,9 +176,25 @@ class Session:
             )
         turns[turn] = replace(turns[turn], reward=(turns[turn].reward or 0.0) + value)
 
+    def own(self, turn: int) -> None:
+        """Somebody read this turn."""
+        self._owned.add(turn)
+        self._set_trained(turn, self._learns[turn])
+
     def disown(self, turn: int) -> None:
-        """Nobody read this turn: it is no more than context."""
-        self.episode.turns[turn] = replace(self.episode.turns[turn], trained=False)
+        """Nobody read this turn, unless somebody did: it is context alone until a retry comes."""
+        if turn not in self._owned:
+            self._set_trained(turn, False)
+
+    async def count(self, messages: Sequence[Message], tools: Tools = ()) -> int:
+        """Tokens of this conversation, rendered whole."""
+        return len(self._bridge.whole(messages, tools))
+
+    def sampling_with(self, wanted: Mapping[str, float]) -> SamplingConfig:
+        return replace(self._sampling, **wanted)  # type: ignore[arg-type]
+
+    def text_of(self, token: int) -> str:
+        return str(self._bridge.tokenizer.decode([token]))
 
     def close(self) -> None:
         """Nothing is drawn any more; requests in flight end, and so does what they wait for."""
@@ -189,6 +207,9 @@ class Session:
         """What was in the model's context before it drew this turn."""
         tokens = self.episode.tokens(turn)
         return tokens[: len(tokens) - len(self.episode.turns[turn].completion.tokens)]
+
+    def _set_trained(self, turn: int, trained: bool) -> None:
+        self.episode.turns[turn] = replace(self.episode.turns[turn], trained=trained)
 
     async def _answer(
         self,

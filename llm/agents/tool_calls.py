@@ -194,6 +194,7 @@ def _call(body: str, id: str) -> ToolCall | str:
     """The call, or what is wrong with it."""
     try:
         value = json.loads(body)
+        json.dumps(value, allow_nan=False)  # which clients in other languages cannot read
     except (ValueError, RecursionError) as error:
         return f"it is no JSON ({error})"
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):

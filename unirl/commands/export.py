@@ -25,7 +25,7 @@ def export(arguments: Sequence[str]) -> int:
             f"unirl export {positional[0]} models/trained",
         )
     where, folder = run_folder.find(positional[0]), Path(positional[1]).expanduser()
-    config = _language_config(run_folder.folder_of(where))
+    config = language_config(run_folder.folder_of(where))
     from unirl.llm.models.tiny import check_new_folder
 
     check_new_folder(folder)
@@ -37,7 +37,7 @@ def export(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _language_config(run_dir: Path) -> Any:
+def language_config(run_dir: Path) -> Any:
     module, table = run_folder.read_config(run_dir)
     config = configs.from_mapping(module.Config, table)
     from unirl.llm.models.model import ModelConfig

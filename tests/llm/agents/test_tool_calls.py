@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unirl.llm.agents.tool_calls import ToolCall, as_openai, calls_of, canonical, parse_answer
@@ -63,12 +63,13 @@ def test_a_brief_call_is_a_line_that_begins_with_an_equals_sign() -> None:
 
 values: Any = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=8,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=4,
 )
 
 
-@given(st.dictionaries(st.text(), values))
+@settings(max_examples=40, deadline=None)
+@given(st.dictionaries(st.text(), values, max_size=3))
 def test_a_call_written_by_a_client_is_read_again(arguments: dict[str, Any]) -> None:
     call = ToolCall("c", "f", arguments)
     message = {"role": "assistant", "content": None, "tool_calls": [as_openai(call)]}
@@ -78,6 +79,7 @@ def test_a_call_written_by_a_client_is_read_again(arguments: dict[str, Any]) -> 
     assert canonical(message) == canonical(again)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.text(alphabet='<>{}"tool_call/:\\[], a') | st.text())
 def test_any_text_is_parsed(text: str) -> None:
     found = parse_answer(f"<tool_call>{text}", TOOLS)

@@ -1,6 +1,7 @@
 """A resources server of nemo-gym: PYTHON nemo_sums.py PORT."""
 
 import sys
+from typing import ClassVar
 
 import uvicorn
 from fastapi import FastAPI, Request

@@ -1,0 +1,115 @@
+"""Unmodified agents over the endpoint and engine hf: does each request extend a stored path, and is
+each drawn token trained exactly once?
+
+    sh benchmarks/agents/make_venvs.sh FOLDER
+    python -m benchmarks.agent_clients FOLDER [NAME ...]
+
+The first answer of each episode is a call of a tool, written by hand as a model from scratch knows
+none; all others are drawn.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.llm.agents.hosted import TOKENIZER, Hosted, hosted
+from unirl.llm.agents.episode import ROOT
+from unirl.llm.engine import Completion, Request
+
+SCRIPTS = Path(__file__).resolve().parent / "agents"
+ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 12, "b": 30}}\n</tool_call>'
+BASH = '<tool_call>\n{"name": "bash", "arguments": {"command": "echo hello"}}\n</tool_call>'
+CODE = "Thought: add.\n<code>\nprint(add(a=12, b=30))\n</code>"
+
+
+class Client(NamedTuple):
+    venv: str
+    script: str
+    argument: str = ""
+    first: str = ADD
+    may_fail: bool = False
+    """An agent of a model that says nonsense may give up; its requests count all the same."""
+
+
+CLIENTS = {
+    "openai": Client("sdk", "openai_chat.py"),
+    "agents-chat": Client("sdk", "agents_sdk.py", "chat"),
+    "agents-responses": Client("sdk", "agents_sdk.py", "responses"),
+    "anthropic": Client("sdk", "anthropic_messages.py"),
+    "langgraph": Client("langgraph", "langgraph_react.py", "whole"),
+    "langgraph-stream": Client("langgraph", "langgraph_react.py", "stream"),
+    "smolagents-tool": Client("smolagents", "smolagents_steps.py", "tool", ADD, True),
+    "smolagents-code": Client("smolagents", "smolagents_steps.py", "code", CODE, True),
+    "mini-swe-agent": Client("mini", "mini_swe.py", "", BASH, True),
+}
+
+
+class Result(NamedTuple):
+    requests: int
+    origins: dict[str, int]
+    proven: int
+    """Requests whose prompt is a stored path, token for token, and what was given behind it."""
+    drawn: int
+    trained: int
+    """Drawn tokens that a segment trains."""
+    error: str
+
+
+def run(host: Hosted, venvs: Path, name: str, timeout: float = 150.0) -> Result:
+    client = CLIENTS[name]
+    asked: list[Request] = []
+
+    async def draw(request: Request) -> Completion:
+        asked.append(request)
+        if len(asked) > 1:
+            return await host.draw(request)
+        tokens = (*TOKENIZER.encode(client.first), TOKENIZER.eos_token_id)
+        return Completion(tokens, (-1.0,) * len(tokens), (0,) * len(tokens), "stop")
+
+    session, key = host.open(draw)
+    command = [str(venvs / client.venv / "bin/python"), str(SCRIPTS / client.script)]
+    done = subprocess.run(
+        [*command, *filter(None, [client.argument])],
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": os.environ.get("HOME", "/tmp"),
+            "OPENAI_BASE_URL": host.endpoint.url(key),
+            "OPENAI_API_KEY": key,
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "MSWEA_SILENT_STARTUP": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    host.endpoint.forget(key)
+    episode = session.episode
+    proven = 0
+    for turn, request in zip(episode.turns, asked, strict=True):
+        path = episode.tokens(turn.parent) if turn.parent != ROOT else ()
+        is_counted = turn.parent != ROOT or turn.origin in ("prompt", "rewritten", "forked")
+        proven += request.prompt[: len(path)] == path and is_counted
+    trained = sum(sum(segment.mask) for segment in episode.segments())
+    failed = "" if done.returncode == 0 or client.may_fail else done.stderr[-2000:]
+    return Result(len(asked), dict(session.counts), proven, episode.num_drawn, trained, failed)
+
+
+def main() -> None:
+    venvs, names = Path(sys.argv[1]), sys.argv[2:] or list(CLIENTS)
+    with hosted(max_tokens=24) as host:
+        for name in names:
+            found = run(host, venvs, name)
+            print(
+                f"{name:18} requests {found.requests:2}  proven {found.proven:2}  "
+                f"drawn {found.drawn:4}  trained {found.trained:4}  {found.origins}"
+            )
+            if found.error:
+                print(found.error)
+
+
+if __name__ == "__main__":
+    main()

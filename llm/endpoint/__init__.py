@@ -1,0 +1,1 @@
+"""Sessions behind HTTP, for agents that speak to a language model and know nothing of UniRL."""

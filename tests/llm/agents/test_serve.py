@@ -1,0 +1,61 @@
+"""`unirl serve`: a model behind HTTP, to the end of its process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers", reason="language models need the extra llm")
+pytest.importorskip("starlette", reason="the endpoint needs the extra agents")
+pytest.importorskip("uvicorn", reason="the endpoint needs the extra agents")
+
+import httpx2
+
+from unirl.commands.serve import serve
+from unirl.errors import UniRLError
+
+
+def test_a_model_is_served_with_a_key_until_it_is_interrupted(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "unirl", "serve", "tiny", "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--key-variable", "KEY", "--max-tokens", "8"],
+        env={**os.environ, "KEY": "secret"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        found = re.search(r"OPENAI_BASE_URL=(\S+)", line)
+        assert found is not None, line
+        body = {"messages": [{"role": "user", "content": "2 and 3?"}], "temperature": 0.5}
+        url = f"{found[1]}/chat/completions"
+        assert httpx2.post(url, json=body, timeout=60).status_code == 401
+        headers = {"authorization": "Bearer secret", "x-session-id": "one"}
+        for _ in range(2):
+            answer = httpx2.post(url, json=body, headers=headers, timeout=60)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] > 0
+        assert "x-unirl-ignored" not in answer.headers
+        assert answer.headers["x-unirl-turn"] == "1"
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+def test_what_cannot_be_served_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KEY", raising=False)
+    for arguments, says in (
+        ([], "a model's folder, or a run"),
+        (["tiny", "--host", "0.0.0.0"], "needs a key"),
+        (["tiny", "--key-variable", "KEY"], "is not set"),
+        (["tiny", "--port", "70000"], "65535"),
+    ):
+        with pytest.raises(UniRLError, match=re.escape(says)):
+            serve(arguments)
