@@ -28,6 +28,8 @@ HEAVY = (
     "envs/test_pettingzoo.py",
     "learners/test_parallel.py",
     "learners/test_truncation.py",
+    "llm/agents/test_tools.py",
+    "llm/agents/test_world_packages.py",
     "llm/test_adapter_transfer.py",
     "llm/test_canaries.py",
     "llm/test_distill.py",
