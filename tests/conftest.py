@@ -31,6 +31,8 @@ HEAVY = (
     "llm/agents/test_endpoint.py",
     "llm/agents/test_serve.py",
     "llm/agents/test_session.py",
+    "llm/agents/test_tools.py",
+    "llm/agents/test_world_packages.py",
     "llm/test_adapter_transfer.py",
     "llm/test_canaries.py",
     "llm/test_distill.py",

@@ -42,7 +42,8 @@ class OwnThread:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             function, loop, future = job
-            result, error = None, None
+            result: Any = None
+            error: Exception | None = None
             try:
                 result = function()
             except StopIteration as stop:

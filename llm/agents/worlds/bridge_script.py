@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """What runs in another interpreter, for packages that cannot share ours: one JSON line in, one out.
 
 It imports nothing of ours and works with every Python from 3.9 on. Run by its path:

@@ -87,7 +87,7 @@ class ForeignWorld:
                 found: dict[Split, Examples | None] = {}
                 for split in ("train", "held_out"):
                     answer = await bridge.ask({"do": "tasks", "split": split})
-                    found[split] = [_example(row) for row in answer["tasks"]]  # type: ignore[index]
+                    found[split] = [_example(row) for row in answer["tasks"]]
                 return found
             finally:
                 await bridge.close()

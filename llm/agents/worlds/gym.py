@@ -91,7 +91,7 @@ class GymWorld:
         return _Starts(self._rules(), first, size)
 
     def _make(self, draws: bool) -> Any:
-        mode = {"render_mode": "ansi"} if draws else {}
+        mode: dict[str, Any] = {"render_mode": "ansi"} if draws else {}
         try:
             return gymnasium.make(self._id, **mode, **self._keywords)
         except Exception as error:  # whatever an environment's constructor raises

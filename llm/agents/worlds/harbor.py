@@ -125,7 +125,7 @@ class HarborClient:
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
         await self.close()
-        name = (task.get("info") or {}).get("harbor")
+        name = str((task.get("info") or {}).get("harbor"))
         if name not in self._tasks:
             raise UniRLError(
                 f'the task "{name}" is no folder of the world',

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A server of package mcp: PYTHON mcp_sums.py [PORT]. Without a port it speaks over its streams."""
 
 import sys

@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """A server of openenv, 0.3 and 0.10: PYTHON openenv_guess.py PORT."""
 
 import os
