@@ -20,6 +20,7 @@ from unirl.llm.agents.episode import ROOT, Episode, Turn
 from unirl.llm.engine import NOBODY, Completion
 from unirl.llm.group import Score
 from unirl.llm.tasks.task import Message
+from unirl.llm.trajectories.exports import our_version
 from unirl.llm.trajectories.exports.atif_schema import problems
 from unirl.llm.trajectories.record import Record
 
@@ -33,15 +34,13 @@ _SOURCES = {"system": "system", "user": "user", "developer": "system"}
 
 def to_atif(record: Record, name: str = "") -> dict[str, Any]:
     """The document of an episode. name: of this document; "": made of run, ticket and place."""
-    import unirl
-
     episode = record.episode
     name = name or f"{record.run}-{record.ticket}-{record.place}"
     leaves = episode.leaves
     roots = [episode.path(leaf)[0] for leaf in leaves]
     main = max((leaf for leaf, root in zip(leaves, roots, strict=True) if root == 0), default=None)
     seen: set[int] = set()
-    agent = {"name": record.agent or "unirl", "version": unirl.__version__}
+    agent = {"name": record.agent or "unirl", "version": our_version()}
     if record.engine:
         agent["model_name"] = record.engine
     tools = episode.info.get("tools")

@@ -19,6 +19,7 @@ from unirl.errors import UniRLError
 from unirl.llm.agents.episode import Turn
 from unirl.llm.group import SCORE
 from unirl.llm.tasks.task import Message
+from unirl.llm.trajectories.exports import our_version
 from unirl.llm.trajectories.record import Record, tools_of
 
 _SECONDS = 30.0
@@ -28,11 +29,9 @@ _ERROR = 2
 
 def to_otlp(records: Iterable[tuple[int, Record]], *, content: bool = True) -> dict[str, Any]:
     """A request to /v1/traces. records: with their numbers. content: texts are in it, too."""
-    import unirl
-
     spans = [span for number, record in records for span in _spans(number, record, content)]
     resource = {"attributes": _attributes({"service.name": "unirl"})}
-    scope = {"name": "unirl.llm.trajectories", "version": unirl.__version__}
+    scope = {"name": "unirl.llm.trajectories", "version": our_version()}
     scoped = [{"scope": scope, "spans": spans}]
     return {"resourceSpans": [{"resource": resource, "scopeSpans": scoped}]}
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from unirl.llm.agents.episode import ROOT, Episode, Turn
 from unirl.llm.engine import Completion
@@ -100,8 +99,8 @@ def group(ticket: int, size: int = 2, **changes: Any) -> list[Record]:
     ]  # fmt: skip
 
 
-def write_until_killed(folder: Path) -> None:
-    """Write, mark and lease; each thing that was acknowledged is a line of standard output. The
+def write_until_killed(folder: Path, out: TextIO) -> None:
+    """Write, mark and lease; each thing that was acknowledged is a line of `out`. The
     process that reads them may kill this one, at any moment.
     """
     store = open_store(StoreConfig(), folder)
@@ -111,15 +110,11 @@ def write_until_killed(folder: Path) -> None:
     for ticket in range(first, first + 10**6):
         for each in group(ticket):
             store.put(each)
-        print(f"put {ticket}", flush=True)
+        print(f"put {ticket}", file=out, flush=True)
         if ticket % 3 == 0:
             for number in ledger.mark_trained("test", [ticket], ticket):
-                print(f"trained {number}", flush=True)
+                print(f"trained {number}", file=out, flush=True)
         if ticket % 5 == 4:
             taken = ledger.lease(1, "reader")
             for each in ledger.acknowledge("reader", taken, ticket):
-                print(f"trained {each.ticket}", flush=True)
-
-
-if __name__ == "__main__":
-    write_until_killed(Path(sys.argv[1]))
+                print(f"trained {each.ticket}", file=out, flush=True)
