@@ -99,7 +99,7 @@ def _text_events(part: Mapping[str, Any], place: Mapping[str, Any]) -> Iterator[
 
 def _output(asked: Asked, found: Found) -> list[dict[str, Any]]:
     output: list[dict[str, Any]] = []
-    status = "incomplete" if found.answer.finish == "length" else "completed"
+    status = "incomplete" if _is_cut(asked, found) else "completed"
     if found.thought:
         content = [{"type": "reasoning_text", "text": found.thought}]
         item = {"id": f"rs_{found.id}", "type": "reasoning", "summary": [], "content": content}
@@ -135,7 +135,7 @@ def _output(asked: Asked, found: Found) -> list[dict[str, Any]]:
 
 
 def _response(asked: Asked, found: Found, output: list[dict[str, Any]]) -> dict[str, Any]:
-    is_cut = found.answer.finish == "length"
+    is_cut = _is_cut(asked, found)
     given, drawn = len(found.prompt), len(found.completion.tokens)
     return {
         "id": found.id,
@@ -163,6 +163,11 @@ def _response(asked: Asked, found: Found, output: list[dict[str, Any]]) -> dict[
             "total_tokens": given + drawn,
         },
     }
+
+
+def _is_cut(asked: Asked, found: Found) -> bool:
+    """Clients take an incomplete response for a failure: one that set no limit cannot mean that."""
+    return found.answer.finish == "length" and asked.max_tokens is not None
 
 
 def _logprobs(found: Found) -> list[dict[str, Any]]:
