@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,8 +15,8 @@ from unirl.core.weights import Weights
 from unirl.device import device_name
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
+from unirl.llm.agents.agent import Agent
 from unirl.llm.agents.config import AgentConfig
-from unirl.llm.agents.make import make_agent
 from unirl.llm.algorithms.describe import describe
 from unirl.llm.algorithms.resolve import check_group_size, check_num_steps, resolve
 from unirl.llm.algorithms.terms import Algorithm
@@ -24,7 +25,7 @@ from unirl.llm.device import device_of
 from unirl.llm.engines.make import make_engine, require_engine, takes_adapters
 from unirl.llm.evaluate import require_held_out
 from unirl.llm.evaluation_link import EvaluationLink
-from unirl.llm.generating import make_prompts
+from unirl.llm.generating import agent_of, make_prompts
 from unirl.llm.group import GroupShape
 from unirl.llm.language_config import LanguageConfig
 from unirl.llm.models.dtype import settle_dtype, warn_if_emulated
@@ -39,6 +40,7 @@ from unirl.llm.models.model import (
     load_model,
     load_tokenizer,
 )
+from unirl.llm.sandbox.levels import make_sandboxes
 from unirl.llm.tasks.prompts import PromptIndex
 from unirl.llm.training.distill import TeacherConfig, make_teacher
 from unirl.llm.training.language_policy import LanguagePolicy, check_critic, make_critic
@@ -90,12 +92,15 @@ def probe(
     if generates:
         config.rollout.load_function(), config.rollout.load_filter()
         if config.agent is not None:
-            make_agent(config.agent), config.agent.load_process()
+            config.agent.load_process()
         require_engine(config.engine, config.model)
         _require_sleep(config)
     if generates or config.run.eval_steps:
-        prompts, rewarder = make_prompts(config)
+        agent = agent_of(config)
+        prompts, rewarder = make_prompts(config, agent=agent)
         rewarder.close()
+        if agent is not None and config.agent is not None:
+            asyncio.run(_try_out(agent, config.agent))
         index = prompts.index
         if config.run.eval_steps:
             require_held_out(prompts)
@@ -118,6 +123,13 @@ def probe(
         else ("learner     none: groups are written until run.total_steps",),
         index,
     )
+
+
+async def _try_out(agent: Agent, config: AgentConfig) -> None:
+    """Raise UniRLError where the sandboxes that it asks for cannot be had here."""
+    await agent.close()
+    if "python" in config.tools:
+        await (await make_sandboxes(config.sandbox)).close()
 
 
 def _require_trainable(config: LanguageConfig, algorithm: Algorithm) -> None:

@@ -11,10 +11,12 @@ from unirl.core.actor import ActorContext
 from unirl.core.weights import WeightStore
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
+from unirl.llm.agents.agent import Agent
 from unirl.llm.agents.bridge import Bridge
 from unirl.llm.agents.config import AgentConfig
-from unirl.llm.agents.make import make_agent, make_bridge, schemas_of, session_maker
+from unirl.llm.agents.make import make_agent, make_bridge, session_maker
 from unirl.llm.agents.rollout import AgentRollout
+from unirl.llm.endpoint.server import Endpoint
 from unirl.llm.engine import Engine
 from unirl.llm.engines.make import make_engine
 from unirl.llm.engines.vllm.memory import beside_learner
@@ -97,8 +99,9 @@ def _rollout(
     visitors: Visitors | None = None,
     saves: bool = False,
 ) -> Rollout | AgentRollout:
-    prompts, rewarder = make_prompts(config, index)
-    if config.agent is None:
+    agent = agent_of(config)
+    prompts, rewarder = make_prompts(config, index, agent)
+    if config.agent is None or agent is None:
         return Rollout(
             engine,
             weights,
@@ -128,7 +131,7 @@ def _rollout(
         config.rollout,
         config.sampling,
         config.agent,
-        make_agent(config.agent),
+        agent,
         session_maker(config.agent, _bridge(config, config.agent)),
         shape,
         seed=seed,
@@ -138,18 +141,25 @@ def _rollout(
     )
 
 
+def agent_of(config: LanguageConfig) -> Agent | None:
+    """What drives episodes; None where prompts are answered once."""
+    return make_agent(config.agent, Endpoint) if config.agent is not None else None
+
+
 def _bridge(config: LanguageConfig, agent: AgentConfig) -> Bridge:
     return make_bridge(agent, load_tokenizer(config.model), config.task.template_options)
 
 
 def make_prompts(
-    config: LanguageConfig, index: PromptIndex | None = None
+    config: LanguageConfig, index: PromptIndex | None = None, agent: Agent | None = None
 ) -> tuple[PromptSource, Rewarder]:
+    """What is asked, and how it is judged. agent: what attempts it; its world may bring tasks."""
     tokenizer = load_tokenizer(config.model)
-    tasks = make_tasks(config.task)
+    brought = agent.task() if agent is not None else None
+    tasks = [brought] if brought is not None else make_tasks(config.task)
     prepare = None
-    if config.agent is not None:
-        prepare = partial(_bridge(config, config.agent).prepared, tools=schemas_of(config.agent))
+    if config.agent is not None and agent is not None:
+        prepare = partial(_bridge(config, config.agent).prepared, tools=agent.schemas)
     prompts = PromptSource(
         tasks,
         tokenizer,

@@ -29,6 +29,8 @@ HEAVY = (
     "learners/test_parallel.py",
     "learners/test_truncation.py",
     "llm/agents/test_endpoint.py",
+    "llm/agents/test_rollout.py",
+    "llm/agents/test_samples.py",
     "llm/agents/test_serve.py",
     "llm/agents/test_session.py",
     "llm/agents/test_tools.py",

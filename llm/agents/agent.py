@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from unirl.errors import Restartable, UniRLError
 from unirl.llm.agents.session import Session
 from unirl.llm.group import ENDINGS, Ending
 from unirl.llm.own_code import load_own
-from unirl.llm.tasks.task import Message
+from unirl.llm.tasks.task import Message, Task
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,13 @@ class AgentTask:
 
 class Agent(Protocol):
     """Made once for an engine's process."""
+
+    @property
+    def schemas(self) -> Sequence[Mapping[str, Any]]:
+        """What the prompt of each episode says may be called; () where the agent alone knows."""
+
+    def task(self) -> Task | None:
+        """What its world brings to be done; None: the run's own task is done."""
 
     async def run(self, task: AgentTask, session: Session) -> Ending:
         """One episode. Raises what is a `Restartable` (WorldFailed, SandboxFailed) for what the
@@ -51,6 +58,8 @@ AgentFunction = Callable[[Session, AgentTask], Awaitable[Any]]
 class FunctionAgent:
     """An own async function."""
 
+    schemas: Sequence[Mapping[str, Any]] = ()
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._function: AgentFunction = load_own(name, f"agent.function {name}")
@@ -60,6 +69,9 @@ class FunctionAgent:
                 f"it must be an async function of (session, task), and is {self._function!r:.60}",
                 "name a function",
             )
+
+    def task(self) -> Task | None:
+        return None
 
     async def run(self, task: AgentTask, session: Session) -> Ending:
         said = await self._function(session, task)

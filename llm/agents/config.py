@@ -9,6 +9,7 @@ from typing import Literal
 from unirl.config.rules import check_at_least
 from unirl.errors import UniRLError
 from unirl.llm.own_code import load_own
+from unirl.llm.sandbox.config import SandboxConfig
 
 Credit = Literal["outcome", "turn", "both"]
 
@@ -58,6 +59,8 @@ class AgentConfig:
     """How long a call or a step of the world may take; the model is given word of a call that took
     longer.
     """
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    """Of the tool python."""
     max_observation: int = 4000
     """Characters of what a tool says that the model is given; the rest is cut out of the middle."""
     retries: int = 2

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unirl.llm.agents.agent import AgentTask
@@ -16,9 +16,7 @@ from unirl.llm.agents.tool_calls import ToolCall, calls_of
 from unirl.llm.agents.tools.tool import Toolbox, Tools
 from unirl.llm.agents.worlds.world import EnvClient, Observation, World
 from unirl.llm.group import Ending
-from unirl.llm.tasks.task import Message
-
-_NO_CALL = "Error: the answer has no call that can be read. Call one of the tools."
+from unirl.llm.tasks.task import Message, Task
 
 
 class NativeAgent:
@@ -26,6 +24,16 @@ class NativeAgent:
 
     def __init__(self, config: AgentConfig, tools: Tools | None, world: World | None) -> None:
         self._config, self._tools, self._world = config, tools, world
+
+    @property
+    def schemas(self) -> Sequence[Mapping[str, Any]]:
+        own = self._tools.schemas if self._tools is not None else ()
+        return (*own, *(self._world.tools if self._world is not None else ()))
+
+    def task(self) -> Task | None:
+        if self._world is None or (train := self._world.tasks("train")) is None:
+            return None
+        return Task(self._world.name, train, self._world.tasks("held_out") or (), "outcome")
 
     async def run(self, task: AgentTask, session: Session) -> Ending:
         fields = {key: value for key, value in dataclasses.asdict(task).items() if key != "seed"}
@@ -75,13 +83,13 @@ class _Episode:
         while True:  # the session's budgets end it
             answer = await self._session.chat(messages, tools=(*self._schemas, *worlds))
             messages.append(answer.message)
-            must_call = self._client is not None and bool(worlds)
             calls = calls_of(answer.message)
-            invalid = bool(answer.errors) or (must_call and not calls)
+            invalid = bool(answer.errors)
             if not calls and not invalid and self._client is None:
                 return "stop"
-            seen, observation = await self._act(answer, calls, reads_text=not worlds)
+            seen, observation = await self._act(answer, calls)
             if observation is not None:
+                invalid = invalid or observation.is_invalid
                 if observation.tools is not None:
                     worlds = observation.tools
                 if observation.has_ended:
@@ -92,7 +100,7 @@ class _Episode:
             messages += seen
 
     async def _act(
-        self, answer: Answer, calls: Sequence[ToolCall], reads_text: bool
+        self, answer: Answer, calls: Sequence[ToolCall]
     ) -> tuple[list[Message], Observation | None]:
         """Calls of own tools all at a time, those of the world one after the other. Returns what
         the model is given, and the world's last word.
@@ -110,10 +118,7 @@ class _Episode:
         if self._client is not None:
             actions: list[str | ToolCall] = [call for call in calls if call not in own]
             if not calls and not answer.errors:
-                if reads_text:
-                    actions = [str(answer.message.get("content") or "")]
-                else:
-                    seen.append({"role": "user", "content": _NO_CALL})
+                actions = [str(answer.message.get("content") or "")]
             for action in actions:
                 observation = await self._client.step(action)
                 seen += observation.messages

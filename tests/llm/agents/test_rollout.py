@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
-from tests.llm import agent_code
+from tests.llm.agents import agent_code
 from unirl.core.actor import ActorContext
 from unirl.core.sample import Slot
 from unirl.errors import DiscardSlot, UniRLError
@@ -23,7 +23,7 @@ from unirl.llm.models.tiny import make_tiny, tiny_model
 from unirl.transports.local import LocalWeightStore
 
 SIZES = {"width": 32, "layers": 2}
-CODE = "tests.llm.agent_code:"
+CODE = "tests.llm.agents.agent_code:"
 JUDGED = {"reward.weights": {f"{CODE}judged": 1.0}}
 
 
@@ -151,7 +151,7 @@ def test_tools_are_called_and_what_they_say_is_not_learned(model: str) -> None:
         ({}, "nothing to act with"),
         ({"agent.tools": ("calculater",)}, "there is no tool"),
         ({"agent.world": "nothing:x"}, "there is no world"),
-        ({"agent.function": "tests.llm.agent_code:missing"}, "does not exist"),
+        ({"agent.function": "tests.llm.agents.agent_code:missing"}, "does not exist"),
         ({"agent.function": f"{CODE}sleeps", "agent.world": "gym:x"}, "one of function"),
         ({"agent.function": f"{CODE}sleeps", "mode": "partial"}, "mode partial"),
         ({"agent.function": f"{CODE}sleeps", "agent.max_episode_tokens": 4}, "at least one turn"),

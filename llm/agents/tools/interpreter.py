@@ -1,0 +1,63 @@
+"""The tool `python`: programs of the model, each in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from unirl.llm.agents.tools.tool import Call, Opened, ToolSpec
+from unirl.llm.sandbox.box import Sandboxes
+from unirl.llm.sandbox.config import SandboxConfig
+from unirl.llm.sandbox.levels import make_sandboxes
+from unirl.llm.sandbox.tool import PythonTool
+
+_SPEC = ToolSpec(
+    "python",
+    "Run a Python program and read what it prints. Nothing is kept between calls.",
+    {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "A whole program."}},
+        "required": ["code"],
+        "additionalProperties": False,
+    },
+)
+
+
+class PythonSource:
+    """Sandboxes are started with the first episode, on its event loop."""
+
+    def __init__(self, config: SandboxConfig) -> None:
+        self._config, self._lock = config, asyncio.Lock()
+        self._sandboxes: Sandboxes | None = None
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        return (_SPEC,)
+
+    async def open(self, task: Mapping[str, Any]) -> Opened:
+        async with self._lock:
+            if self._sandboxes is None:
+                self._sandboxes = await make_sandboxes(self._config)
+        return _Opened(PythonTool(self._sandboxes), self._config.seconds)
+
+    async def close(self) -> None:
+        if self._sandboxes is not None:
+            await self._sandboxes.close()
+            self._sandboxes = None
+
+
+class _Opened:
+    def __init__(self, tool: PythonTool, seconds: float) -> None:
+        self._tool, self._seconds = tool, seconds
+
+    def calls(self) -> Mapping[str, Call]:
+        return {"python": partial(_run, self._tool, self._seconds)}
+
+    async def close(self) -> None:
+        """Each call had a box of its own."""
+
+
+async def _run(tool: PythonTool, seconds: float, arguments: dict[str, Any]) -> str:
+    return await tool.run(arguments["code"], seconds)
