@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterator
+from typing import Any, cast
 
 from unirl.errors import UniRLError
 from unirl.llm.trajectories.database import SECONDS, StoreFailed
@@ -26,12 +27,12 @@ class Bucket:
                 f"the package obstore is not installed ({error})",
                 "pip install 'unirl[s3]'",
             ) from error
-        self._obstore = obstore
+        self._obstore, make = obstore, cast(Any, from_url)  # its types have a case for each cloud
         self._exists = exceptions.AlreadyExistsError
         self._url = url
         options = {"endpoint": endpoint} if endpoint else {}
         try:
-            self._store = from_url(
+            self._store = make(
                 url,
                 config=options,
                 client_options={"timeout": f"{SECONDS:.0f}s", "allow_http": True},

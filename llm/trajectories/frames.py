@@ -20,6 +20,7 @@ import threading
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 from unirl.llm.agents.episode import Episode, Turn
@@ -55,11 +56,13 @@ class _Codecs(threading.local):
         self.decompress = zstandard.ZstdDecompressor().decompress
 
 
-_codecs = _Codecs()
+@cache
+def _codecs() -> _Codecs:
+    return _Codecs()
 
 
 def _packed(data: bytes, plain: bytes = b"") -> bytes:
-    compress = _codecs.compress
+    compress = _codecs().compress
     codec, small = (_ZSTD, compress(data)) if compress else (_ZLIB, zlib.compress(data, 1))
     return _FRAME.pack(codec, len(small)) + small + plain
 
@@ -74,7 +77,7 @@ def _unpacked(frame: bytes) -> tuple[bytes, bytes]:
 def _decompressed(codec: int, data: bytes) -> bytes:
     if codec == _ZLIB:
         return zlib.decompress(data)
-    decompress = _codecs.decompress
+    decompress = _codecs().decompress
     if codec != _ZSTD or decompress is None:
         raise TornBody(
             "it was compressed by zstandard, which is not installed: pip install 'unirl[store]'"

@@ -321,7 +321,7 @@ def open_store(config: StoreConfig, folder: Path, *, create: bool = True) -> Tra
                 "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
                 [name, value],
             )
-        known = dict(database.execute("SELECT name, value FROM meta"))  # type: ignore[arg-type]
+        known = {name: value for name, value in database.execute("SELECT name, value FROM meta")}
     found, store.name = known["schema"], known["name"]
     if found != str(VERSION):
         store.close()

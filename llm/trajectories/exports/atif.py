@@ -342,11 +342,10 @@ def _read_turn(
     tokens = tuple(metrics.get("completion_token_ids") or ())
     logp = tuple(float(each) for each in metrics.get("logprobs") or ())
     if ours:
-        size = len(prompt) - ours["num_given"]
         names = ("origin", "trained", "reward", "started", "seconds", "info")
         return Turn(
             ours["parent"],
-            prompt[size:],
+            prompt[len(prompt) - ours["num_given"] :],
             Completion(tokens, logp, tuple(ours["version"]), ours["finish"], tuple(ours["drawn"])),
             messages=tuple(messages),
             answer=ours["answer"] if "answer" in ours else _answer(step),
@@ -392,8 +391,8 @@ def _num_prompt(episode: Episode, number: int) -> int:
 
 def _nothing() -> dict[str, Any]:
     """ATIF asks for a step: an episode that failed at once has none."""
-    extra = {"unirl": {"nothing": True}}
-    return {"step_id": 1, "source": "system", "message": "", "extra": extra}
+    step = {"step_id": 1, "source": "system", "message": ""}
+    return {**step, "extra": {"unirl": {"nothing": True}}}
 
 
 def _time(seconds: float) -> str:
