@@ -91,16 +91,16 @@ def probe(
         config.run.check_anneals(config.learner.optimizer.lr_schedule)
     if generates:
         config.rollout.load_function(), config.rollout.load_filter()
-        if config.agent is not None:
-            config.agent.load_process()
+        if config.agent_config is not None:
+            config.agent_config.load_process()
         require_engine(config.engine, config.model)
         _require_sleep(config)
     if generates or config.run.eval_steps:
         agent = agent_of(config)
         prompts, rewarder = make_prompts(config, agent=agent)
         rewarder.close()
-        if agent is not None and config.agent is not None:
-            asyncio.run(_try_out(agent, config.agent))
+        if agent is not None and config.agent_config is not None:
+            asyncio.run(_try_out(agent, config.agent_config))
         index = prompts.index
         if config.run.eval_steps:
             require_held_out(prompts)
@@ -111,7 +111,7 @@ def probe(
             prompts.longest,
             config.max_tokens,
             len(rewarder.names),
-            config.agent.max_segments if config.agent is not None else 0,
+            config.agent_config.max_segments if config.agent_config is not None else 0,
         ),
         {
             "model": config.model.path,
@@ -221,7 +221,7 @@ def make_learner(
         publish=publisher(config),
         give_up_after=config.rollout.give_up_after,
         critic=config.critic,
-        credit=turn_credit(config.agent),
+        credit=turn_credit(config.agent_config),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +39,7 @@ from unirl.llm.rewards.rewards import Rewarder
 from unirl.llm.rollout import Rollout, Visitors
 from unirl.llm.tasks.make import make_tasks
 from unirl.llm.tasks.prompts import PromptIndex, PromptSource
+from unirl.llm.trajectories.keeper import make_keeper
 
 
 def make_rollout(
@@ -47,8 +49,9 @@ def make_rollout(
     index: PromptIndex | None = None,
     link: EvaluationLink | None = None,
     saves: bool = False,
+    folder: Path | None = None,
 ) -> Rollout | AgentRollout:
-    """The factory of a plan's actors."""
+    """The factory of a plan's actors. folder: of the run."""
     return _rollout(
         config,
         make_engine(beside_learner(config.engine, config.learner.device), config.model),
@@ -60,6 +63,7 @@ def make_rollout(
         sleeps=config.mode == "colocated",
         visitors=link.visitors(context.index) if link is not None else None,
         saves=saves,
+        folder=folder,
     )
 
 
@@ -98,10 +102,11 @@ def _rollout(
     sleeps: bool = False,
     visitors: Visitors | None = None,
     saves: bool = False,
+    folder: Path | None = None,
 ) -> Rollout | AgentRollout:
     agent = agent_of(config)
     prompts, rewarder = make_prompts(config, index, agent)
-    if config.agent is None or agent is None:
+    if config.agent_config is None or agent is None:
         return Rollout(
             engine,
             weights,
@@ -121,7 +126,7 @@ def _rollout(
         prompts.longest,
         config.max_tokens,
         len(rewarder.names),
-        config.agent.max_segments,
+        config.agent_config.max_segments,
     )
     return AgentRollout(
         engine,
@@ -130,20 +135,34 @@ def _rollout(
         rewarder,
         config.rollout,
         config.sampling,
-        config.agent,
+        config.agent_config,
         agent,
-        session_maker(config.agent, _bridge(config, config.agent)),
+        session_maker(config.agent_config, _bridge(config, config.agent_config)),
         shape,
         seed=seed,
         ranks=ranks,
         sleeps=sleeps,
         visitors=visitors,
+        keeper=make_keeper(
+            config.store_config,
+            folder,
+            config.reward.weight_of,
+            {
+                "agent": _driver(config.agent_config),
+                "env": config.agent_config.world,
+                "engine": config.engine.kind,
+            },
+        ),
     )
+
+
+def _driver(config: AgentConfig) -> str:
+    return config.function or config.command or "native"
 
 
 def agent_of(config: LanguageConfig) -> Agent | None:
     """What drives episodes; None where prompts are answered once."""
-    return make_agent(config.agent, Endpoint) if config.agent is not None else None
+    return make_agent(config.agent_config, Endpoint) if config.agent_config is not None else None
 
 
 def _bridge(config: LanguageConfig, agent: AgentConfig) -> Bridge:
@@ -158,8 +177,8 @@ def make_prompts(
     brought = agent.task() if agent is not None else None
     tasks = [brought] if brought is not None else make_tasks(config.task)
     prepare = None
-    if config.agent is not None and agent is not None:
-        prepare = partial(_bridge(config, config.agent).prepared, tools=agent.schemas)
+    if config.agent_config is not None and agent is not None:
+        prepare = partial(_bridge(config, config.agent_config).prepared, tools=agent.schemas)
     prompts = PromptSource(
         tasks,
         tokenizer,

@@ -14,6 +14,7 @@ from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rollout import RolloutConfig
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.training.distill import TeacherConfig
+from unirl.llm.trajectories.config import StoreConfig
 from unirl.runners.config import RunConfig
 
 
@@ -31,8 +32,12 @@ class LanguageConfig(Protocol):
         """Of a completion, or an episode."""
 
     @property
-    def agent(self) -> AgentConfig | None:
+    def agent_config(self) -> AgentConfig | None:
         """None: prompts are answered once, by completions."""
+
+    @property
+    def store_config(self) -> StoreConfig | None:
+        """Where episodes are kept; None: there are none."""
 
     @property
     def model(self) -> ModelConfig: ...

@@ -78,7 +78,7 @@ class FunctionAgent:
         if said is None:
             return "stop"
         if isinstance(said, str) and said in ENDINGS:
-            return said  # type: ignore[return-value]
+            return said
         if isinstance(said, numbers.Real):
             session.episode.outcome = float(said)
             return "stop"

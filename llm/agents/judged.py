@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from unirl.llm.agents.episode import Episode, Turn
-from unirl.llm.engine import NOBODY, Completion
+from unirl.llm.engine import NOBODY, Completion, Finish
 from unirl.llm.group import CUT_OFF
 from unirl.llm.tasks.prompts import Said
 
@@ -40,7 +40,7 @@ def as_completion(episode: Episode) -> Completion:
         logp += (0.0,) * len(given) + turn.completion.logp
         version += (NOBODY,) * len(given) + turn.completion.version
         drawn += (False,) * len(given) + (True,) * len(turn.completion.tokens)
-    finish = "length" if episode.ending in CUT_OFF else "stop"
+    finish: Finish = "length" if episode.ending in CUT_OFF else "stop"
     return Completion(tuple(tokens), tuple(logp), tuple(version), finish, tuple(drawn))
 
 

@@ -26,7 +26,8 @@ def chosen_segments(
     """The segments of an episode that fit its share of a slot, longest histories as they come, and
     how many do not.
     """
-    found, left = [], max_tokens
+    found: list[Segment] = []
+    left = max_tokens
     segments = episode.segments(prompt)
     for segment in segments:
         if len(found) < max_segments and len(segment.token) <= left:
@@ -71,7 +72,7 @@ def write_episodes(
     data["episode"][: len(segments)] = owners
     data["shared"][: len(segments)] = torch.tensor([one.is_shared for _, one in segments])
     finishes = ["length" if one.ending in CUT_OFF else "stop" for one in episodes]
-    data["finish"].copy_(torch.tensor([FINISHES.index(each) for each in finishes]))  # type: ignore[arg-type]
+    data["finish"].copy_(torch.tensor([FINISHES.index(each) for each in finishes]))
     data["ending"].copy_(torch.tensor([ENDINGS.index(one.ending) for one in episodes]))
     data["reward"].copy_(torch.tensor([[score.value for score in row] for row in scores]))
     data["outcome"].copy_(torch.tensor([[score.outcome for score in row] for row in scores]))

@@ -62,7 +62,7 @@ class Turns:
                 turn, mask = group.turn[begin:end], group.mask[begin:end]
                 owner = int(group.owner[c])
                 own = torch.full((end - begin,), -1, dtype=torch.int64)
-                for each in turn[mask].unique().tolist():
+                for each in torch.unique(turn[mask]).tolist():
                     drawn = (turn == each) & mask
                     own[drawn] = len(reward)
                     reward.append(float(group.step_reward[begin:end][drawn].double().sum()))

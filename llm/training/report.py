@@ -64,10 +64,10 @@ def _report_episodes(groups: Sequence[Group], metrics: Metrics) -> None:
     tried = total["calls"] + total["invalid_calls"]
     metrics.ratio("agent/well_formed_calls", total["calls"], tried)
     metrics.ratio("agent/failed_calls", total["failed_calls"], total["calls"])
-    for name in ("tool_seconds", "model_seconds"):
-        metrics.ratio(f"time/agent/{name}", total[name], size)
-    for name in ("rewritten", "forked", "dropped_segments", "cancelled"):
-        metrics.total(f"agent/{name}", int(total[name]))
+    for key in ("tool_seconds", "model_seconds"):
+        metrics.ratio(f"time/agent/{key}", total[key], size)
+    for key in ("rewritten", "forked", "dropped_segments", "cancelled"):
+        metrics.total(f"agent/{key}", int(total[key]))
     metrics.total("faults/episodes_retried", int(total["retried"]))
 
 

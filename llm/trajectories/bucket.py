@@ -30,7 +30,7 @@ class Bucket:
         self._obstore, make = obstore, cast(Any, from_url)  # its types have a case for each cloud
         self._exists = exceptions.AlreadyExistsError
         self._url = url
-        options = {"endpoint": endpoint} if endpoint else {}
+        options: Any = {"endpoint": endpoint} if endpoint else {}
         try:
             self._store = make(
                 url,

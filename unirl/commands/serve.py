@@ -56,7 +56,7 @@ def serve(arguments: Sequence[str]) -> int:
 
     where = Path(positional[0]).expanduser()
     if positional[0] == "tiny" or (where / "config.json").is_file():
-        model, newest = ModelConfig(path=positional[0]), lambda: None
+        model, newest = ModelConfig(path=positional[0]), _nothing_newer
     else:
         source = _Run(run_folder.find(positional[0]))
         model, newest = source.config.model, source.newest
@@ -110,3 +110,8 @@ def _key(options: ServeOptions) -> str:
             "name its environment variable with --key-variable, or leave out --host",
         )
     return key
+
+
+def _nothing_newer() -> tuple[int, Any] | None:
+    """A folder is served as it is."""
+    return None

@@ -108,6 +108,9 @@ class Pool:
     their restarts. Importing them must start no thread.
     """
 
+    keeps: bool = False
+    """Whether the factory takes `folder`, where its members may leave files of the run."""
+
     def __post_init__(self) -> None:
         low, high = self.bounds
         if not 1 <= low <= high:

@@ -168,6 +168,8 @@ def _train_once(
         stack.enter_context(learner_threads(plan.runner))
         stack.enter_context(ranks.joined(plan.learner.queue.timeout_seconds))
         log_dir = run_dir / "logs" if run_dir is not None else None
+        if run_dir is not None:
+            plan = plan.in_folder(run_dir.resolve())
         plan = stack.enter_context(rank_processes(plan, checkpoint, log_dir))
         agree = ranks.first_text if ranks.world_size > 1 else None
         runner = make_runner(

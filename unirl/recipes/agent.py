@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from unirl.errors import UniRLError
 from unirl.llm.agents.config import AgentConfig
+from unirl.llm.trajectories.config import StoreConfig
 from unirl.recipes import grpo
 from unirl.runners.plan import Plan
 
@@ -23,12 +24,21 @@ IMPORTS_LATE = True
 class Config(grpo.Config):
     """Everything that can be set for a run with an agent."""
 
-    agent: AgentConfig = field(default_factory=AgentConfig)  # type: ignore[assignment]
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
 
     @property
     def max_tokens(self) -> int:
         """Of an episode behind its prompt."""
         return self.agent.max_episode_tokens
+
+    @property
+    def agent_config(self) -> AgentConfig:
+        return self.agent
+
+    @property
+    def store_config(self) -> StoreConfig:
+        return self.store
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,6 +20,7 @@ from unirl.core.queue import REASONS
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm import assembly, generating, saved_samples
+from unirl.llm.agents.config import AgentConfig
 from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.evaluation_link import EvaluationLink
@@ -31,6 +32,7 @@ from unirl.llm.rollout import REASONS as GROUP_REASONS
 from unirl.llm.rollout import RolloutConfig
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.training.distill import TeacherConfig
+from unirl.llm.trajectories.config import StoreConfig
 from unirl.recipes.mix import check_mix, pool_name
 from unirl.recipes.modes import Mode, ModeQueue, ModeRunner, queue_of, runner_of
 from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
@@ -104,7 +106,15 @@ class Config:
         """Of a completion."""
         return self.sampling.max_tokens
 
-    agent: ClassVar[None] = None
+    @property
+    def agent_config(self) -> AgentConfig | None:
+        """Completions have none."""
+        return None
+
+    @property
+    def store_config(self) -> StoreConfig | None:
+        """Of episodes."""
+        return None
 
     def __post_init__(self) -> None:
         queue_of(self.mode, self.queue)
@@ -201,6 +211,7 @@ def plan_of(recipe: str, config: Config) -> Plan:
             config.num_engines,
             config.mix.get(name, 1.0),
             preload=preload,
+            keeps=config.store_config is not None,
         )
         for name, make_actor in make_actors.items()
     )

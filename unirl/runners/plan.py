@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from unirl.config.rules import check_finite
@@ -69,6 +71,16 @@ class Plan:
     ray: RayConfig = field(default_factory=RayConfig)
     notes: tuple[str, ...] = ()
     """What people should know at the start besides what `describe` says: a line each."""
+
+    def in_folder(self, folder: Path) -> Plan:
+        """With this folder for the members that keep files of the run."""
+        pools = [
+            replace(pool, make_actor=partial(pool.make_actor, folder=folder), keeps=False)
+            if pool.keeps
+            else pool
+            for pool in self.pools
+        ]
+        return replace(self, pools=tuple(pools))
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pools", tuple(self.pools))

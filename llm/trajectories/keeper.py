@@ -1,0 +1,80 @@
+"""What a run's actors keep of their episodes: a store of trajectories, written behind the run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from unirl.core.sample import Slot
+from unirl.llm.agents.episode import Episode
+from unirl.llm.group import Score
+from unirl.llm.rewards.rewards import combine
+from unirl.llm.tasks.prompts import Prompt
+from unirl.llm.trajectories.config import StoreConfig
+from unirl.llm.trajectories.record import NO_TICKET, Record
+from unirl.llm.trajectories.store import open_store
+from unirl.llm.trajectories.writer import TrajectoryWriter
+
+log = logging.getLogger(__name__)
+
+
+class RunKeeper:
+    """Made in the process of an actor. about: what is the same for all of its episodes, as fields
+    of Record.
+    """
+
+    def __init__(
+        self, config: StoreConfig, folder: Path, rewards: dict[str, float], about: dict[str, Any]
+    ) -> None:
+        self._writer = TrajectoryWriter(open_store(config, folder), config)
+        self._run, self._rewards, self._about = folder.name, rewards, about
+
+    def keep(
+        self,
+        slot: Slot | None,
+        prompt: Prompt,
+        episodes: Sequence[Episode],
+        scores: Sequence[Sequence[Score]],
+    ) -> None:
+        reward, valid = combine(scores, tuple(self._rewards.values()))
+        self._writer.keep(
+            Record(
+                episode,
+                run=self._run,
+                ticket=slot.ticket if slot is not None else NO_TICKET,
+                place=place,
+                group_size=len(episodes),
+                prompt=prompt.tokens,
+                task=prompt.task,
+                task_id=str(prompt.index),
+                split="train" if slot is not None else "held_out",
+                scores=dict(zip(self._rewards, row, strict=True)),
+                reward=float(reward[place]) if valid[place] else None,
+                **self._about,
+            )
+            for place, (episode, row) in enumerate(zip(episodes, scores, strict=True))
+        )
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def make_keeper(
+    config: StoreConfig | None,
+    folder: Path | None,
+    rewards: dict[str, float],
+    about: dict[str, Any],
+) -> RunKeeper | None:
+    """None where nothing is to be kept, and on a machine that does not have the run's folder."""
+    if config is None or not config.enabled or folder is None:
+        return None
+    if not config.url and not folder.is_dir():
+        log.warning(
+            "episodes are not kept on this machine, which has no %s: store.url names a database "
+            "that all machines reach",
+            folder,
+        )
+        return None
+    return RunKeeper(config, folder, rewards, about)
