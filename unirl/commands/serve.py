@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ def serve(arguments: Sequence[str]) -> int:
     from unirl.llm.models.model import ModelConfig
 
     where = Path(positional[0]).expanduser()
+    newest: Callable[[], tuple[int, Any] | None]
     if positional[0] == "tiny" or (where / "config.json").is_file():
         model, newest = ModelConfig(path=positional[0]), _nothing_newer
     else:
