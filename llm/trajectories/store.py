@@ -321,7 +321,8 @@ def open_store(config: StoreConfig, folder: Path, *, create: bool = True) -> Tra
                 "INSERT INTO meta (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING",
                 [name, value],
             )
-        known = {name: value for name, value in database.execute("SELECT name, value FROM meta")}
+        rows = database.execute("SELECT name, value FROM meta")
+        known = {str(name): str(value) for name, value in rows}
     found, store.name = known["schema"], known["name"]
     if found != str(VERSION):
         store.close()

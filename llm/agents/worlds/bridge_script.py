@@ -117,8 +117,8 @@ class Verifiers:
         is_single = isinstance(self.env, self.vf.SingleTurnEnv)
         messages = []
         if answers is not None and not is_single:
-            told = self.wait(answers(state["prompt"] + state["completion"], state))
-            messages = list(told[0] if isinstance(told, tuple) else told)
+            answer = self.wait(answers(state["prompt"] + state["completion"], state))
+            messages = list(answer[0] if isinstance(answer, tuple) else answer)
             state["completion"] += messages
         done = is_single or bool(state.get("final_env_response"))
         limit = getattr(self.env, "max_turns", -1)
