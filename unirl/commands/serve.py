@@ -22,7 +22,7 @@ from unirl.errors import UniRLError
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What `unirl serve` is told."""
+    """Flags of `unirl serve`."""
 
     port: int = 8000
     """Of TCP; 0: any free one."""

@@ -19,7 +19,7 @@ from unirl.llm.engine import Completion, Request, SamplingConfig
 from unirl.llm.engines.hf.engine import HfEngine
 
 TOKENIZER = chat_tokenizer()
-CONTEXT = 1 << 15
+CONTEXT = 1 << 17
 ROOMY = AgentConfig(max_turns=1 << 20, max_episode_tokens=1 << 30)
 
 
