@@ -54,6 +54,7 @@ class Result(NamedTuple):
     proven: int
     """Requests whose prompt is a stored path, token for token, and what was given behind it."""
     drawn: int
+    """Tokens of turns that are learned from."""
     trained: int
     """Drawn tokens that a segment trains."""
     error: str
@@ -94,8 +95,10 @@ def run(host: Hosted, venvs: Path, name: str, timeout: float = 150.0) -> Result:
         is_counted = turn.parent != ROOT or turn.origin in ("prompt", "rewritten", "forked")
         proven += request.prompt[: len(path)] == path and is_counted
     trained = sum(sum(segment.mask) for segment in episode.segments())
-    failed = "" if done.returncode == 0 or client.may_fail else done.stderr[-2000:]
-    return Result(len(asked), dict(session.counts), proven, episode.num_drawn, trained, failed)
+    owed = sum(len(turn.completion.tokens) for turn in episode.turns if turn.trained)
+    is_fine = done.returncode == 0 or (client.may_fail and asked)
+    failed = "" if is_fine else done.stderr[-2000:]
+    return Result(len(asked), dict(session.counts), proven, owed, trained, failed)
 
 
 def main() -> None:

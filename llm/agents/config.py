@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from unirl.config.rules import check_at_least
+from unirl.config.rules import check_at_least, check_positive
 from unirl.errors import UniRLError
 from unirl.llm.own_code import load_own
 from unirl.llm.sandbox.config import SandboxConfig
@@ -96,7 +96,8 @@ class AgentConfig:
             1, "agent", self, "max_turns", "max_episode_tokens", "max_segments", "max_invalid"
         )
         check_at_least(0, "agent", self, "retries", "max_episodes", "oversample", "turn_weight")
-        check_at_least(0.01, "agent", self, "episode_seconds", "tool_seconds")
+        for name in ("episode_seconds", "tool_seconds"):
+            check_positive(f"agent.{name}", getattr(self, name), "leave it out for the default")
         check_at_least(40, "agent", self, "max_observation")
         drivers = [key for key in ("function", "command", "world") if getattr(self, key)]
         if len(drivers) > 1:

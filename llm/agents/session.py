@@ -187,7 +187,6 @@ class Session:
             self._set_trained(turn, False)
 
     async def count(self, messages: Sequence[Message], tools: Tools = ()) -> int:
-        """Tokens of this conversation, rendered whole."""
         return len(self._bridge.whole(messages, tools))
 
     def sampling_with(self, wanted: Mapping[str, float]) -> SamplingConfig:
@@ -257,12 +256,14 @@ class Session:
         )
         self._learns.append(prompt.trained)
         self._node[_hash(chain[-1], sorted_json(canonical(message)))] = turn
+        for stop in sampling.stop:  # some clients write again what stopped the answer
+            written = {**message, "content": said.content.rstrip() + stop}
+            self._node.setdefault(_hash(chain[-1], sorted_json(canonical(written))), turn)
         self.counts[prompt.origin] += 1
         finish: Finish = "length" if drawn.finish == "length" else "stop"
         return Answer(message, "tool_calls" if said.calls else finish, turn, said.errors)
 
     async def _drawn(self, request: Request) -> Completion:
-        """However often the engine is interrupted meanwhile."""
         found = await self._draw(request)
         while found.finish == "aborted":
             if self._is_closed:

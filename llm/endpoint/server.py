@@ -154,7 +154,8 @@ class Endpoint:
                 self._unix_socket.chmod(0o600)
             else:
                 family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-                listening = socket.socket(family)
+                # With its protocol named, asyncio sends small answers at once (TCP_NODELAY).
+                listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listening.bind((self._host, self._port))
                 self._port = listening.getsockname()[1]

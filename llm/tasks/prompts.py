@@ -277,7 +277,7 @@ class PromptSource:
                 'set task.template to "off" for plain text, or take a model that can chat',
             )
         turns: Sequence[Message] = messages
-        options = dict(self._config.template_options)
+        options: dict[str, Any] = dict(self._config.template_options)
         if self._prepare is not None:
             turns, tools = self._prepare(messages)
             options |= {"tools": list(tools)} if tools else {}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unirl.config.rules import check_finite
+from unirl.core.actor import AnyActor
 from unirl.core.evaluator import Evaluator
 from unirl.core.learner import Learner, LearnerContext
 from unirl.core.pool import Pool, Resources
@@ -75,7 +76,7 @@ class Plan:
     def in_folder(self, folder: Path) -> Plan:
         """With this folder for the members that keep files of the run."""
         pools = [
-            replace(pool, make_actor=partial(pool.make_actor, folder=folder), keeps=False)
+            replace(pool, make_actor=partial(_factory(pool), folder=folder), keeps=False)
             if pool.keeps
             else pool
             for pool in self.pools
@@ -197,3 +198,8 @@ def _describe_queue(learner: LearnerPlan) -> list[str]:
         shape = ", ".join(str(size) for size in item.shape)
         lines.append(f"          {name:<16} [{shape}] {str(item.dtype).removeprefix('torch.')}")
     return lines
+
+
+def _factory(pool: Pool) -> Callable[..., AnyActor]:
+    """Which takes more than a context."""
+    return pool.make_actor

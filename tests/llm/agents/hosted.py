@@ -19,6 +19,7 @@ from unirl.llm.engine import Completion, Request, SamplingConfig
 from unirl.llm.engines.hf.engine import HfEngine
 
 TOKENIZER = chat_tokenizer()
+CONTEXT = 1 << 17
 ROOMY = AgentConfig(max_turns=1 << 20, max_episode_tokens=1 << 30)
 
 
@@ -28,7 +29,7 @@ class Hosted:
     def __init__(self, max_tokens: int = 12, **options: Any) -> None:
         torch.set_num_threads(1)
         self.loop = asyncio.new_event_loop()
-        self.engine = HfEngine(None, loaded=(chat_model(TOKENIZER), TOKENIZER))  # type: ignore[arg-type]
+        self.engine = HfEngine(None, loaded=(chat_model(TOKENIZER, context=CONTEXT), TOKENIZER))  # type: ignore[arg-type]
         self.bridge, self.max_tokens = Bridge(TOKENIZER), max_tokens
         self.endpoint = Endpoint(**options)
         self.requests: list[Request] = []
@@ -48,7 +49,7 @@ class Hosted:
             config,
             SamplingConfig(max_tokens=self.max_tokens),
             seed=number,
-            context=4096,
+            context=CONTEXT,
         )
         self.sessions.append(session)
         return session, self.endpoint.open(session, self.loop)
