@@ -102,8 +102,8 @@ values = st.recursive(
     ),
     optimizer=st.builds(
         Optimizer,
-        lr=st.floats(allow_nan=False),
-        max_norm=st.none() | st.floats(allow_nan=False),
+        lr=st.floats(allow_nan=False, allow_infinity=False),
+        max_norm=st.none() | st.floats(allow_nan=False, allow_infinity=False),
         nesterov=st.booleans(),
     ),
     window=st.none() | st.integers(1, 9),

@@ -22,11 +22,7 @@ from unirl.errors import UniRLError
 
 @dataclass(frozen=True)
 class ServeOptions:
-<<<<<<< HEAD
-    """What `unirl serve` is given."""
-=======
     """Flags of `unirl serve`."""
->>>>>>> endpoint
 
     port: int = 8000
     """Of TCP; 0: any free one."""
