@@ -137,7 +137,11 @@ def _rollout(
         config.sampling,
         config.agent_config,
         agent,
-        session_maker(config.agent_config, _bridge(config, config.agent_config)),
+        session_maker(
+            config.agent_config,
+            _bridge(config, config.agent_config),
+            config.engine.max_context or _own_context(config.model, load_tokenizer(config.model)),
+        ),
         shape,
         seed=seed,
         ranks=ranks,

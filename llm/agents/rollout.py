@@ -243,8 +243,9 @@ class AgentRollout:
     async def _score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[list[Score]]:
         texts = [said(each, self.prompts.decode) for each in episodes]
         if self._process is not None:
-            for episode, text in zip(episodes, texts, strict=True):
+            for i, (episode, text) in enumerate(zip(episodes, texts, strict=True)):
                 pay_steps(episode, self._process(text.turns, prompt.answer, prompt.info))
+                texts[i] = said(episode, self.prompts.decode)
         return await self._rewarder.score_group(
             prompt, texts, [as_completion(each) for each in episodes]
         )
