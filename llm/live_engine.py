@@ -18,7 +18,7 @@ class LiveEngine:
     """sleeps: the engine gives its memory back while nobody has it awake."""
 
     def __init__(self, engine: Engine, weights: WeightStore, sleeps: bool) -> None:
-        self._engine, self._weights, self._sleeps = engine, weights, sleeps
+        self.engine, self._weights, self._sleeps = engine, weights, sleeps
         self._swap, self._incoming = asyncio.Lock(), Incoming(weights)
         self._failure: UniRLError | EngineFailed | None = None
         self._num_open = self._num_drawing = 0
@@ -31,7 +31,7 @@ class LiveEngine:
         finally:
             self._num_open -= 1
             if self._sleeps and self._num_open == 0:
-                await self._engine.sleep()
+                await self.engine.sleep()
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -55,7 +55,7 @@ class LiveEngine:
                 raise
 
     async def _bring_up_to_date(self) -> None:
-        engine = self._engine
+        engine = self.engine
         await engine.start()
         if self._sleeps:
             await engine.wake()

@@ -103,8 +103,10 @@ class Answer(NamedTuple):
 class Answering(Protocol):
     """What answers held-out prompts: Rollout, and AgentRollout."""
 
-    engine: Engine
     prompts: PromptSource
+
+    @property
+    def engine(self) -> Engine: ...
 
     async def answer(
         self, number: int, *, seed: int, deterministic: bool, refresh: bool = True
@@ -149,7 +151,7 @@ class Rollout:
         visitors: Visitors | None = None,
         saves: bool = False,
     ) -> None:
-        self.engine, self.prompts, self.sampling = engine, prompts, sampling
+        self.prompts, self.sampling = prompts, sampling
         self._rewarder, self._config = rewarder, config
         self._seed, self._ranks, self._max_staleness = seed, ranks, max_staleness
         self._function, self._keep = config.load_function(), config.load_filter()
@@ -165,6 +167,15 @@ class Rollout:
         """By number of the prompt, what interrupted groups have so far."""
         self._slots: dict[str, tuple[Slot, GroupSaver]] = {}
         """By id of a request, the slot that its group is for."""
+
+    @property
+    def engine(self) -> Engine:
+        return self._live.engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        """Before the first sample: another one than it was made with."""
+        self._live.engine = engine
 
     async def produce(self, slot: Slot) -> None:
         if self._visitors is not None:

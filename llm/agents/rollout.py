@@ -92,7 +92,7 @@ class AgentRollout:
         visitors: Visitors | None = None,
         keeper: Keeper | None = None,
     ) -> None:
-        self.engine, self.prompts, self.sampling = engine, prompts, sampling
+        self.prompts, self.sampling = prompts, sampling
         self._rewarder, self._config, self._agent_config = rewarder, config, agent_config
         self._agent, self._make_session, self._shape = agent, make_session, shape
         self._seed, self._ranks, self._visitors, self._keeper = seed, ranks, visitors, keeper
@@ -106,6 +106,10 @@ class AgentRollout:
         self._complaints: Counter[str] = Counter()
         self._retries = 0.0
         """Of the engine, as far as they are reported."""
+
+    @property
+    def engine(self) -> Engine:
+        return self._live.engine
 
     async def produce(self, slot: Slot) -> None:
         if self._visitors is not None:

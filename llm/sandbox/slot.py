@@ -371,12 +371,13 @@ def _bwrap(binds: Sequence[str], disk: int) -> list[str]:
     """The command of bubblewrap, up to the program."""
     options = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     options += ["--hostname", "sandbox", "--uid", "1000", "--gid", "1000", "--clearenv"]
+    # First: an interpreter or a checkout may itself be below /tmp.
+    for path in (WORKDIR, "/tmp"):
+        options += ["--size", str(disk), "--perms", "0700", "--tmpfs", path]
     for path in (*binds, _PACKAGES[-1]):
         if os.path.islink(path):
             options += ["--symlink", os.readlink(path), path]
         else:
             options += ["--ro-bind", path, path]
     options += ["--dev", "/dev", "--proc", "/proc"]
-    for path in (WORKDIR, "/tmp"):
-        options += ["--size", str(disk), "--perms", "0700", "--tmpfs", path]
     return [*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKDIR]

@@ -67,7 +67,7 @@ def gone(pid: int, seconds: float = 10.0) -> bool:
 def test_functions_get_what_they_name_and_return_what_they_like() -> None:
     with rewards({f"{OWN}:{name}": 1.0 for name in ("length", "everything", "equal")}) as rewarder:
         rows = asyncio.run(rewarder.score_group(prompt(), ["7", "8"], [DONE] * 2))
-    assert [[score.value for score in row] for row in rows] == [[0.3, 9.0, 1.0], [0.3, 9.0, 0.0]]
+    assert [[score.value for score in row] for row in rows] == [[0.3, 12.0, 1.0], [0.3, 12.0, 0.0]]
 
 
 def test_bad_results_and_errors_are_failures_with_their_reason(

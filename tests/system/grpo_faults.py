@@ -34,6 +34,7 @@ class Refusing(HfEngine):
 def make_refusing(context: ActorContext, *, config: Any, version: int, refused: Path) -> Rollout:
     """The recipe's rollout with an engine that refuses."""
     rollout = generating.make_rollout(context, config=config)
+    assert isinstance(rollout, Rollout)
     rollout.engine = Refusing(config.model, config.engine, version=version, refused=refused)
     return rollout
 

@@ -28,6 +28,8 @@ def test_a_model_is_served_with_a_key_until_it_is_interrupted(tmp_path: Path) ->
         env={**os.environ, "KEY": "secret"},
         stdout=subprocess.PIPE,
         text=True,
+        # Where the tests run in the background, it is ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert process.stdout is not None
