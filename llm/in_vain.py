@@ -23,6 +23,11 @@ _WHY = {
         "a group needs a completion that all of reward.weights have scored",
         "look at the log for why they fail",
     ),
+    "infrastructure": (
+        "their episodes failed for what the policy cannot have caused",
+        "each was tried again agent.retries times",
+        "look at the log for why they fail: a world, a tool or a sandbox that is gone",
+    ),
     "truncated": (
         "all of their completions were cut off",
         "algorithm.mask_truncated leaves those out",

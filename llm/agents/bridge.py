@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from unirl.errors import UniRLError
+from unirl.llm.agents.answer import MessagesRefused
 from unirl.llm.agents.tool_calls import CLOSE, MARKS, OPEN, calls_of, content_text, sorted_json
 from unirl.llm.tasks.task import Message
 
@@ -145,7 +146,7 @@ class Bridge:
                 **self._options,
             )
         except Exception as error:  # a template is a program of the model's author
-            raise UniRLError(
+            raise MessagesRefused(
                 "the chat template refuses these messages",
                 f"{type(error).__name__}: {error}",
                 "send roles in the order that the model knows",

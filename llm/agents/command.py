@@ -22,6 +22,7 @@ from unirl.llm.tasks.task import Task
 _MOST_OUTPUT = 64 * 1024
 """Bytes of what a program prints that are read; the rest is thrown away."""
 _SHOWN = 500
+_LOOK_SECONDS = 0.1
 
 
 class Door(Protocol):
@@ -95,13 +96,18 @@ class CommandAgent:
                 str(error),
                 "the episode is tried again",
             ) from error
+        # A program that it has left behind may hold the pipe open: its own end counts.
+        reading = asyncio.ensure_future(_last_of(process.stdout))
         try:
-            tail = await _last_of(process.stdout)
+            while process.returncode is None and not reading.done():
+                await asyncio.wait({reading}, timeout=_LOOK_SECONDS)
             code = await process.wait()
+            await asyncio.wait({reading}, timeout=1.0)
+            tail = reading.result() if reading.done() else b""
         finally:
+            reading.cancel()
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
         if code:
             text = tail.decode(errors="replace").strip()[-_SHOWN:]
             raise AgentCrashed(f"{self._argv[0]} ended with code {code}: {text}")

@@ -8,7 +8,7 @@ the episode's sample, and each turn is trained in the first segment that holds i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -110,16 +110,21 @@ class Episode:
         parents = {turn.parent for turn in self.turns}
         return [number for number in range(len(self.turns)) if number not in parents]
 
-    def segments(self, prompt: Sequence[int] = ()) -> list[Segment]:
+    def segments(
+        self, prompt: Sequence[int] = (), fits: Callable[[Segment], bool] = lambda segment: True
+    ) -> list[Segment]:
         """One for each leaf of which something is trained. prompt: the group's; a path that begins
-        with exactly these tokens shares it.
+        with exactly these tokens shares it. fits: what of them is kept; what a path would have
+        trained that is not kept is trained in the next one that holds it.
         """
         prompt, found, seen = tuple(prompt), [], set[int]()
         for leaf in self.leaves:
             path = self.path(leaf)
             if any(self.turns[each].trained and each not in seen for each in path):
-                found.append(self._segment(path, prompt, seen))
-                seen.update(path)
+                segment = self._segment(path, prompt, seen)
+                if fits(segment):
+                    found.append(segment)
+                    seen.update(path)
         return found
 
     def _segment(self, path: Sequence[int], prompt: tuple[int, ...], seen: set[int]) -> Segment:

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unirl.llm.agents.agent import AgentTask
+from unirl.llm.agents.answer import Answer
 from unirl.llm.agents.config import AgentConfig
-from unirl.llm.agents.session import Answer, Session
+from unirl.llm.agents.session import Session
 from unirl.llm.agents.tool_calls import ToolCall, calls_of
 from unirl.llm.agents.tools.tool import Toolbox, Tools
 from unirl.llm.agents.worlds.world import EnvClient, Observation, World
@@ -86,7 +87,7 @@ class _Episode:
             calls = calls_of(answer.message)
             invalid = bool(answer.errors)
             if not calls and not invalid and self._client is None:
-                return "stop"
+                return "context" if answer.finish == "length" else "stop"
             seen, observation = await self._act(answer, calls)
             if observation is not None:
                 invalid = invalid or observation.is_invalid
@@ -106,9 +107,7 @@ class _Episode:
         the model is given, and the world's last word.
         """
         started = time.monotonic()
-        seen: list[Message] = [
-            {"role": "user", "content": f"Error: {each}"} for each in answer.errors
-        ]
+        seen: list[Message] = []
         own = [call for call in calls if self._client is None or call.name in self._own]
         failed, observation = 0, None
         if own and self._toolbox is not None:
@@ -125,6 +124,8 @@ class _Episode:
                 self._pay(answer.turn, observation)
                 if observation.has_ended:
                     break
+        # Behind what tools said: templates want that next to the calls.
+        seen += [{"role": "user", "content": f"Error: {each}"} for each in answer.errors]
         self._session.episode.turns[answer.turn].info.update(
             calls=len(calls),
             invalid_calls=len(answer.errors),

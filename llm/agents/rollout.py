@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,24 +23,27 @@ from unirl.core.weights import WeightStore
 from unirl.errors import DiscardSlot, Restartable, UniRLError, format_error
 from unirl.learners.parallel import Ranks
 from unirl.llm.agents.agent import Agent, AgentTask
+from unirl.llm.agents.answer import EpisodeEnded, MessagesRefused
 from unirl.llm.agents.config import AgentConfig
 from unirl.llm.agents.episode import Episode
 from unirl.llm.agents.judged import as_completion, said
 from unirl.llm.agents.sample import write_episodes
-from unirl.llm.agents.session import EpisodeEnded, Session
+from unirl.llm.agents.session import Session
 from unirl.llm.engine import Engine, EngineFailed, SamplingConfig
 from unirl.llm.group import GroupShape, Score
 from unirl.llm.in_vain import InVain
 from unirl.llm.live_engine import LiveEngine
 from unirl.llm.rewards.rewards import Rewarder, combine
 from unirl.llm.rollout import Answer, RolloutConfig, Visitors
-from unirl.llm.tasks.prompts import Prompt, PromptSource
+from unirl.llm.tasks.prompts import Prompt, PromptSource, Said
 
 log = logging.getLogger(__name__)
 
 REASONS = ("infrastructure", "reward_failed", "zero_variance", "prompt_too_long")
 """Why a group of episodes is discarded."""
 _SIGN_OF_LIFE_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS = 0.25
+"""Before an episode is tried again; the next ones are twice as long each."""
 MakeSession = Callable[..., Session]
 """A session, but for its bridge, config and context."""
 
@@ -191,8 +195,10 @@ class AgentRollout:
         try:
             while len(found) < size:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                found += [each.result() for each in done]
-            return sorted(found[:size], key=lambda each: each.place), len(waiting)
+                found += sorted((each.result() for each in done), key=lambda each: each.place)
+            return sorted(found[:size], key=lambda each: each.place), len(waiting) + len(
+                found
+            ) - size
         finally:
             for each in waiting:
                 each.cancel()
@@ -207,6 +213,8 @@ class AgentRollout:
         async with self._room:
             for retried in range(self._agent_config.retries + 1):
                 own = derive_seed(seed, "attempt", retried) if retried else seed
+                if retried:
+                    await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2 ** (retried - 1), 30.0))
                 episode = await self._episode(prompt, f"{key}.{retried}", own, sampling)
                 if episode.ending != "infrastructure":
                     break
@@ -228,9 +236,11 @@ class AgentRollout:
                     episode.ending = await self._agent.run(task, session)
         except EpisodeEnded as ended:
             episode.ending, episode.why = ended.ending, str(ended)
-        except TimeoutError:
-            episode.ending = "time"
-            episode.why = f"it took longer than {self._agent_config.episode_seconds:g} s"
+        except TimeoutError as error:
+            is_late = time.monotonic() - started >= self._agent_config.episode_seconds
+            episode.ending, episode.why = "time" if is_late else "crash", format_error(error)
+        except MessagesRefused as refused:
+            episode.ending, episode.why = "crash", format_error(refused)
         except (UniRLError, EngineFailed):
             raise
         except Restartable as failure:
@@ -239,6 +249,13 @@ class AgentRollout:
             episode.ending, episode.why = "crash", format_error(error)
         finally:
             session.close()
+        if session.failure is not None:
+            raise session.failure
+        if session.ended is not None and episode.ending in ("stop", "crash"):
+            episode.ending, episode.why = session.ended.ending, str(session.ended)
+        if episode.ending == "crash" and not episode.turns:
+            # It has asked the model nothing: its program does not work, whatever the policy does.
+            episode.ending = "infrastructure"
         episode.seconds = time.monotonic() - started
         if episode.ending in ("crash", "infrastructure"):
             self._complain(episode)
@@ -248,11 +265,20 @@ class AgentRollout:
         texts = [said(each, self.prompts.decode) for each in episodes]
         if self._process is not None:
             for i, (episode, text) in enumerate(zip(episodes, texts, strict=True)):
-                pay_steps(episode, self._process(text.turns, prompt.answer, prompt.info))
+                self._pay(episode, text, prompt)
                 texts[i] = said(episode, self.prompts.decode)
         return await self._rewarder.score_group(
             prompt, texts, [as_completion(each) for each in episodes]
         )
+
+    def _pay(self, episode: Episode, text: Said, prompt: Prompt) -> None:
+        assert self._process is not None
+        try:
+            pay_steps(episode, self._process(text.turns, prompt.answer, prompt.info))
+        except UniRLError:
+            raise
+        except Exception as error:
+            raise DiscardSlot("reward_failed") from error
 
     def _judge(self, scores: Sequence[Sequence[Score]]) -> None:
         reward, valid = combine(scores, self._rewarder.weights)
@@ -296,7 +322,10 @@ def pay_steps(episode: Episode, rewards: Sequence[float]) -> None:
             "return a number for each turn",
         )
     for i, (turn, reward) in enumerate(zip(episode.turns, rewards, strict=True)):
-        episode.turns[i] = replace(turn, reward=(turn.reward or 0.0) + float(reward))
+        value = float(reward)
+        if not math.isfinite(value):
+            raise ValueError(f"agent.process_reward returned {value} for turn {i}")
+        episode.turns[i] = replace(turn, reward=(turn.reward or 0.0) + value)
 
 
 def counts_of(episodes: Sequence[Episode]) -> dict[str, float]:

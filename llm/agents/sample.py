@@ -23,17 +23,18 @@ _COLUMNS = (
 def chosen_segments(
     episode: Episode, prompt: Sequence[int], max_segments: int, max_tokens: int
 ) -> tuple[list[Segment], int]:
-    """The segments of an episode that fit its share of a slot, longest histories as they come, and
-    how many do not.
-    """
-    found: list[Segment] = []
-    left = max_tokens
-    segments = episode.segments(prompt)
-    for segment in segments:
-        if len(found) < max_segments and len(segment.token) <= left:
-            found.append(segment)
-            left -= len(segment.token)
-    return found, len(segments) - len(found)
+    """The segments of an episode that fit its share of a slot, and how many do not."""
+    num_found = num_tokens = num_left_out = 0
+
+    def fits(segment: Segment) -> bool:
+        nonlocal num_found, num_tokens, num_left_out
+        if num_found == max_segments or num_tokens + len(segment.token) > max_tokens:
+            num_left_out += 1
+            return False
+        num_found, num_tokens = num_found + 1, num_tokens + len(segment.token)
+        return True
+
+    return episode.segments(prompt, fits), num_left_out
 
 
 def write_episodes(

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from unirl.core.seeding import derive_seed
-from unirl.errors import UniRLError
+from unirl.errors import Restartable, UniRLError
+from unirl.llm.agents.answer import Answer, EpisodeEnded, Finish, MessagesRefused
 from unirl.llm.agents.bridge import Bridge
 from unirl.llm.agents.config import AgentConfig
 from unirl.llm.agents.episode import ROOT, Episode, Origin, Turn
@@ -29,37 +30,14 @@ from unirl.llm.agents.tool_calls import (
     sorted_json,
 )
 from unirl.llm.engine import Completion, Request, SamplingConfig
-from unirl.llm.group import Ending
 from unirl.llm.tasks.task import Message
 
 Draw = Callable[[Request], Awaitable[Completion]]
-Finish = Literal["stop", "length", "tool_calls"]
 Tools = Sequence[Mapping[str, Any]]
 Roots = Literal["same", "all"]
 """Which roots are learned from. same: those with the system's turn and the tools of the first, as a
 compacted history has; not a title or a summary for the screen. all: sub-agents, too.
 """
-
-
-class EpisodeEnded(Exception):
-    """A request that the episode's budget has no room for."""
-
-    def __init__(self, ending: Ending, why: str) -> None:
-        self.ending, self.why = ending, why
-        super().__init__(why)
-
-
-@dataclass(frozen=True)
-class Answer:
-    message: dict[str, Any]
-    """As OpenAI's API has it: role, content, tool_calls, reasoning_content."""
-    finish: Finish
-    turn: int
-    """Its number in the episode."""
-    errors: tuple[str, ...] = ()
-    """Of each call that nothing can be made of: a sentence for the model."""
-    replayed: bool = False
-    """Whether it was drawn for an earlier request that this one repeats."""
 
 
 @dataclass
@@ -120,7 +98,12 @@ class Session:
         self._asked: dict[bytes, _Asked] = {}
         self._num_asked = self._num_drawing = 0
         self._started = time.monotonic()
+        self._works = set[asyncio.Future[Answer]]()
         self._is_closed = False
+        self.failure: Exception | None = None
+        """Of the engine: whatever the agent made of it, the episode is not to be judged."""
+        self.ended: EpisodeEnded | None = None
+        """The first budget that was used up."""
 
     async def chat(
         self,
@@ -146,6 +129,8 @@ class Session:
         if asked is None or not is_retry:
             work = asyncio.ensure_future(self._answer(tuple(messages), tools, chain, sampling))
             asked = self._asked[key] = _Asked(work)
+            self._works.add(work)
+            work.add_done_callback(self._works.discard)
         else:
             self.counts["replayed"] += 1
         asked.waiting += 1
@@ -198,8 +183,8 @@ class Session:
     def close(self) -> None:
         """Nothing is drawn any more; requests in flight end, and so does what they wait for."""
         self._is_closed = True
-        for asked in self._asked.values():
-            asked.work.cancel()
+        for work in self._works:
+            work.cancel()
         self._asked.clear()
 
     def prompt_tokens(self, turn: int) -> tuple[int, ...]:
@@ -220,17 +205,25 @@ class Session:
         if self._is_closed:
             raise EpisodeEnded("aborted", "the episode has ended")
         number, self._num_asked = self._num_asked, self._num_asked + 1
-        self._check_turns()
-        prompt = self._prompt_of(messages, tools, chain)
-        sampling = self._fitting(prompt, sampling)
+        try:
+            self._check_turns()
+            prompt = self._prompt_of(messages, tools, chain)
+            sampling = self._fitting(prompt, sampling)
+        except EpisodeEnded as ended:
+            self.ended = self.ended or ended
+            raise
         started = time.monotonic()
         self._children[prompt.parent] += 1
         self._num_drawing += 1
         try:
             seed = derive_seed(self._seed, "turn", number)
             drawn = await self._drawn(Request(f"{self.id}.{number}", prompt.tokens, sampling, seed))
-        except BaseException:
+            if self._is_closed:
+                raise EpisodeEnded("aborted", "the episode has ended")
+        except BaseException as error:
             self._children[prompt.parent] -= 1
+            if isinstance(error, UniRLError | Restartable):
+                self.failure = self.failure or error
             raise
         finally:
             self._num_drawing -= 1
@@ -289,7 +282,7 @@ class Session:
                 return self._extended(parent, path + given, len(path), new)
         tokens = self._bridge.whole(messages, tools)
         if not tokens:
-            raise UniRLError(
+            raise MessagesRefused(
                 "the messages are empty",
                 "they rendered to 0 tokens, the model needs 1 at least",
                 "send a message of the user",

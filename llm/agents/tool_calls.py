@@ -194,14 +194,15 @@ def _call(body: str, id: str) -> ToolCall | str:
     """The call, or what is wrong with it."""
     try:
         value = json.loads(body)
-        json.dumps(value, allow_nan=False)  # which clients in other languages cannot read
+        if isinstance(value, dict) and isinstance(value.get("arguments"), str):
+            value["arguments"] = json.loads(value["arguments"])
+        # What clients in other languages cannot read, and half of a character.
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         return f"it is no JSON ({error})"
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return 'it must be {"name": ..., "arguments": {...}}'
     arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str) and _parses(arguments):
-        arguments = json.loads(arguments)
     if not isinstance(arguments, dict):
         return f"its arguments must be an object, they are {_short(repr(arguments))}"
     return ToolCall(id, value["name"], arguments)

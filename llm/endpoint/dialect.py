@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from unirl.llm.agents.session import Answer
+from unirl.llm.agents.answer import Answer
 from unirl.llm.engine import Completion
 
 _PIECE = 24

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unirl.errors import Restartable, UniRLError
-from unirl.llm.agents.session import Answer, EpisodeEnded, Session
+from unirl.llm.agents.answer import Answer, EpisodeEnded
+from unirl.llm.agents.session import Session
 from unirl.llm.endpoint import chat, messages, responses
 from unirl.llm.endpoint.dialect import Asked, BadRequest, Dialect, Found
 from unirl.llm.engine import SamplingConfig

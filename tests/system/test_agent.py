@@ -86,10 +86,7 @@ def test_a_resumed_run_continues_as_the_whole_one(model: str, tmp_path: Path) ->
     train(model, tmp_path / "whole", 4)
     train(model, tmp_path / "part", 2)
     train(model, tmp_path / "part", 4, resume=tmp_path / "part")
-    one, other = (
-        flatten(load_checkpoint(tmp_path / name).model)
-        for name in ("whole", "part")
-    )
+    one, other = (flatten(load_checkpoint(tmp_path / name).model) for name in ("whole", "part"))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 

@@ -66,6 +66,12 @@ class Config(grpo.Config):
                 f"{self.sampling.max_tokens}",
                 f"raise it to {self.sampling.max_tokens * self.agent.max_turns}, say",
             )
+        if self.agent.max_turns >= 2**15:
+            raise UniRLError(
+                f"agent.max_turns is {self.agent.max_turns}",
+                f"a slot numbers turns with 16 bits: it must be < {2**15}",
+                "lower it",
+            )
         if self.only:
             raise UniRLError(
                 f"only is {self.only} with an agent",

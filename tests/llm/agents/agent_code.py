@@ -56,6 +56,20 @@ async def never_ends(session: Session, task: AgentTask) -> float:
         messages += [answer.message, {"role": "user", "content": "x"}]
 
 
+async def swallows(session: Session, task: AgentTask) -> float:
+    """Whatever goes wrong, it ends well."""
+    try:
+        await session.chat(task.messages)
+        await session.chat([{"role": "user", "content": "x" * 400}])
+    except Exception:
+        return 1.0
+    return 0.5
+
+
+async def never_asks(session: Session, task: AgentTask) -> float:
+    raise ImportError("a program that does not work")
+
+
 async def forgets(session: Session, task: AgentTask) -> float:
     """Its history is rewritten, as by compaction."""
     await session.chat(task.messages)

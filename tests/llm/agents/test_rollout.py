@@ -17,6 +17,8 @@ from unirl.core.actor import ActorContext
 from unirl.core.sample import Slot
 from unirl.errors import DiscardSlot, UniRLError
 from unirl.llm.agents.rollout import AgentRollout
+from unirl.llm.engine import Completion, EngineFailed, Request
+from unirl.llm.engines.hf.engine import HfEngine
 from unirl.llm.group import ENDINGS, EPISODE_COUNTS, SCORE, Group, read_group
 from unirl.llm.models.model import flat_weights
 from unirl.llm.models.tiny import make_tiny, tiny_model
@@ -96,9 +98,26 @@ def test_what_the_policy_cannot_have_caused_is_tried_again(model: str) -> None:
     assert endings(group) == ["stop"] * 3 and count(group, "retried") == 1
 
 
-def test_it_is_never_a_score(model: str) -> None:
+@pytest.mark.parametrize("agent", ["always_fails", "never_asks"])
+def test_it_is_never_a_score(model: str, agent: str) -> None:
     with pytest.raises(DiscardSlot, match="infrastructure"):
-        produce(model, **{"agent.function": f"{CODE}always_fails"})
+        produce(model, **{"agent.function": CODE + agent})
+
+
+def test_an_agent_that_swallows_errors_does_not_hide_a_budget_that_is_used_up(model: str) -> None:
+    [group], _ = produce(model, **{"agent.function": f"{CODE}swallows", **JUDGED})
+    assert endings(group) == ["context"] * 3
+
+
+def test_an_engine_that_fails_is_not_scored_whatever_the_agent_makes_of_it(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(self: HfEngine, request: Request) -> Completion:
+        raise EngineFailed("the engine has died", "a test wants it to", "try again")
+
+    monkeypatch.setattr(HfEngine, "generate", fails)
+    with pytest.raises(EngineFailed, match="has died"):
+        produce(model, **{"agent.function": f"{CODE}swallows"})
 
 
 @pytest.mark.parametrize(

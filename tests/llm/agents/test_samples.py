@@ -94,6 +94,20 @@ def test_what_does_not_fit_a_slot_is_left_out_whole_and_counted() -> None:
         assert group.counts is not None and float(group.counts.sum()) == 1.0
 
 
+def test_what_a_dropped_path_would_have_trained_is_trained_in_the_next() -> None:
+    """Turn 1 is on two paths, of which the first is too long."""
+    episode = Episode(
+        [
+            turn(ROOT, PROMPT, (100,)),
+            turn(0, (9,), (101,)),
+            turn(1, (9,) * 20, (102,)),
+            turn(1, (9,), (103,)),
+        ]
+    )
+    group = group_of([episode], [[Score(1.0)]], 12, 8)
+    assert group.token[group.mask].tolist() == [100, 101, 103]
+
+
 # An enumerable world: two turns of one token each, what is given between them depends on the first,
 # and a sub-agent with a prompt of its own draws a third.
 VOCABULARY = 3

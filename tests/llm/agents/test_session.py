@@ -13,10 +13,11 @@ import pytest
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 from tests.llm.agents.chat_tokenizer import chat_model, chat_tokenizer
+from unirl.llm.agents.answer import EpisodeEnded
 from unirl.llm.agents.bridge import Bridge
 from unirl.llm.agents.config import AgentConfig
 from unirl.llm.agents.episode import ROOT
-from unirl.llm.agents.session import EpisodeEnded, Session
+from unirl.llm.agents.session import Session
 from unirl.llm.engine import Completion, Request, SamplingConfig
 from unirl.llm.engines.hf.engine import HfEngine
 
