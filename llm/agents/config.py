@@ -26,7 +26,7 @@ class AgentConfig:
     """
     world: str = field(default="", metadata={"common": True})
     """An environment that answers what the model says: gym:ID, text:module:Class, openenv:URL,
-    nemo:URL, skyrl:NAME, verifiers:NAME, harbor:FOLDER.
+    nemo:URL, skyrl:NAME; verifiers:NAME, which was not tried with the real package yet.
     """
     function: str = ""
     """module:attr of an own agent: async (session, task) -> a number, an ending, or nothing."""
