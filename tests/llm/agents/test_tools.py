@@ -183,6 +183,8 @@ def test_a_tool_that_cannot_be_is_refused_at_the_start(names: list[str], part: s
         ("2**200 % 10**6", str(2**200 % 10**6)),
         ("1/0", "Error: it has no result: division by zero."),
         ("9**9**9", "Error: it has no result: the result is too large."),
+        ("round(1, -99999999)", "Error: it has no result: the result is too large."),
+        ("round(2.345, 1) + round(7 / 2)", "6.3"),
         ("__import__('os')", "Error: it may hold numbers"),
         ("(" * 300, "Error: "),
     ],
