@@ -85,7 +85,7 @@ def complaint(value: Any, schema: Schema, where: str = "") -> str:
     if isinstance(names, list) and not any(_is(value, name) for name in names):
         return f"{at} must be of type {' or '.join(map(str, names))}, not {_shown(value)}"
     for key, is_wrong in (("minimum", operator.lt), ("maximum", operator.gt)):
-        limit = schema.get(key)
+        limit: Any = schema.get(key)
         if _is(value, "number") and _is(limit, "number") and is_wrong(value, limit):
             return f"{at} must have {key} {limit}, not {_shown(value)}"
     if isinstance(value, dict):
