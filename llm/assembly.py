@@ -47,6 +47,7 @@ from unirl.llm.training.language_policy import LanguagePolicy, check_critic, mak
 from unirl.llm.training.learner import LlmLearner
 from unirl.llm.training.packed_check import check_packing
 from unirl.llm.training.sharding import shard
+from unirl.llm.trajectories.keeper import check_store
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def probe(
         config.rollout.load_function(), config.rollout.load_filter()
         if config.agent_config is not None:
             config.agent_config.load_process()
+            check_store(config.store_config)
         require_engine(config.engine, config.model)
         _require_sleep(config)
     if generates or config.run.eval_steps:

@@ -19,6 +19,10 @@ class StoreFailed(UniRLError):
     """
 
 
+class BodyDropped(UniRLError):
+    """Tokens and texts of an episode were dropped, or have expired."""
+
+
 class Database(Protocol):
     """One connection, for one thread at a time. Raises StoreFailed for what its driver raises."""
 

@@ -155,13 +155,19 @@ def _bounds(read: Reader) -> list[int]:
     return [_HEAD.size + 8 * size, *ends]
 
 
+def hash_turn(turn: Turn, digest: Hash) -> None:
+    """What makes it the same turn: its tokens, and where they are in the tree."""
+    given, tokens = _ids(turn.given), _ids(turn.completion.tokens)
+    digest.update(struct.pack("<3q", turn.parent, len(given), len(tokens)))
+    digest.update(given.tobytes() + tokens.tobytes())
+
+
 def _turn_frame(turn: Turn, clean: Callable[[str], str], digest: Hash | None) -> bytes:
     drawn = turn.completion
     given, tokens = _ids(turn.given), _ids(drawn.tokens)
     ids = given.tobytes() + tokens.tobytes()
     if digest is not None:
-        digest.update(struct.pack("<3q", turn.parent, len(given), len(tokens)))
-        digest.update(ids)
+        hash_turn(turn, digest)
     logp = array("f", drawn.logp)
     if tuple(logp) != drawn.logp:
         logp = array("d", drawn.logp)

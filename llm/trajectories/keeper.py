@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from unirl.core.sample import Slot
+from unirl.errors import UniRLError
 from unirl.llm.agents.episode import Episode
 from unirl.llm.group import Score
 from unirl.llm.rewards.rewards import combine
 from unirl.llm.tasks.prompts import Prompt
+from unirl.llm.trajectories.bucket import Bucket
 from unirl.llm.trajectories.config import StoreConfig
+from unirl.llm.trajectories.postgres import PostgresDatabase
 from unirl.llm.trajectories.record import NO_TICKET, Record
 from unirl.llm.trajectories.store import open_store
 from unirl.llm.trajectories.writer import TrajectoryWriter
@@ -38,8 +41,21 @@ class RunKeeper:
         episodes: Sequence[Episode],
         scores: Sequence[Sequence[Score]],
     ) -> None:
+        """It raises nothing: what it cannot keep is counted."""
+        try:
+            self._keep(slot, prompt, episodes, scores)
+        except Exception as error:  # whatever it is, it must not end the run
+            self._writer.failed(len(episodes), error)
+
+    def _keep(
+        self,
+        slot: Slot | None,
+        prompt: Prompt,
+        episodes: Sequence[Episode],
+        scores: Sequence[Sequence[Score]],
+    ) -> None:
         reward, valid = combine(scores, tuple(self._rewards.values()))
-        self._writer.keep(
+        records = [
             Record(
                 episode,
                 run=self._run,
@@ -55,7 +71,8 @@ class RunKeeper:
                 **self._about,
             )
             for place, (episode, row) in enumerate(zip(episodes, scores, strict=True))
-        )
+        ]
+        self._writer.keep(records)
 
     def close(self) -> None:
         self._writer.close()
@@ -77,4 +94,18 @@ def make_keeper(
             folder,
         )
         return None
-    return RunKeeper(config, folder, rewards, about)
+    try:
+        return RunKeeper(config, folder, rewards, about)
+    except UniRLError as error:  # an actor that starts again must not end the run
+        log.warning("Episodes are not kept: %s", error)
+        return None
+
+
+def check_store(config: StoreConfig | None) -> None:
+    """Raises UniRLError where a database or a bucket of several runs cannot be reached."""
+    if config is None or not config.enabled:
+        return
+    if config.database.startswith("postgres"):
+        PostgresDatabase(config.database, create=False).close()
+    if config.bodies_url:
+        Bucket(config.bodies_url)

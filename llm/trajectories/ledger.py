@@ -11,14 +11,18 @@ before the episode does, as the store is written behind the run: then it waits f
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from unirl.errors import UniRLError
+from unirl.llm.trajectories.database import StoreFailed
 from unirl.llm.trajectories.record import NO_TICKET, Record
 from unirl.llm.trajectories.store import TrajectoryStore
+
+log = logging.getLogger(__name__)
 
 LEARNER = "learner"
 """Consumer of a run's own tickets."""
@@ -46,7 +50,7 @@ class Ledger:
         were marked before.
         """
         wanted, marked = sorted(set(tickets)), []
-        with self._store.lock, self._database.transaction():
+        with self._store.transaction():
             number = self._store.run_id(run)
             self._database.lock_tickets(number, wanted)
             for ticket in wanted:
@@ -66,7 +70,7 @@ class Ledger:
         """The run was resumed from this update: what later ones had learned from is not learned.
         Returns these tickets.
         """
-        with self._store.lock, self._database.transaction():
+        with self._store.transaction():
             number = self._store.run_id(run)
             rows = self._database.execute(
                 "DELETE FROM lease WHERE run = ? AND update_number > ? RETURNING ticket",
@@ -81,7 +85,7 @@ class Ledger:
     ) -> list[StoredGroup]:
         """At most so many whole groups that nobody has learned from or holds; for so long."""
         taken: list[tuple[int, list[int]]] = []
-        with self._store.lock, self._database.transaction():
+        with self._store.transaction():
             self._free("until < ?", [time.time()])
             for number, ticket in self._candidates(4 * size + 16, run):
                 rows = self._database.execute(
@@ -100,7 +104,15 @@ class Ledger:
                 taken.append((ticket, [row[0] for row in rows]))
                 if len(taken) == size:
                     break
-        return [self._group(ticket, episodes) for ticket, episodes in taken]
+        groups = []
+        for ticket, episodes in taken:
+            try:
+                groups.append(self._group(ticket, episodes))
+            except StoreFailed:
+                raise
+            except UniRLError as error:  # it stays leased, and the others are read
+                log.warning("The group of ticket %d cannot be read: %s", ticket, error)
+        return groups
 
     def acknowledge(
         self, consumer: str, groups: Sequence[StoredGroup], update: int
@@ -109,7 +121,7 @@ class Ledger:
         and another consumer may have them.
         """
         held = []
-        with self._store.lock, self._database.transaction():
+        with self._store.transaction():
             for group in groups:
                 number = self._store.run_id(group.run)
                 found = self._database.execute(
@@ -124,7 +136,7 @@ class Ledger:
 
     def release(self, consumer: str) -> int:
         """Give back what a consumer holds; how many groups."""
-        with self._store.lock, self._database.transaction():
+        with self._store.transaction():
             return self._free("consumer = ?", [consumer])
 
     def groups(self, run: str | None = None) -> Iterator[StoredGroup]:

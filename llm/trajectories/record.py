@@ -65,11 +65,14 @@ class Record:
         default=None, compare=False, repr=False
     )
     """What is left where tokens and texts were dropped: its row, and those of its turns."""
+    hash: bytes = field(default=b"", compare=False, repr=False)
+    """The digest of what was dropped."""
 
     def bare(self) -> Record:
         """Without tokens and texts."""
         episode = replace(self.episode, turns=[], info={})
-        return replace(self, episode=episode, prompt=(), line=(self.row(), tuple(self.steps())))
+        line = (self.row(), tuple(self.steps()))
+        return replace(self, episode=episode, prompt=(), line=line, hash=self.digest())
 
     @property
     def total(self) -> float | None:
@@ -80,14 +83,36 @@ class Record:
         return sum(values) if len(values) == len(self.scores) else None
 
     def body(self, clean: Callable[[str], str] = str) -> tuple[bytes, bytes]:
-        """Tokens and texts as they are stored, and what makes it the same episode: a hash of task,
-        environment, ticket and the tokens of its tree. clean: may change texts.
-        """
-        digest = hashlib.blake2b(digest_size=16)
-        names = (self.task_digest, self.env_digest, str(self.ticket), str(self.place))
-        digest.update("\0".join(names).encode())
+        """Tokens and texts as they are stored, and the digest. clean: may change texts."""
+        digest = self._begun_digest()
         body = frames.encode(self.episode, self.prompt, clean, digest)
-        return body, digest.digest()
+        return body, self.hash or digest.digest()
+
+    def digest(self) -> bytes:
+        """What makes it the same episode: a hash of task, environment, ticket and the tokens of its
+        tree. Without a ticket, of its run, example, version and time as well: what was asked twice
+        may have been answered alike.
+        """
+        if self.hash:
+            return self.hash
+        digest = self._begun_digest()
+        for turn in self.episode.turns:
+            frames.hash_turn(turn, digest)
+        return digest.digest()
+
+    def _begun_digest(self) -> hashlib.blake2b:
+        names = [self.task_digest, self.env_digest, str(self.ticket), str(self.place)]
+        if self.ticket == NO_TICKET:
+            names += [self.run, self.task_id, str(self.version_max), repr(self.created)]
+        return hashlib.blake2b("\0".join(names).encode("utf-8", "replace"), digest_size=16)
+
+    @property
+    def version_max(self) -> int | None:
+        """The largest that drew one of its tokens."""
+        if self.line is not None:
+            found: int | None = self.line[0]["version_max"]
+            return found
+        return max((each for turn in self.episode.turns for each in _ends(turn)), default=None)
 
     def row(self) -> dict[str, Any]:
         """Its line of the index: what can be asked for without reading bodies."""

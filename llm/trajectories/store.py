@@ -10,6 +10,7 @@ An episode is written in one transaction: it is there as a whole, once, or not a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import threading
@@ -25,7 +26,7 @@ from unirl.llm.group import Score
 from unirl.llm.trajectories import frames
 from unirl.llm.trajectories.bucket import Bucket
 from unirl.llm.trajectories.config import FILE, StoreConfig
-from unirl.llm.trajectories.database import Database
+from unirl.llm.trajectories.database import BodyDropped, Database
 from unirl.llm.trajectories.record import LOST, NO_TICKET, STEP, Record
 from unirl.llm.trajectories.redaction import Redaction
 from unirl.llm.trajectories.schema import EPISODE, VERSION
@@ -107,15 +108,28 @@ class TrajectoryStore:
         """All of them, or none where it raises. bodies: False writes their rows alone."""
         with self.lock:
             made = [self._prepared(record, bodies) for record in records]
-            with self.database.transaction():
+            with self.transaction():
                 return [self._insert(record, *parts) for record, parts in made]
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """The database's, under the lock. Runs that it entered are forgotten if it fails."""
+        with self.lock:
+            try:
+                with self.database.transaction():
+                    yield
+            except BaseException:
+                self._runs.clear()
+                raise
 
     def _prepared(
         self, record: Record, bodies: bool
     ) -> tuple[Record, tuple[bytes, bytes, str | None]]:
         """Hash, body and the body's key; what takes time is done before the transaction."""
-        if not bodies or record.state == "open":
+        if record.state == "open":
             return record, (b"", b"", None)
+        if not bodies:
+            return record, (record.digest(), b"", None)
         body, digest = record.body(self.redaction or str)
         key = None
         if self.bucket is not None:
@@ -126,7 +140,8 @@ class TrajectoryStore:
         return record, (digest, body, key)
 
     def _insert(self, record: Record, digest: bytes, body: bytes, key: str | None) -> int | None:
-        run, row = self.run_id(record.run), record.row()
+        run, clean = self.run_id(record.run), self._clean
+        row = {name: clean(value) for name, value in record.row().items()}
         if record.ticket != NO_TICKET:
             self.database.lock_tickets(run, [record.ticket])
             state = self._make_way(run, record, digest)
@@ -141,13 +156,20 @@ class TrajectoryStore:
             self.num_duplicates += 1
             return None
         ep = int(found[0][0])
-        steps = [(ep, *step) for step in record.steps()]
+        steps = [(ep, *map(clean, step)) for step in record.steps()]
         if steps:
             self.database.many(_INSERT_STEP, steps)
         if body and key is None:
             self.database.execute("INSERT INTO body (ep, data) VALUES (?, ?)", [ep, body])
         self.bytes_written += len(body)
         return ep
+
+    def _clean(self, value: Any) -> Any:
+        """What a column takes: no keys, no half characters, no zeros."""
+        if not isinstance(value, str):
+            return value
+        text = self.redaction(value) if self.redaction is not None else value
+        return text.encode("utf-8", "replace").decode().replace("\0", "")
 
     def _make_way(self, run: int, record: Record, digest: bytes) -> dict[str, Any] | None:
         """What the ledger says of this one's state; None: it is there. An attempt at the same
@@ -208,8 +230,6 @@ class TrajectoryStore:
                     "ON CONFLICT (name) DO NOTHING RETURNING id",
                     [name, time.time()],
                 ) or self.database.execute(sql, [name])
-                # Not kept: this transaction may still be rolled back.
-                return int(found[0][0])
             self._runs[name] = int(found[0][0])
         return self._runs[name]
 
@@ -249,9 +269,7 @@ class TrajectoryStore:
         try:
             episode, prompt = frames.decode(body)
         except (frames.TornBody, ValueError) as error:
-            raise UniRLError(
-                f"episode {ep} cannot be read", f"{error}", "look at another one"
-            ) from error
+            raise _unreadable(ep, error) from error
         return _record(row, episode, prompt)
 
     def turn(self, ep: int, index: int) -> Turn:
@@ -260,7 +278,10 @@ class TrajectoryStore:
             try:
                 return frames.read_turn(lambda begin, size: self._read(ep, begin, size), index)
             except frames.TornBody as error:
-                raise _no_body(ep, self._row(ep, "state")["state"]) from error
+                row = self._row(ep, "state", "body_size")
+                if row["body_size"] is None:
+                    raise _no_body(ep, row["state"]) from error
+                raise _unreadable(ep, error) from error
             except IndexError as error:
                 raise UniRLError(
                     f"episode {ep} has no turn {index}", str(error), "try --step 0"
@@ -350,8 +371,12 @@ def _key_part(text: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in text) or "_"
 
 
-def _no_body(ep: int, why: str) -> UniRLError:
-    return UniRLError(
+def _unreadable(ep: int, error: Exception) -> UniRLError:
+    return UniRLError(f"episode {ep} cannot be read", f"{error}", "look at another one")
+
+
+def _no_body(ep: int, why: str) -> BodyDropped:
+    return BodyDropped(
         f"episode {ep} has no tokens and texts any more",
         f"they were dropped, or have expired ({why})",
         "its line of the table is all that is left; look at another one",

@@ -49,6 +49,7 @@ class TrajectoryWriter:
         """These episodes are finished."""
         with self._changed:
             for record in records:
+                self._see(record.version_max)
                 has_body = self._num_bodies < self._config.max_bodies
                 if has_body:
                     self._num_bodies += 1
@@ -61,9 +62,15 @@ class TrajectoryWriter:
     def mark_trained(self, run: str, tickets: Iterable[int], update: int) -> None:
         """These tickets were learned from at this update."""
         with self._changed:
-            self._version = update
+            self._see(update)
             self._marks.append((run, list(tickets), update))
             self._changed.notify_all()
+
+    def failed(self, number: int, error: Exception) -> None:
+        """So many episodes could not even be kept."""
+        with self._changed:
+            self._counts["failed"] += number
+        self._say(error)
 
     def stats(self) -> dict[str, float]:
         """Since the start, by name; `queued` is of now."""
@@ -124,6 +131,11 @@ class TrajectoryWriter:
                 self._num_bodies -= sum(has_body for _, has_body in chunk)
                 self._is_busy = False
                 self._changed.notify_all()
+
+    def _see(self, version: int | None) -> None:
+        """The policy is at least at this version."""
+        if version is not None:
+            self._version = max(version, self._version or 0)
 
     def _write(self, chunk: Sequence[tuple[Record, bool]]) -> None:
         for bodies in (True, False):

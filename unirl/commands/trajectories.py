@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -183,6 +184,8 @@ def _export(
     out, count = Path(options.out), 0
     # Texts of users: nobody else reads them.
     with os.fdopen(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # not /dev/stdout
+            os.fchmod(file.fileno(), 0o600)  # of one that was there
         for line in lines:
             file.write(json.dumps(line) + "\n")
             count += 1
@@ -192,6 +195,7 @@ def _export(
 def _records(
     store: TrajectoryStore, which: Filter, options: TrajectoriesOptions, limit: int | None
 ) -> Iterator[tuple[int, Record]]:
+    from unirl.llm.trajectories.database import BodyDropped
     from unirl.llm.trajectories.store import each_id
 
     if options.episode is not None:
@@ -202,5 +206,5 @@ def _records(
             return
         try:
             yield number, store.get(number)
-        except UniRLError:
+        except BodyDropped:
             continue  # it has expired since it was listed

@@ -22,12 +22,21 @@ _BINARY: Mapping[type, Callable[[Any, Any], Any]] = MappingProxyType(
         ast.Mod: operator.mod,
     }
 )
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {"sqrt": math.sqrt, "abs": abs, "round": round, "min": min, "max": max}
-)
 _MOST_CHARACTERS = 400
 _MOST_BITS = 4096
 """Of an exact result: powers of powers would otherwise fill the memory."""
+
+
+def _round(value: Any, digits: Any = None) -> Any:
+    """Python works out 10**-digits, however large it is."""
+    if digits is not None and abs(digits) > _MOST_CHARACTERS:
+        raise OverflowError("the result is too large")
+    return round(value, digits)
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"sqrt": math.sqrt, "abs": abs, "round": _round, "min": min, "max": max}
+)
 
 
 def calculator(expression: str) -> str:

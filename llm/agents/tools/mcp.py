@@ -142,13 +142,16 @@ class McpSession:
         self._ids = itertools.count(1)
 
     async def start(self) -> None:
-        await self._link.open()
+        try:
+            await self._link.open()
+        except (OSError, ValueError) as error:
+            raise self._failed("it cannot start", f"{type(error).__name__}: {error}") from error
         about = {"name": "unirl", "version": "1"}
         await self._request(
             "initialize",
             {"protocolVersion": _REVISION, "capabilities": {}, "clientInfo": about},
         )
-        await self._link.ask({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        await self._ask({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     async def list_tools(self) -> list[Any]:
         found: list[Any] = []
@@ -178,12 +181,16 @@ class McpSession:
         with contextlib.suppress(Exception):
             await self._link.close()
 
+    async def _ask(self, message: Mapping[str, Any]) -> Any:
+        try:
+            return await self._link.ask(message)
+        except (OSError, EOFError, HttpFailed, ValueError) as error:
+            what = f"{message['method']} failed"
+            raise self._failed(what, f"{type(error).__name__}: {error}") from error
+
     async def _request(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
         message = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
-        try:
-            answer = await self._link.ask(message)
-        except (OSError, EOFError, HttpFailed, ValueError) as error:
-            raise self._failed(f"{method} failed", f"{type(error).__name__}: {error}") from error
+        answer = await self._ask(message)
         if isinstance(answer, Mapping) and isinstance(answer.get("error"), Mapping):
             error_text = str(answer["error"].get("message") or answer["error"])
             if method != "tools/call":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import operator
 import re
 import types
 import typing
@@ -83,9 +84,9 @@ def complaint(value: Any, schema: Schema, where: str = "") -> str:
     names = [wanted] if isinstance(wanted, str) else wanted
     if isinstance(names, list) and not any(_is(value, name) for name in names):
         return f"{at} must be of type {' or '.join(map(str, names))}, not {_shown(value)}"
-    for key, is_wrong in (("minimum", float.__lt__), ("maximum", float.__gt__)):
-        limit = schema.get(key)
-        if _is(value, "number") and _is(limit, "number") and is_wrong(float(value), float(limit)):  # type: ignore[arg-type]
+    for key, is_wrong in (("minimum", operator.lt), ("maximum", operator.gt)):
+        limit: Any = schema.get(key)
+        if _is(value, "number") and _is(limit, "number") and is_wrong(value, limit):
             return f"{at} must have {key} {limit}, not {_shown(value)}"
     if isinstance(value, dict):
         return _object_complaint(value, schema, where)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,8 +63,8 @@ class OpenEnvWorld:
         self.name = f"openenv:{url}"
         require_options(self.name, options, ("act",))
         base = url.rstrip("/").removesuffix("/ws")
-        self._server = Server(self.name, base.replace("ws", "http", 1))
-        self._ws = base.replace("http", "ws", 1) + "/ws"
+        self._server = Server(self.name, re.sub(r"^ws", "http", base))
+        self._ws = re.sub(r"^http", "ws", base) + "/ws"
         with needs("websockets", f"the world {self.name} cannot be reached"):
             import websockets  # noqa: F401
         self._actions = self._look(options.get("act", ""))

@@ -15,6 +15,8 @@ import pytest
 from unirl.errors import UniRLError
 from unirl.llm.agents.tool_calls import ToolCall
 from unirl.llm.agents.tools.make import make_tools
+from unirl.llm.agents.tools.mcp import McpSession, _StdioLink
+from unirl.llm.agents.tools.schema import complaint
 from unirl.llm.agents.tools.tool import ToolResult
 from unirl.llm.agents.worlds.world import WorldFailed
 from unirl.llm.tasks.config import TaskConfig
@@ -183,6 +185,8 @@ def test_a_tool_that_cannot_be_is_refused_at_the_start(names: list[str], part: s
         ("2**200 % 10**6", str(2**200 % 10**6)),
         ("1/0", "Error: it has no result: division by zero."),
         ("9**9**9", "Error: it has no result: the result is too large."),
+        ("round(1, -99999999)", "Error: it has no result: the result is too large."),
+        ("round(2.345, 1) + round(7 / 2)", "6.3"),
         ("__import__('os')", "Error: it may hold numbers"),
         ("(" * 300, "Error: "),
     ],
@@ -226,3 +230,14 @@ def test_an_mcp_server_that_is_silent_costs_one_call(server: str) -> None:
 def test_an_mcp_server_that_fails_is_infrastructure(server: str, name: str) -> None:
     with pytest.raises(WorldFailed, match="the MCP server"):
         called([server], (name, {}))
+
+
+def test_a_number_beyond_floats_is_compared() -> None:
+    assert "maximum" in complaint(10**400, {"type": "integer", "maximum": 9})
+    assert complaint(10**400, {"type": "integer", "minimum": 9}) == ""
+
+
+def test_a_server_of_tools_that_cannot_start_is_infrastructure(tmp_path: Path) -> None:
+    session = McpSession("none", _StdioLink(str(tmp_path / "none")))
+    with pytest.raises(WorldFailed, match="cannot start"):
+        asyncio.run(session.start())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -45,33 +47,36 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server() -> Iterator[str]:
     """A Postgres of these tests alone. It refuses to be run as root."""
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'unirl[postgres]'")
-    folder, user = tmp_path_factory.mktemp("postgres"), None
+    user = None
     if os.geteuid() == 0:
         known = {each.pw_name for each in pwd.getpwall()}
         user = next((name for name in ("postgres", "nobody") if name in known), None)
         if user is None:
             pytest.skip("Postgres does not run as root, and there is no other user")
+    initdb, pg_ctl = program("initdb"), program("pg_ctl")
+    # Another user cannot enter pytest's own folder.
+    folder = Path(tempfile.mkdtemp(prefix="unirl-postgres-", dir="/var/tmp"))
+    if user is not None:
         shutil.chown(folder, user)
-        for parent in folder.parents:
-            if parent.owner() == "root" and parent != Path("/"):
-                parent.chmod(parent.stat().st_mode | 0o011)
     data, port = folder / "data", free_port()
 
     def run(*words: str) -> None:
         subprocess.run(words, user=user, check=True, timeout=120, capture_output=True, cwd=folder,
                        env={**os.environ, "HOME": str(folder)})  # fmt: skip
 
-    run(program("initdb"), "-D", str(data), "-A", "trust", "-U", "unirl", "-N")
+    run(initdb, "-D", str(data), "-A", "trust", "-U", "unirl", "-N")
     options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder} -F"
     log = str(folder / "log")
-    run(program("pg_ctl"), "-D", str(data), "-o", options, "-l", log, "-w", "start")
     try:
+        run(pg_ctl, "-D", str(data), "-o", options, "-l", log, "-w", "start")
         yield f"postgresql://unirl@127.0.0.1:{port}/postgres"
     finally:
-        run(program("pg_ctl"), "-D", str(data), "-m", "immediate", "stop")
+        with contextlib.suppress(subprocess.SubprocessError):  # it may not have started
+            run(pg_ctl, "-D", str(data), "-m", "immediate", "stop")
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,8 @@ from tests.llm.trajectories.stored_episodes import group, record, straight, writ
 from unirl.llm.agents.episode import Episode
 from unirl.llm.agents.sample import write_episodes
 from unirl.llm.group import GroupShape, read_group
-from unirl.llm.trajectories.config import StoreConfig
+from unirl.llm.trajectories.config import FILE, StoreConfig
+from unirl.llm.trajectories.keeper import make_keeper
 from unirl.llm.trajectories.ledger import Ledger
 from unirl.llm.trajectories.store import Filter, TrajectoryStore, open_store
 from unirl.llm.trajectories.writer import TrajectoryWriter
@@ -228,3 +229,25 @@ def test_memory_is_bounded_by_what_may_wait(tmp_path: Path) -> None:
     assert grown < 60_000  # KB; with all tokens it would be some 100 000
     writer.flush(60)
     writer.close()
+
+
+def test_a_writer_sees_how_far_the_policy_is_by_its_episodes(tmp_path: Path) -> None:
+    writer = TrajectoryWriter(open_store(StoreConfig(), tmp_path), StoreConfig(max_lag=4))
+    for version in (2, 9, 3):
+        episode = straight(version, version=version)
+        writer.keep([record(episode, ticket=version, created=time.time())])
+    assert writer.flush(60)
+    writer._sweep()
+    assert writer.stats()["expired"] == 2
+    writer.close()
+
+
+def test_a_store_that_breaks_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"this is no database" * 100)
+    assert make_keeper(StoreConfig(), tmp_path, {}, {}) is None
+    (tmp_path / FILE).unlink()
+    keeper = make_keeper(StoreConfig(), tmp_path, {"exact": 1.0}, {})
+    assert keeper is not None
+    keeper.keep(None, None, [Episode([])], [[]])  # type: ignore[arg-type]
+    assert keeper._writer.stats()["failed"] == 1
+    keeper.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import sqlite3
@@ -108,6 +109,37 @@ def test_an_episode_that_two_connections_send_at_once_is_stored_once(tmp_path: P
         store.close()
 
 
+def test_what_was_rolled_back_is_entered_again(store: TrajectoryStore) -> None:
+    bad = record(ticket=2, created=None)
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"."):
+            store.put_many([*group(1), bad])
+    store.put_many(group(1))
+    assert store.count(Filter(run="test")) == 2
+
+
+def test_held_out_episodes_that_are_alike_are_all_kept(store: TrajectoryStore) -> None:
+    given = record(ticket=-1, place=0)
+    others = [replace(given, created=1.8e9), replace(given, task_id="18"), replace(given, run="b")]
+    assert None not in store.put_many([given, *others])
+    assert store.put(given.bare()) is None
+
+
+def test_an_episode_without_its_body_is_the_same(store: TrajectoryStore) -> None:
+    given = record()
+    assert given.bare().digest() == given.digest() == given.body()[1]
+    assert store.put_many([given.bare()], bodies=False) != [None]
+    assert store.put(given) is None
+
+
+def test_the_index_has_no_keys_and_no_half_characters(store: TrajectoryStore) -> None:
+    secret = "sk-" + "a1B2" * 8
+    turn = Turn(-1, (1,), completion(random.Random(0), 2), info={"error": f"\ud83d {secret}\0"})
+    ep = store.put(record(Episode([turn], "crash", f"{secret} \ud83d\0")))
+    assert ep is not None
+    assert store.find()[0]["why"] == f"{SHOWN} ?" and store.steps(ep)[0]["error"] == f"? {SHOWN}"
+
+
 def test_nobody_else_may_read_the_files(store: TrajectoryStore, tmp_path: Path) -> None:
     store.put(record())
     found = sorted(tmp_path.iterdir())
@@ -176,6 +208,15 @@ def test_what_looks_like_a_key_is_not_written(store: TrajectoryStore, tmp_path: 
     assert read.answer["content"] == f'{{"api_key": "{SHOWN}"}}'
     assert read.completion == turn.completion
     assert store.redaction is not None and store.redaction.count == 3
+
+
+def test_an_escape_before_what_is_redacted_stays_whole() -> None:
+    for text in (
+        "Password:\nAdministrator",
+        'say "password"\n: "Administrator"',
+        "secret\n=\n1234567890",
+    ):
+        json.loads(Redaction({})(json.dumps({"content": text})))
 
 
 @pytest.mark.parametrize(
