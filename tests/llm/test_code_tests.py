@@ -79,7 +79,10 @@ def test_a_program_that_passes_all_its_tests_scores_1(
     assert score(runner, reward, "print(5)", cases) == Score(0.0)
 
 
+ONE_TEST = "for i in range(1, 4):\n    assert abs(add(i, 2) - i - 2) < 0.5 and add(1, 2) == 3"
 FORGERIES = {
+    "range": "def range(*given): return []\ndef add(a, b): return 0",
+    "abs": "abs = lambda x: 0\ndef add(a, b): return 3",
     "equal to all": """
 class All:
     def __eq__(self, other): return True
@@ -136,7 +139,7 @@ import time; time.sleep(60)
 def test_a_reward_cannot_be_forged(
     name: str, runner: asyncio.Runner, reward: CodeTestsReward
 ) -> None:
-    given = score(runner, reward, FORGERIES[name], ["assert add(1, 2) == 3"])
+    given = score(runner, reward, FORGERIES[name], [ONE_TEST])
     assert given == Score(0.0)  # and not a failure: this is what the policy did
     assert score(runner, reward, GOOD, TESTS[:1]) == Score(1.0)
 
