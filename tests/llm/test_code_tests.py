@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from tests.llm.boxes import CONFINED, hold
+from unirl.errors import UniRLError
 from unirl.llm.engine import Completion
 from unirl.llm.group import FAILED, SCORE, Score
 from unirl.llm.rewards.code_tests import CodeTestsReward, given_tests, program_of
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
-from unirl.llm.sandbox.config import SandboxConfig
+from unirl.llm.sandbox.config import LevelName, SandboxConfig
+from unirl.llm.sandbox.judging import CodeTests
 from unirl.llm.tasks.prompts import Prompt
 
 DRAWN = Completion((1,), (0.0,), (0,), "stop")
@@ -77,6 +80,23 @@ def test_a_program_that_passes_all_its_tests_scores_1(
     sums = "print(sum(map(int, input().split())))"
     assert score(runner, reward, sums, cases) == Score(1.0)
     assert score(runner, reward, "print(5)", cases) == Score(0.0)
+    assert score(runner, reward, f"import sys\nprint('e', file=sys.stderr)\n{sums}", cases).value
+    long = [{"input": "", "output": "x" * 100_000}]
+    assert score(runner, reward, "print('x' * 100_000)", long) == Score(1.0)
+    assert score(runner, reward, GOOD, ["assert LIMIT == 7"] * 1500) == Score(1.0)
+
+
+@pytest.mark.parametrize("level", CONFINED)
+def test_every_level_judges(level: LevelName) -> None:
+    for held in hold(level, slots=2, seconds=5.0):
+        tests = CodeTests(held.sandboxes)
+        assert all(held.run(tests.judge(GOOD, TESTS, 5.0)).passed)
+        assert held.run(tests.judge("def add(a, b): return 4", TESTS[:1], 5.0)).passed == (False,)
+
+
+def test_one_box_is_too_few() -> None:
+    with pytest.raises(UniRLError, match="sandbox.slots"):
+        CodeTestsReward(SandboxConfig(slots=1))
 
 
 ONE_TEST = "for i in range(1, 4):\n    assert abs(add(i, 2) - i - 2) < 0.5 and add(1, 2) == 3"
