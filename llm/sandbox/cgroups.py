@@ -1,8 +1,9 @@
 """Bounds on all processes of a slot together: control groups, of both versions.
 
 A group bears the name of its owner, a process, its namespace and the tick of its start: what a dead
-owner left is found, and removed, by whatever makes sandboxes next. Whether groups can be made is tried by making
-one. Of version 2 a subtree is wanted that this user may write (systemd: Delegate=yes).
+owner left is found, and removed, by whatever makes sandboxes next. Whether groups can be made is
+tried by making one. Of version 2 a subtree is wanted that this user may write (systemd:
+Delegate=yes).
 
 Sources: cgroups(7); the kernel's admin-guide/cgroup-v1/memory, admin-guide/cgroup-v2.
 """

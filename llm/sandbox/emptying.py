@@ -30,7 +30,7 @@ def empty(folder: str) -> None:
 
 def _sift(at: int, top: int, prefix: str) -> list[str]:
     """Remove files, move folders to the top; their names there."""
-    folders = []
+    folders: list[str] = []
     for name in os.listdir(at):
         try:
             os.unlink(name, dir_fd=at)

@@ -203,7 +203,7 @@ class LocalSandboxes:
         self._all.discard(slot)
         slot.kill()
         try:
-            self._reaping.submit(_reap, slot)  # the event loop goes on meanwhile
+            self._reaping.submit(_reap, slot)  # it blocks, the event loop must not
         except RuntimeError:  # these are closed
             _reap(slot)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.llm.boxes import CONFINED, hold
+from tests.llm.boxes import CONFINED, hold, python_for
 from unirl.errors import UniRLError
 from unirl.llm.engine import Completion
 from unirl.llm.group import FAILED, SCORE, Score
@@ -17,6 +17,7 @@ from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
 from unirl.llm.sandbox.config import LevelName, SandboxConfig
 from unirl.llm.sandbox.judging import CodeTests
+from unirl.llm.sandbox.levels import make_sandboxes
 from unirl.llm.tasks.prompts import Prompt
 
 DRAWN = Completion((1,), (0.0,), (0,), "stop")
@@ -38,7 +39,12 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def reward() -> Iterator[CodeTestsReward]:
-    made = CodeTestsReward(SandboxConfig(seconds=1.0))
+    config = SandboxConfig(seconds=1.0, python=python_for("auto"))
+    try:
+        asyncio.run(make_sandboxes(config)).end()
+    except UniRLError as error:
+        pytest.skip(f"this machine has no sandboxes: {error}")
+    made = CodeTestsReward(config)
     yield made
     made.close()
 
@@ -95,7 +101,7 @@ def test_every_level_judges(level: LevelName) -> None:
 
 
 def test_one_box_is_too_few() -> None:
-    with pytest.raises(UniRLError, match="sandbox.slots"):
+    with pytest.raises(UniRLError, match="slots"):
         CodeTestsReward(SandboxConfig(slots=1))
 
 
@@ -187,8 +193,10 @@ def test_what_is_taken_of_an_answer_and_of_an_example() -> None:
     ]
 
 
+@pytest.mark.usefixtures("reward")
 def test_a_run_is_given_it_by_its_name(runner: asyncio.Runner) -> None:
-    rewarder = Rewarder(RewardConfig(weights={"code_tests": 1.0}), [])
+    sandbox = SandboxConfig(python=python_for("auto"))
+    rewarder = Rewarder(RewardConfig(weights={"code_tests": 1.0}, sandbox=sandbox), [])
     try:
         texts = [GOOD, "def add(a, b): return 0"]
         scores = runner.run(rewarder.score_group(prompt(TESTS[:1]), texts, [DRAWN] * 2))
