@@ -144,7 +144,7 @@ class Slot:
         self._control.send(json.dumps(settings).encode())
 
     def _errors(self) -> str:
-        if self._process is None:
+        if self._process is None or self._log.closed:
             return ""
         self._log.seek(0)
         return self._log.read(2000).decode("utf-8", "replace").strip()
