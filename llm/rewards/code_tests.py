@@ -11,6 +11,7 @@ import json
 import re
 from typing import Any
 
+from unirl.config.rules import check_setting
 from unirl.llm.engine import Completion
 from unirl.llm.group import Score
 from unirl.llm.rewards.reward import failed
@@ -33,6 +34,13 @@ class CodeTestsReward:
     """
 
     def __init__(self, config: SandboxConfig) -> None:
+        check_setting(
+            config.slots >= 2,
+            "sandbox.slots",
+            config.slots,
+            "must be >= 2: tests run in one box, and the program that they call in another",
+            "raise it, or leave it out",
+        )
         self._config = config
         self._sandboxes: LocalSandboxes | None = None
         self._tests: CodeTests | None = None

@@ -1,8 +1,9 @@
 """Bounds on all processes of a slot together: control groups, of both versions.
 
-A group bears the name of its owner, a process and the tick of its start: what a dead owner left is
-found, and removed, by whatever makes sandboxes next. Whether groups can be made is tried by making
-one. Of version 2 a subtree is wanted that this user may write (systemd: Delegate=yes).
+A group bears the name of its owner, a process, its namespace and the tick of its start: what a dead
+owner left is found, and removed, by whatever makes sandboxes next. Whether groups can be made is
+tried by making one. Of version 2 a subtree is wanted that this user may write (systemd:
+Delegate=yes).
 
 Sources: cgroups(7); the kernel's admin-guide/cgroup-v1/memory, admin-guide/cgroup-v2.
 """
@@ -24,14 +25,23 @@ _numbers = itertools.count()
 
 
 def owner() -> str:
-    """This process, by a name that no later one has."""
-    return f"{os.getpid()}-{_start_tick(os.getpid())}"
+    """This process, by a name that no other one has, in whatever namespace of processes."""
+    return f"{_namespace()}-{os.getpid()}-{_start_tick(os.getpid())}"
 
 
-def is_alive(name: str) -> bool:
-    """Whether the owner of that name still runs."""
-    pid, _, tick = name.partition("-")
-    return pid.isdigit() and tick.isdigit() and _start_tick(int(pid)) == int(tick)
+def is_dead(name: str) -> bool:
+    """Whether the owner of that name is known to run no more: of other namespaces nothing is."""
+    namespace, *numbers = name.split("-")
+    if namespace != _namespace() or len(numbers) != 2 or not all(map(str.isdigit, numbers)):
+        return False
+    return _start_tick(int(numbers[0])) != int(numbers[1])
+
+
+def _namespace() -> str:
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return "0"
 
 
 def _start_tick(pid: int) -> int:
@@ -80,7 +90,7 @@ class Cgroups:
         for parent in {self._memory, self._pids}:
             for folder in parent.glob(f"{_PREFIX}*"):
                 name = folder.name.removeprefix(_PREFIX).rpartition("-")[0]
-                if not is_alive(name):
+                if is_dead(name):
                     _remove(folder)
                     count += 1
         return count
@@ -188,9 +198,11 @@ def _remove(folder: Path) -> None:
     deadline = time.monotonic() + _REMOVE_SECONDS
     while True:
         with contextlib.suppress(OSError):
-            for line in (folder / "cgroup.procs").read_text().split():
+            # 0: a process of another namespace, and to `kill` all of this one's group.
+            pids = [int(line) for line in (folder / "cgroup.procs").read_text().split()]
+            for pid in filter(None, pids):
                 with contextlib.suppress(OSError):
-                    os.kill(int(line), signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
         try:
             folder.rmdir()
             return

@@ -27,6 +27,8 @@ NAME = "main.py"
 _MiB = 1 << 20
 _DESCRIPTORS = 256
 _NOT_RUN = 127
+_FAILURES, _RULES, _KEPT = 98, 99, 100
+"""Descriptors, above those of a program."""
 
 
 class Confinement(NamedTuple):
@@ -44,17 +46,30 @@ class Confinement(NamedTuple):
 
 
 def run(
-    held: Confinement, job: Mapping[str, Any], payload: int, output: int, more: list[int]
+    held: Confinement,
+    job: Mapping[str, Any],
+    payload: int,
+    output: int,
+    failures: int,
+    more: list[int],
 ) -> None:
     """Run a job in this process, which ends with it.
 
-    payload: descriptor of what to run and, behind it, of its standard input; more: descriptors that
-    it gets as 3, 4, ...
+    payload: descriptor of what to run and, behind it, of its standard input; failures: where it is
+    written why it cannot be confined; more: descriptors that it gets as 3, 4, ...
     """
     code = _NOT_RUN
     try:
-        given = _arrange(payload, output, more)
-        _confine(held, job)
+        try:
+            os.dup2(failures, _FAILURES)
+            if held.rules >= 0:  # away from where what it is given goes
+                held = held._replace(rules=os.dup2(held.rules, _RULES))
+            given = _arrange(payload, output, more)
+            _confine(held, job)
+        except BaseException as error:
+            os.write(_FAILURES, f"{error or type(error).__name__}".encode()[:1000])
+            return
+        os.close(_FAILURES)
         if "code" in given:
             code = _run_code(given["code"], given.get("env", {}))
         else:
@@ -67,7 +82,7 @@ def run(
 
 def _arrange(payload: int, output: int, more: list[int]) -> dict[str, Any]:
     os.setsid()
-    keep = [os.dup2(each, 100 + number) for number, each in enumerate((payload, output, *more))]
+    keep = [os.dup2(each, _KEPT + number) for number, each in enumerate((payload, output, *more))]
     os.dup2(keep[0], 0)
     os.dup2(keep[1], 1)
     os.dup2(keep[1], 2)
@@ -76,6 +91,8 @@ def _arrange(payload: int, output: int, more: list[int]) -> dict[str, Any]:
     size = struct.unpack("=I", os.pread(0, 4, 0))[0]
     given: dict[str, Any] = json.loads(os.pread(0, size, 4))
     os.lseek(0, 4 + size, os.SEEK_SET)
+    if not given.get("has_errors", True):
+        os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     return given
 
 
@@ -90,19 +107,18 @@ def _confine(held: Confinement, job: Mapping[str, Any]) -> None:
             flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY
             kernel.mount("proc", "/proc", "proc", flags, "subset=pid")
     os.chdir(held.workdir)
-    # From here on only what the program itself was given is open: rules are the last exception.
-    rules = os.dup2(held.rules, 99) if held.rules >= 0 else -1
-    os.closerange(3 + job["descriptors"], 99)
-    os.closerange(100, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 4096))
+    # From here on only what the program itself was given is open, and what ends with this.
+    os.closerange(3 + job["descriptors"], _FAILURES)
+    os.closerange(_KEPT, max(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 4096))
     if held.mode == "none":
         return
     _limit(held, job)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if held.mode == "zygote":
         kernel.drop_capabilities()
-    if rules >= 0:
-        kernel.landlock_restrict(rules)
-        os.close(rules)
+    if held.rules >= 0:
+        kernel.landlock_restrict(held.rules)
+        os.close(held.rules)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     kernel.load_filter(held.filter)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from unirl.llm.sandbox.box import (
     SandboxFailed,
     checked_path,
 )  # fmt: skip
-from unirl.llm.sandbox.cgroups import Cgroups, is_alive
+from unirl.llm.sandbox.cgroups import Cgroups, is_dead
 from unirl.llm.sandbox.config import LevelName, SandboxConfig
+from unirl.llm.sandbox.emptying import empty
 from unirl.llm.sandbox.interpreter import interpreter
 from unirl.llm.sandbox.slot import FOLDER_PREFIX, Slot, SlotDied
 
@@ -48,6 +49,7 @@ class LocalSandboxes:
         self._idle: list[Slot] = []
         self._all: set[Slot] = set()
         self._starting: set[asyncio.Task[None]] = set()
+        self._reaping = ThreadPoolExecutor(4, "reap-sandboxes")
         self._is_closed = False
         self.num_replaced = 0
         """Slots that died, or were killed, and had others started in their place."""
@@ -92,15 +94,43 @@ class LocalSandboxes:
         seconds: float | None = None,
         max_output: int | None = None,
         fds: Sequence[int] = (),
+        has_errors: bool = True,
     ) -> Ran:
         """Run Python code in a box of its own: one message, where `open`, `run` and `close` are
-        three. fds: descriptors that it gets as 3, 4, ...
+        three. fds: descriptors that it gets as 3, 4, ...; has_errors: standard error is a part of
+        the output.
         """
+        async with self.lent() as run:
+            return await run(
+                code,
+                input=input,
+                env=env,
+                seconds=seconds,
+                max_output=max_output,
+                fds=fds,
+                has_errors=has_errors,
+            )
+
+    @contextlib.asynccontextmanager
+    async def lent(self) -> AsyncIterator[Callable[..., Awaitable[Ran]]]:
+        """A box ahead of the program that it is for: what runs it there, as `run` does."""
         slot, config = await self._take(), self._config
-        is_clean = False
-        try:
+        is_clean = True
+
+        async def run(
+            code: str,
+            *,
+            input: bytes = b"",
+            env: Mapping[str, str] | None = None,
+            seconds: float | None = None,
+            max_output: int | None = None,
+            fds: Sequence[int] = (),
+            has_errors: bool = True,
+        ) -> Ran:
+            nonlocal is_clean
+            is_clean = False
             ran = await slot.run(
-                {"code": code, "env": dict(env or {})},
+                {"code": code, "env": dict(env or {}), "has_errors": has_errors},
                 input=input,
                 seconds=seconds or config.seconds,
                 max_output=max_output or config.max_output,
@@ -110,6 +140,9 @@ class LocalSandboxes:
             )
             is_clean = True
             return ran
+
+        try:
+            yield run
         finally:
             self.give_back(slot, is_clean=is_clean)
 
@@ -146,14 +179,17 @@ class LocalSandboxes:
         """Take a slot back from a box, that is, or replace it."""
         if is_clean and slot.is_alive() and not self._is_closed:
             self._idle.append(slot)
-        else:
+            self._free.release()
+            return
+        try:
             self._drop(slot)
             if not self._is_closed:
                 self.num_replaced += 1
                 task = asyncio.get_running_loop().create_task(self._replace())
                 self._starting.add(task)
                 task.add_done_callback(self._starting.discard)
-        self._free.release()
+        finally:
+            self._free.release()
 
     async def _replace(self) -> None:
         if len(self._all) >= self._config.slots:
@@ -166,23 +202,27 @@ class LocalSandboxes:
     def _drop(self, slot: Slot) -> None:
         self._all.discard(slot)
         slot.kill()
-        slot.reap()
+        try:
+            self._reaping.submit(_reap, slot)  # it blocks, the event loop must not
+        except RuntimeError:  # these are closed
+            _reap(slot)
 
     async def close(self) -> None:
-        self.end()
+        self._end_slots()
+        await asyncio.to_thread(self._reaping.shutdown)
 
     def end(self) -> None:
         """Close, also where no event loop runs any more."""
+        self._end_slots()
+        self._reaping.shutdown()
+
+    def _end_slots(self) -> None:
         self._is_closed = True
         for task in list(self._starting):
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 task.cancel()
-        slots = list(self._all)
-        for slot in slots:
-            slot.kill()
-        for slot in slots:
-            slot.reap()
-        self._all.clear()
+        for slot in list(self._all):
+            self._drop(slot)
         self._idle.clear()
 
 
@@ -201,7 +241,10 @@ class LocalBox:
 
     async def start(self) -> None:
         with self._infrastructure():
-            await self._slot.request(_WAIT_SECONDS, op="open", disk=self._limits["disk"])
+            answer = await self._slot.request(_WAIT_SECONDS, op="open", disk=self._limits["disk"])
+        if "error" in answer:
+            self._slot.kill()
+            raise SandboxFailed("a box cannot be opened", answer["error"], "open another")
         for path, data in self._spec.files.items():
             await self.put(path, data)
         self._watch_idle()
@@ -290,6 +333,13 @@ class LocalBox:
             raise SandboxFailed("a box died", str(error), "open another") from error
 
 
+def _reap(slot: Slot) -> None:
+    try:
+        slot.reap()
+    except Exception:
+        log.warning("a sandbox is not gone altogether", exc_info=True)
+
+
 def limits_of(config: SandboxConfig, spec: BoxSpec) -> dict[str, int]:
     def chosen(name: str) -> int:
         value: int | None = getattr(spec, name)
@@ -306,8 +356,9 @@ def sweep(cgroups: Cgroups | None) -> int:
     """Remove what boxes of dead processes left on this machine; how much that was."""
     count = cgroups.sweep() if cgroups else 0
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
-        name = "-".join(folder.name.removeprefix(FOLDER_PREFIX).split("-")[:2])
-        if not is_alive(name):
-            shutil.rmtree(folder, ignore_errors=True)
+        if is_dead("-".join(folder.name.removeprefix(FOLDER_PREFIX).split("-")[:3])):
+            with contextlib.suppress(OSError):
+                empty(str(folder))
+                folder.rmdir()
             count += 1
     return count

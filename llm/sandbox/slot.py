@@ -23,6 +23,7 @@ from typing import Any
 from unirl.llm.sandbox.box import FileRefused, MiB, Ran, SandboxFailed
 from unirl.llm.sandbox.cgroups import Cgroup, Cgroups, owner
 from unirl.llm.sandbox.config import LevelName, SandboxConfig
+from unirl.llm.sandbox.emptying import empty
 from unirl.llm.sandbox.interpreter import Interpreter
 from unirl.llm.sandbox.zygote import START
 
@@ -143,7 +144,7 @@ class Slot:
         self._control.send(json.dumps(settings).encode())
 
     def _errors(self) -> str:
-        if self._process is None:
+        if self._process is None or self._log.closed:
             return ""
         self._log.seek(0)
         return self._log.read(2000).decode("utf-8", "replace").strip()
@@ -198,7 +199,7 @@ class Slot:
         before = self.cgroup.num_killed() if self.cgroup else 0
         loop = asyncio.get_running_loop()
         output = _Output(loop, max_output, self._end_job)
-        with _memory_file(_payload(given, input)) as payload:
+        with memory_file(_payload(given, input)) as payload:
             try:
                 sent = [payload, output.write_end, *fds]
                 said = {
@@ -211,6 +212,11 @@ class Slot:
                 return self._post_mortem(died, before, output, seconds)
             finally:
                 output.close()
+        if "error" in answer:
+            self.kill()
+            raise SandboxFailed("a program cannot be run", answer["error"], "see its sandbox")
+        if answer["dirty"]:
+            self.kill()  # and another takes its place
         killed, rc = answer["killed"], answer["rc"]
         if killed and rc != -signal.SIGKILL:
             killed = ""  # it ended at that very moment
@@ -242,11 +248,11 @@ class Slot:
                 self._control.send(json.dumps({"op": "kill", "why": why}).encode())
 
     async def put(self, path: str, data: bytes) -> None:
-        with _memory_file(data) as file:
+        with memory_file(data) as file:
             await self._file("put", path, len(data), file)
 
     async def get(self, path: str, max_bytes: int) -> bytes:
-        with _memory_file(b"") as file:
+        with memory_file(b"") as file:
             await self._file("get", path, max_bytes, file)
             return os.pread(file, max_bytes, 0)
 
@@ -280,6 +286,8 @@ class Slot:
         if self.cgroup:
             self.cgroup.remove()
         if self._folder is not None:
+            with contextlib.suppress(OSError):
+                empty(self._folder.name)  # what is deep is more than cleanup can do
             self._folder.cleanup()
 
 
@@ -341,7 +349,8 @@ class _Output:
 
 
 @contextlib.contextmanager
-def _memory_file(data: bytes) -> Iterator[int]:
+def memory_file(data: bytes) -> Iterator[int]:
+    """A descriptor of a file that is nowhere."""
     fd = os.memfd_create("job", os.MFD_CLOEXEC)
     try:
         view = memoryview(data)

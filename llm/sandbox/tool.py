@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from unirl.llm.sandbox.box import Ran, Sandboxes, boxed
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 
+from unirl.llm.sandbox.box import Ran, Sandboxes, SandboxFailed
+
+_WAIT_SECONDS = 300.0
+"""For a box that is free."""
 _HALF = 2000
 """Characters that are kept of each end of a long output."""
 
@@ -18,8 +24,29 @@ class PythonTool:
         """What the model is given: what the code printed, and how it ended if not well. Raises
         SandboxFailed.
         """
-        async with boxed(self._sandboxes) as box:
+        async with self.ready() as run:
+            return await run(code, seconds)
+
+    @contextlib.asynccontextmanager
+    async def ready(self) -> AsyncIterator[Callable[[str, float], Awaitable[str]]]:
+        """`run` for one program, once a box is free for it."""
+        try:
+            async with asyncio.timeout(_WAIT_SECONDS):
+                box = await self._sandboxes.open()
+        except TimeoutError:
+            raise SandboxFailed(
+                "no sandbox is free",
+                f"all were in use for {_WAIT_SECONDS:g} s",
+                "raise sandbox.slots",
+            ) from None
+
+        async def run(code: str, seconds: float) -> str:
             return as_text(await box.run(code, seconds=seconds), seconds)
+
+        try:
+            yield run
+        finally:
+            await box.close()
 
 
 def as_text(ran: Ran, seconds: float) -> str:

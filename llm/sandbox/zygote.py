@@ -20,7 +20,6 @@ import importlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -30,6 +29,7 @@ from typing import Any
 
 from unirl.llm.sandbox import job as jobs
 from unirl.llm.sandbox import kernel, namespaces, seccomp
+from unirl.llm.sandbox.emptying import empty
 
 START = """\
 import sys, types
@@ -168,11 +168,8 @@ class _Zygote:
     def _empty(self) -> None:
         """Remove what is in the workspace; through no link."""
         folders = (self._held.workdir, "/tmp")[: 1 + (self._held.mode == "bwrap")]
-        for path in (os.path.join(at, name) for at in folders for name in os.listdir(at)):
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path)
-            else:
-                os.unlink(path)
+        for folder in folders:
+            empty(folder)
 
     def _do_kill(self, request: Mapping[str, Any], fds: list[int]) -> None:
         """It came too late: the job has ended."""
@@ -220,25 +217,37 @@ class _Zygote:
     def _do_run(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         started = time.monotonic()
         request["descriptors"] = len(fds) - 2
+        failures, said = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        fds += (failures, said)
         if self._nested:
             kernel.unshare(kernel.CLONE_NEWPID)
         try:
             child = os.fork()
             if child == 0:
-                jobs.run(self._held, request, fds[0], fds[1], fds[2:])
+                jobs.run(self._held, request, fds[0], fds[1], said, fds[2:-2])
         finally:
             if self._nested:
                 kernel.setns(self._own, kernel.CLONE_NEWPID)
+        fds.remove(failures)
         while fds:
             os.close(fds.pop())
+        fds.append(failures)
         killed = self._watch(child, request, started + request["seconds"])
         if killed:
             os.kill(child, signal.SIGKILL)
         _, status, used = os.wait4(child, 0)
         self._end_others()
+        with contextlib.suppress(BlockingIOError):
+            if said_of_it := os.read(failures, 2000):
+                return {"error": said_of_it.decode("utf-8", "replace")}
+        is_dirty = False
         if request["fresh"] and not self._nested:
-            self._empty()
+            try:
+                self._empty()
+            except OSError:
+                is_dirty = True  # by what the program did: its result is one all the same
         return {
+            "dirty": is_dirty,
             "rc": os.waitstatus_to_exitcode(status),
             "killed": killed,
             "us": round((time.monotonic() - started) * 1e6),

@@ -19,6 +19,7 @@ from unirl.llm.sandbox.pool import LocalSandboxes
 
 T = TypeVar("T")
 CONFINED: tuple[LevelName, ...] = ("zygote+cgroup", "zygote", "bwrap", "landlock")
+_SYSTEM = "/usr/bin/python3"
 
 
 class Held:
@@ -47,11 +48,11 @@ def hold(name: LevelName, **settings: Any) -> Iterator[Held]:
     held.close()
 
 
-def python_for(name: LevelName) -> str:
+def python_for(name: str) -> str:
     """Without namespaces of our own the interpreter must be one that another user may read."""
     if name.startswith("zygote") or os.geteuid() != 0 or _all_may_pass(Path(sys.base_prefix)):
         return ""
-    return "/usr/bin/python3"
+    return _SYSTEM if os.path.exists(_SYSTEM) else ""
 
 
 def _all_may_pass(path: Path) -> bool:

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
+from tests.llm.boxes import CONFINED, hold, python_for
+from unirl.errors import UniRLError
 from unirl.llm.engine import Completion
 from unirl.llm.group import FAILED, SCORE, Score
 from unirl.llm.rewards.code_tests import CodeTestsReward, given_tests, program_of
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
-from unirl.llm.sandbox.config import SandboxConfig
+from unirl.llm.sandbox.config import LevelName, SandboxConfig
+from unirl.llm.sandbox.judging import CodeTests
+from unirl.llm.sandbox.levels import make_sandboxes
 from unirl.llm.tasks.prompts import Prompt
 
 DRAWN = Completion((1,), (0.0,), (0,), "stop")
@@ -35,7 +39,12 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="module")
 def reward() -> Iterator[CodeTestsReward]:
-    made = CodeTestsReward(SandboxConfig(seconds=1.0))
+    config = SandboxConfig(seconds=1.0, python=python_for("auto"))
+    try:
+        asyncio.run(make_sandboxes(config)).end()
+    except UniRLError as error:
+        pytest.skip(f"this machine has no sandboxes: {error}")
+    made = CodeTestsReward(config)
     yield made
     made.close()
 
@@ -77,9 +86,29 @@ def test_a_program_that_passes_all_its_tests_scores_1(
     sums = "print(sum(map(int, input().split())))"
     assert score(runner, reward, sums, cases) == Score(1.0)
     assert score(runner, reward, "print(5)", cases) == Score(0.0)
+    assert score(runner, reward, f"import sys\nprint('e', file=sys.stderr)\n{sums}", cases).value
+    long = [{"input": "", "output": "x" * 100_000}]
+    assert score(runner, reward, "print('x' * 100_000)", long) == Score(1.0)
+    assert score(runner, reward, GOOD, ["assert LIMIT == 7"] * 1500) == Score(1.0)
 
 
+@pytest.mark.parametrize("level", CONFINED)
+def test_every_level_judges(level: LevelName) -> None:
+    for held in hold(level, slots=2, seconds=5.0):
+        tests = CodeTests(held.sandboxes)
+        assert all(held.run(tests.judge(GOOD, TESTS, 5.0)).passed)
+        assert held.run(tests.judge("def add(a, b): return 4", TESTS[:1], 5.0)).passed == (False,)
+
+
+def test_one_box_is_too_few() -> None:
+    with pytest.raises(UniRLError, match="slots"):
+        CodeTestsReward(SandboxConfig(slots=1))
+
+
+ONE_TEST = "for i in range(1, 4):\n    assert abs(add(i, 2) - i - 2) < 0.5 and add(1, 2) == 3"
 FORGERIES = {
+    "range": "def range(*given): return []\ndef add(a, b): return 0",
+    "abs": "abs = lambda x: 0\ndef add(a, b): return 3",
     "equal to all": """
 class All:
     def __eq__(self, other): return True
@@ -136,7 +165,7 @@ import time; time.sleep(60)
 def test_a_reward_cannot_be_forged(
     name: str, runner: asyncio.Runner, reward: CodeTestsReward
 ) -> None:
-    given = score(runner, reward, FORGERIES[name], ["assert add(1, 2) == 3"])
+    given = score(runner, reward, FORGERIES[name], [ONE_TEST])
     assert given == Score(0.0)  # and not a failure: this is what the policy did
     assert score(runner, reward, GOOD, TESTS[:1]) == Score(1.0)
 
@@ -164,8 +193,10 @@ def test_what_is_taken_of_an_answer_and_of_an_example() -> None:
     ]
 
 
+@pytest.mark.usefixtures("reward")
 def test_a_run_is_given_it_by_its_name(runner: asyncio.Runner) -> None:
-    rewarder = Rewarder(RewardConfig(weights={"code_tests": 1.0}), [])
+    sandbox = SandboxConfig(python=python_for("auto"))
+    rewarder = Rewarder(RewardConfig(weights={"code_tests": 1.0}, sandbox=sandbox), [])
     try:
         texts = [GOOD, "def add(a, b): return 0"]
         scores = runner.run(rewarder.score_group(prompt(TESTS[:1]), texts, [DRAWN] * 2))

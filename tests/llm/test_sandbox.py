@@ -9,6 +9,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,6 +126,45 @@ def test_a_cancelled_program_is_gone_and_its_slot_replaced(held: Held) -> None:
     held.run(check())
 
 
+def test_what_is_deep_or_closed_is_removed_too(held: Held) -> None:
+    program = """
+import os
+open("kept", "w").close()
+for _ in range(3000):
+    os.mkdir("d")
+    os.chdir("d")
+os.mkdir("closed")
+os.chmod("closed", 0)
+print("made")
+"""
+
+    async def check() -> None:
+        assert (await held.sandboxes.run(program)).output == b"made\n"
+        async with boxed(held.sandboxes) as box:
+            assert (await box.run(program)).output == b"made\n"
+        assert (await held.sandboxes.run("import os; print(os.listdir())")).output == b"[]\n"
+
+    held.run(check())
+
+
+def test_a_zygotes_error_is_the_sandboxs_and_its_slot_is_replaced(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_memory(*_: object, **__: object) -> dict[str, object]:
+        return {"error": "Cannot allocate memory", "number": 12}
+
+    async def check() -> None:
+        for start in (held.sandboxes.open, lambda: held.sandboxes.run("print(1)")):
+            with monkeypatch.context() as patch:
+                patch.setattr("unirl.llm.sandbox.slot.Slot.request", no_memory)
+                with pytest.raises(SandboxFailed, match="allocate memory"):
+                    await start()
+            async with asyncio.timeout(20):
+                assert (await held.sandboxes.run("print(1)")).output == b"1\n"
+
+    held.run(check())
+
+
 def test_an_idle_box_is_closed() -> None:
     async def check() -> None:
         config = SandboxConfig(kind="none", slots=1, idle_seconds=0.2)
@@ -134,8 +174,8 @@ def test_an_idle_box_is_closed() -> None:
             await asyncio.sleep(1.5)
             with pytest.raises(SandboxFailed, match="left alone"):
                 await box.run("print(1)")
-            async with asyncio.timeout(20), boxed(sandboxes) as box:
-                assert (await box.run("print(1)")).rc == 0
+            async with asyncio.timeout(20), boxed(sandboxes) as another:
+                assert (await another.run("print(1)")).rc == 0
         finally:
             await sandboxes.close()
 
@@ -158,7 +198,10 @@ def test_the_best_level_is_taken_and_says_what_the_better_ones_lack(
         raise OSError("no cgroups are mounted")
 
     async def check(config: SandboxConfig) -> LocalSandboxes:
-        made = await make_sandboxes(config)
+        try:
+            made = await make_sandboxes(config)
+        except UniRLError as error:
+            pytest.skip(f"this machine has no such sandboxes: {error}")
         await made.close()
         return made
 
@@ -191,6 +234,21 @@ def test_where_cgroups_are_found_of_both_versions(tmp_path: Path) -> None:
         cgroups._parents("", "0::/\n")
 
 
+def test_what_another_namespace_owns_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not cgroups.is_dead(cgroups.owner())
+    namespace, pid, tick = cgroups.owner().split("-")
+    assert cgroups.is_dead(f"{namespace}-{pid}-{int(tick) + 1}")
+    assert not cgroups.is_dead(f"1{namespace}-{pid}-{int(tick) + 1}")
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    monkeypatch.setattr(cgroups, "_REMOVE_SECONDS", 0)
+    (tmp_path / "cgroup.procs").write_text("0\n")
+    cgroups._remove(tmp_path)
+    assert killed == []
+
+
 def test_the_filter_has_a_table_for_both_machines() -> None:
     for machine in ("x86_64", "aarch64"):
         numbers = seccomp.numbers(machine)
@@ -204,7 +262,7 @@ def test_the_filter_has_a_table_for_both_machines() -> None:
 def leftovers() -> list[str]:
     """Processes below this one, cgroups and folders of boxes, on this machine."""
     own = cgroups.owner()
-    found = [str(path) for path in Path("/tmp").glob(f"unirl-box-{own}-*")]
+    found = [str(path) for path in Path(tempfile.gettempdir()).glob(f"unirl-box-{own}-*")]
     for root, folders, _ in os.walk("/sys/fs/cgroup"):
         found += [f"{root}/{name}" for name in folders if own in name]
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
@@ -220,7 +278,11 @@ def _arguments(pid: str) -> bytes:
 
 async def open_and_kill(count: int, kind: str) -> int:
     """Open and close boxes, and kill slots of half of them at random; how many failed for it."""
-    sandboxes = await make_sandboxes(SandboxConfig(kind=kind, slots=2))  # type: ignore[arg-type]
+    config = SandboxConfig(kind=kind, slots=2, python=python_for(kind))  # type: ignore[arg-type]
+    try:
+        sandboxes = await make_sandboxes(config)
+    except UniRLError as error:
+        pytest.skip(f"this machine has no sandboxes of kind {kind}: {error}")
     rng, failed = random.Random(3), 0
 
     async def one(number: int) -> None:
@@ -281,8 +343,8 @@ asyncio.run(main())
     while left := processes(marker):
         assert time.monotonic() < deadline + 20, left
         time.sleep(0.02)
-    asyncio.run(open_and_kill(1, "auto"))  # the next to come sweeps
-    assert not list(Path("/tmp").glob(f"unirl-box-{parent.pid}-*"))
+    asyncio.run(open_and_kill(1, kind))  # the next to come sweeps
+    assert not list(Path(tempfile.gettempdir()).glob(f"unirl-box-*-{parent.pid}-*"))
 
 
 AS_NOBODY = """
@@ -313,6 +375,8 @@ def test_no_level_but_cgroups_needs_root() -> None:
     command = [sys.executable, "-c", AS_NOBODY]
     ran = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60, cwd="/")
     lines = [line for line in ran.stdout.splitlines() if "refused" not in line]
-    assert lines and ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    if not lines:
+        pytest.skip(f"this machine has no level without root: {ran.stdout}")
     assert all(line.split(" ")[1:] == ["45", "0"] for line in lines), ran.stdout
     assert len(lines) == 3 or "refused" in ran.stdout

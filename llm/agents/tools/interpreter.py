@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from functools import partial
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from unirl.llm.agents.tools.tool import Call, Opened, ToolSpec
+from unirl.llm.agents.tools.tool import Call, Opened, Prepared, ToolSpec
 from unirl.llm.sandbox.box import Sandboxes
 from unirl.llm.sandbox.config import SandboxConfig
 from unirl.llm.sandbox.levels import make_sandboxes
@@ -53,11 +53,16 @@ class _Opened:
         self._tool, self._seconds = tool, seconds
 
     def calls(self) -> Mapping[str, Call]:
-        return {"python": partial(_run, self._tool, self._seconds)}
+        return {"python": Prepared(self._ready)}
+
+    @contextlib.asynccontextmanager
+    async def _ready(self) -> AsyncIterator[Call]:
+        async with self._tool.ready() as run:
+
+            async def call(arguments: dict[str, Any]) -> str:
+                return await run(arguments["code"], self._seconds)
+
+            yield call
 
     async def close(self) -> None:
         """Each call had a box of its own."""
-
-
-async def _run(tool: PythonTool, seconds: float, arguments: dict[str, Any]) -> str:
-    return await tool.run(arguments["code"], seconds)

@@ -8,9 +8,11 @@ ends the episode, as the policy cannot have caused it. No call is ever repeated.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -44,6 +46,24 @@ class ToolSpec(NamedTuple):
 
 
 Call = Callable[[dict[str, Any]], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call that first waits for something that others use too; the model's time is not up
+    meanwhile.
+    """
+
+    ready: Callable[[], AbstractAsyncContextManager[Call]]
+    """Raises a Restartable where it waits too long."""
+
+    async def __call__(self, arguments: dict[str, Any]) -> Any:
+        async with self.ready() as run:
+            return await run(arguments)
+
+
+def _prepared(call: Call) -> AbstractAsyncContextManager[Call]:
+    return call.ready() if isinstance(call, Prepared) else contextlib.nullcontext(call)
 
 
 class Opened(Protocol):
@@ -131,9 +151,13 @@ class Toolbox:
         wrong = complaint(call.arguments, spec.parameters)
         if wrong:
             return f"Error: {wrong}.", "arguments"
+        async with _prepared(self._calls[call.name]) as run:
+            return await self._timed(call, run)
+
+    async def _timed(self, call: ToolCall, run: Call) -> tuple[str, Ended]:
         try:
             async with asyncio.timeout(self._seconds) as timeout:
-                result = await self._calls[call.name](dict(call.arguments))
+                result = await run(dict(call.arguments))
         except Restartable:
             raise
         except Exception as error:

@@ -1,0 +1,36 @@
+"""A sandbox as a tool of a model: what counts as a program's time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.llm.boxes import Held, hold
+from unirl.llm.agents.tool_calls import ToolCall
+from unirl.llm.agents.tools import interpreter
+from unirl.llm.agents.tools.tool import Toolbox
+from unirl.llm.sandbox.box import SandboxFailed, boxed
+from unirl.llm.sandbox.tool import PythonTool
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    yield from hold("none", slots=1)
+
+
+def test_waiting_for_a_box_is_not_a_tools_time(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = interpreter._Opened(PythonTool(held.sandboxes), 5.0)
+    toolbox = Toolbox([interpreter._SPEC], [tool], seconds=2.0, max_chars=1000)
+    code = "import time; time.sleep(0.8); print('slept')"
+
+    async def check() -> list[str]:
+        calls = [ToolCall(str(i), "python", {"code": code}) for i in range(4)]
+        texts = [result.text for result in await toolbox.call_all(calls)]
+        monkeypatch.setattr("unirl.llm.sandbox.tool._WAIT_SECONDS", 0.1)
+        async with boxed(held.sandboxes):
+            with pytest.raises(SandboxFailed, match="no sandbox is free"):
+                await toolbox.call(calls[0])
+        return texts
+
+    assert held.run(check()) == ["slept"] * 4
