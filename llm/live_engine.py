@@ -5,9 +5,11 @@ they draw, asleep while there are none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
+from unirl.core.sample import Slot
 from unirl.core.weights import Weights, WeightStore
 from unirl.device import copy_weights
 from unirl.errors import UniRLError
@@ -22,6 +24,8 @@ class LiveEngine:
         self._swap, self._incoming = asyncio.Lock(), Incoming(weights)
         self._failure: UniRLError | EngineFailed | None = None
         self._num_open = self._num_drawing = 0
+        self._retries = 0.0
+        """Of the engine, as far as they are reported."""
 
     @asynccontextmanager
     async def awake(self) -> AsyncIterator[None]:
@@ -41,6 +45,18 @@ class LiveEngine:
             yield
         finally:
             self._num_drawing -= 1
+
+    def label(self, slot: Slot, versions: Sequence[int], started: float, generated: float) -> None:
+        """Write into a finished slot how it came about. versions: of the tokens that were drawn;
+        started, generated: when its generation began and ended, by time.monotonic.
+        """
+        slot.data["generate_seconds"].fill_(generated - started)
+        slot.data["reward_seconds"].fill_(time.monotonic() - generated)
+        retries = self.engine.stats().get("retries", 0.0)
+        slot.data["retries"].fill_(retries - self._retries)
+        self._retries = retries
+        slot.first_version = min(versions, default=self.engine.version)
+        slot.last_version = max(versions, default=self.engine.version)
 
     async def refresh(self) -> None:
         """Give the engine the newest weights; completions in flight continue with them."""

@@ -161,8 +161,6 @@ class Rollout:
         )
         self._visitors = visitors
         self._save_seconds = config.save_seconds if saves and not config.function else 0.0
-        self._retries = 0.0
-        """Of the engine, as far as they are reported."""
         self._kept: dict[int, Sequence[Completion | None]] = {}
         """By number of the prompt, what interrupted groups have so far."""
         self._slots: dict[str, tuple[Slot, GroupSaver]] = {}
@@ -240,14 +238,8 @@ class Rollout:
         self._in_vain.reset()
         saver.forget()
         slot.used = write_group(slot.data, prompt.tokens, completions, scores)
-        slot.data["generate_seconds"].fill_(generated - started)
-        slot.data["reward_seconds"].fill_(time.monotonic() - generated)
-        retries = self.engine.stats().get("retries", 0.0)
-        slot.data["retries"].fill_(retries - self._retries)
-        self._retries = retries
         versions = [version for one in completions for version in one.drawn_versions]
-        slot.first_version = min(versions, default=self.engine.version)
-        slot.last_version = max(versions, default=self.engine.version)
+        self._live.label(slot, versions, started, generated)
 
     async def generate(self, request: Request) -> Completion:
         """Engine.generate. However long it takes, the group is not taken for stuck meanwhile: an

@@ -108,8 +108,6 @@ class AgentRollout:
         self._room = asyncio.Semaphore(limit) if limit else contextlib.nullcontext()
         self._process = agent_config.load_process()
         self._complaints: Counter[str] = Counter()
-        self._retries = 0.0
-        """Of the engine, as far as they are reported."""
 
     @property
     def engine(self) -> Engine:
@@ -166,14 +164,8 @@ class AgentRollout:
         counts = counts_of(episodes)
         counts["retried"], counts["cancelled"] = sum(each.retried for each in attempts), cancelled
         slot.used = write_episodes(slot.data, prompt.tokens, episodes, scores, self._shape, counts)
-        slot.data["generate_seconds"].fill_(generated - started)
-        slot.data["reward_seconds"].fill_(time.monotonic() - generated)
-        retries = self.engine.stats().get("retries", 0.0)
-        slot.data["retries"].fill_(retries - self._retries)
-        self._retries = retries
         versions = [version for each in episodes for version in each.versions]
-        slot.first_version = min(versions, default=self.engine.version)
-        slot.last_version = max(versions, default=self.engine.version)
+        self._live.label(slot, versions, started, generated)
         if self._keeper is not None:
             self._keeper.keep(slot, prompt, episodes, scores)
 
