@@ -5,6 +5,7 @@ are on their way.
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -213,6 +214,26 @@ def test_a_commit_that_nobody_waits_for_is_refused_and_counted_without_an_answer
     with pytest.raises(LeaseExpired):
         client.acquire(5.0)
     assert (queue.stats().committed, queue.stats().late) == (1, 2)
+    link.close()
+
+
+def test_what_a_process_committed_before_it_ended_comes_before_its_end(
+    transport: RemoteTransport,
+) -> None:
+    """Both wait in sockets of their own, where the link cannot see which was written first."""
+    queue = transport.queue(SPEC, QueueConfig(batch_size=1))
+    memories = {0: NodeMemory(SPEC, QueueConfig(batch_size=1))}
+    link = NodeLink(transport.hub.address, transport.hub.token.data, 2, memories, {})
+    agent = link.queue(0)
+    client = agent.join()
+    slot, go = client.acquire(5.0), threading.Event()
+    link._loop.call(lambda: None if go.wait(5.0) else None)
+    reason = agent.memory.reasons.index("actor_died")
+    agent._channel.send(Kind.REVOKE, client.member, reason, 0)
+    fill(client, slot, 0)
+    go.set()
+    assert agent._channel.answer()[0].values[0] == 0  # nothing is lost
+    assert (queue.stats().committed, queue.stats().late) == (1, 0)
     link.close()
 
 

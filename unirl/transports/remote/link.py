@@ -158,6 +158,10 @@ class NodeLink:
 
     def _pass_up(self, frame: Frame, text: Any, channel: int) -> None:
         frame = frame._replace(channel=channel)
+        if frame.kind is Kind.REVOKE:
+            # Its process has ended: what it had committed by then comes first.
+            for number, stream in [*self._streams.items()]:
+                self._read(number, stream)
         if text is not None:
             self._up.send(*text_frame(frame.kind, text, frame.queue, channel))
         elif frame.carries_slot:

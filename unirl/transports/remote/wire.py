@@ -171,7 +171,10 @@ class Stream:
     def receive(self) -> None:
         """Read what is there, and handle the frames that are whole, until a frame hands the stream
         to another handler: errors of what follows are that one's. ConnectionError at the end.
+        Nothing, while a frame of this stream is being handled.
         """
+        if self._handles:
+            return
         handle, self._handles = self._handle, True
         try:
             while not self._detached and self._handle is handle and self._read():
