@@ -227,7 +227,11 @@ def test_what_a_process_committed_before_it_ended_comes_before_its_end(
     agent = link.queue(0)
     client = agent.join()
     slot, go = client.acquire(5.0), threading.Event()
-    link._loop.call(lambda: None if go.wait(5.0) else None)
+
+    def hold() -> None:
+        assert go.wait(5.0)
+
+    link._loop.call(hold)
     reason = agent.memory.reasons.index("actor_died")
     agent._channel.send(Kind.REVOKE, client.member, reason, 0)
     fill(client, slot, 0)
