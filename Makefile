@@ -1,4 +1,5 @@
-# `make run`  trains IMPALA on CartPole-v1, then a tiny language model with GRPO; evaluates both and draws their curves.
+# `make run`  trains IMPALA on CartPole-v1, a tiny language model with GRPO, and one that learns to use a tool; evaluates them,
+# and draws their curves.
 # `make test` lints, type-checks and tests everything. Both need python >= 3.11, make, git and a C++ compiler, no more.
 # `make test-fast` runs the tests without processes, trainings and models: two minutes, for the loop while editing.
 # `make gpu`  on a machine with a GPU, prepared or not: its tests and its figures. Elsewhere it says what it would run.
@@ -31,7 +32,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: run test test-fast lint style bench clean help
 
 help:
-	@sed -n '1,7s/^# \{0,1\}//p' Makefile
+	@sed -n '1,8s/^# \{0,1\}//p' Makefile
 
 run: $(VENV)/run.stamp
 	$(BIN)/unirl train impala @$(CONFIG) --name $(NAME) --overwrite
@@ -40,6 +41,9 @@ run: $(VENV)/run.stamp
 	$(BIN)/unirl train @configs/reverse.toml --overwrite
 	$(BIN)/unirl eval runs/reverse --episodes 100
 	$(BIN)/unirl plot runs/reverse
+	$(BIN)/unirl train @configs/agent-calculator.toml --overwrite
+	$(BIN)/unirl eval runs/agent-calculator --episodes 100
+	$(BIN)/unirl plot runs/agent-calculator
 
 # A file's tests stay in one process, which makes their fixtures once. Files go in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder

@@ -4,9 +4,10 @@
     python benchmarks/language_models.py digits --seeds 3 --model models/smollm2 --engine vllm
 
 reverse: a tiny Llama from scratch, modes sync, colocated, one-step-off and async. digits:
-SmolLM2-135M-Instruct, sync and async. Runs are in runs/language-<task>-<mode>-<seed>; --reuse
-evaluates what is there already. Held-out prompts are asked at temperature 1 and with the likeliest
-token, before and after. An answer is right when its reward is 1.
+SmolLM2-135M-Instruct, sync and async. agent-calculator and agent-products: the same two models with
+a tool that they must call. Runs are in runs/language-<task>-<mode>-<seed>; --reuse evaluates what
+is there already. Held-out prompts are asked at temperature 1 and with the likeliest token, before
+and after. An answer is right when its reward is 1.
 """
 
 from __future__ import annotations
@@ -19,14 +20,33 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import measure
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-MODES = {"reverse": ("sync", "colocated", "one-step-off", "async"), "digits": ("sync", "async")}
-PROMPTS = {"reverse": 200, "digits": 400}
+
+
+class Trial(NamedTuple):
+    """What is trained: a config's name leads here."""
+
+    modes: tuple[str, ...]
+    prompts: int
+    """Held out, that are asked."""
+    metric: str
+    level: float
+    """Of the metric, to be reached."""
+
+
+TRIALS = {
+    "reverse": Trial(
+        ("sync", "colocated", "one-step-off", "async"), 200, "rewards/exact/mean", 0.9
+    ),
+    "digits": Trial(("sync", "async"), 400, "charts/episodic_return", 0.85),
+    "agent-calculator": Trial(("sync",), 200, "rewards/exact/mean", 0.9),
+    "agent-products": Trial(("sync",), 200, "rewards/exact/mean", 0.7),
+}
 # Freed memory stays with the process: the kernel need not clear it again for every update.
 MALLOC = {
     "MALLOC_MMAP_MAX_": "0",
@@ -70,8 +90,8 @@ def before(task: str, words: list[str]) -> str:
     flags = ["--mode", "sync", "--name", name, *words, *nothing]
     unirl("train", f"@{task}", "--overwrite", "--no-console", *flags)
     run_dir = ROOT / "runs" / name
-    sampled = right(run_dir, PROMPTS[task], greedy=False)
-    greedy = right(run_dir, PROMPTS[task] // 4, greedy=True)
+    sampled = right(run_dir, TRIALS[task].prompts, greedy=False)
+    greedy = right(run_dir, TRIALS[task].prompts // 4, greedy=True)
     return (
         f"Held out before training: {sampled[0]:.2f} +- {sampled[1]:.2f} at T = 1, "
         f"{greedy[0]:.2f} +- {greedy[1]:.2f} greedy."
@@ -86,12 +106,10 @@ def measured(task: str, mode: str, seed: int, words: list[str], reuse: bool) -> 
     if not (reuse and run_dir.exists()):
         unirl("train", f"@{task}", "--overwrite", "--no-console", *flags)
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    metric = "rewards/exact/mean" if task == "reverse" else "charts/episodic_return"
-    level = 0.9 if task == "reverse" else 0.85
-    seconds = crossing(rows, metric, level)
-    last = rows[-1]
-    sampled = right(run_dir, PROMPTS[task], greedy=False)
-    greedy = right(run_dir, PROMPTS[task] // 4, greedy=True)
+    metric, last = TRIALS[task].metric, rows[-1]
+    seconds = crossing(rows, metric, TRIALS[task].level)
+    sampled = right(run_dir, TRIALS[task].prompts, greedy=False)
+    greedy = right(run_dir, TRIALS[task].prompts // 4, greedy=True)
     print(name, seconds, last["seconds"], sampled, greedy, flush=True)
     return [
         mode,
@@ -102,12 +120,13 @@ def measured(task: str, mode: str, seed: int, words: list[str], reuse: bool) -> 
         f"{sampled[0]:.2f} +- {sampled[1]:.2f}",
         f"{greedy[0]:.2f} +- {greedy[1]:.2f}",
         f"{max(row.get('staleness/token_max', 0) for row in rows):.0f}",
+        *([f"{last['agent/well_formed_calls']:.2f}"] if "agent/turns" in last else []),
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("task", choices=list(MODES))
+    parser.add_argument("task", choices=list(TRIALS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--modes", nargs="*", help="only these")
     parser.add_argument("--model", help="folder of the model; the config's by default")
@@ -119,7 +138,8 @@ def main() -> None:
     words = ["--engine", flags.engine]
     words += ["--model", flags.model] if flags.model else []
     words += ["--run.max-seconds", str(flags.max_seconds)] if flags.max_seconds else []
-    modes = flags.modes or MODES[flags.task]
+    trial = TRIALS[flags.task]
+    modes = flags.modes or trial.modes
     begun = before(flags.task, words)
     print(begun, flush=True)
     rows = [
@@ -131,10 +151,11 @@ def main() -> None:
     picture = HERE / "curves" / f"language-{flags.task}.png"
     runs = [f"runs/language-{flags.task}-{first}-{seed}" for seed in range(1, flags.seeds + 1)]
     unirl("plot", *runs, "-o", str(picture))
-    what = "exact match in training" if flags.task == "reverse" else "reward in training"
-    level = 0.9 if flags.task == "reverse" else 0.85
-    columns = ["mode", "seed", what, f"seconds to {level}", "seconds of training"]
+    is_exact = trial.metric == "rewards/exact/mean"
+    what = "exact match in training" if is_exact else "reward in training"
+    columns = ["mode", "seed", what, f"seconds to {trial.level}", "seconds of training"]
     columns += ["held out, T = 1", "held out, greedy", "oldest token"]
+    columns += ["well-formed calls"] if flags.task.startswith("agent") else []
     body = (
         f"**{flags.task}**, engine {flags.engine}\n\n{measure.table(columns, rows)}\n\n{begun}\n\n"
         f"![{flags.task}](curves/{picture.name})"

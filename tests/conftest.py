@@ -29,6 +29,7 @@ HEAVY = (
     "learners/test_parallel.py",
     "learners/test_truncation.py",
     "llm/agents/test_endpoint.py",
+    "llm/agents/test_native.py",
     "llm/agents/test_rollout.py",
     "llm/agents/test_samples.py",
     "llm/agents/test_serve.py",

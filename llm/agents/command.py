@@ -11,6 +11,8 @@ import os
 import shlex
 import shutil
 import signal
+import tempfile
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from unirl.errors import UniRLError
@@ -23,6 +25,8 @@ _MOST_OUTPUT = 64 * 1024
 """Bytes of what a program prints that are read; the rest is thrown away."""
 _SHOWN = 500
 _LOOK_SECONDS = 0.1
+_MOST_VARIABLE = 100_000
+"""Bytes of a variable of the environment: the kernel takes 128 KiB, its name included."""
 
 
 class Door(Protocol):
@@ -79,8 +83,12 @@ class CommandAgent:
             "ANTHROPIC_API_KEY": secret,
             # It asks a public site for prices otherwise, for seconds.
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-            "UNIRL_TASK": json.dumps(known, default=str),
         }
+        with _passed(json.dumps(known, default=str)) as task_variable:
+            await self._to_its_end({**variables, **task_variable})
+        return "stop"
+
+    async def _to_its_end(self, variables: Mapping[str, str]) -> None:
         try:
             process = await asyncio.create_subprocess_exec(
                 *self._argv,
@@ -111,7 +119,6 @@ class CommandAgent:
         if code:
             text = tail.decode(errors="replace").strip()[-_SHOWN:]
             raise AgentCrashed(f"{self._argv[0]} ended with code {code}: {text}")
-        return "stop"
 
     async def close(self) -> None:
         if self._is_open:
@@ -121,6 +128,18 @@ class CommandAgent:
 
 class AgentCrashed(Exception):
     """The agent's own program failed."""
+
+
+@contextlib.contextmanager
+def _passed(task: str) -> Iterator[dict[str, str]]:
+    """The variable in which a program finds its task, or finds where it is."""
+    if len(task.encode()) <= _MOST_VARIABLE:
+        yield {"UNIRL_TASK": task}
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="unirl-task-", suffix=".json") as file:
+        file.write(task)
+        file.flush()
+        yield {"UNIRL_TASK_FILE": file.name}
 
 
 async def _last_of(stream: asyncio.StreamReader | None) -> bytes:

@@ -32,14 +32,15 @@ class AgentConfig:
     """module:attr of an own agent: async (session, task) -> a number, an ending, or nothing."""
     command: str = ""
     """A program that is the agent: it finds an OpenAI-compatible server in OPENAI_BASE_URL and
-    OPENAI_API_KEY, its task as JSON in UNIRL_TASK, and may have an interpreter of its own.
+    OPENAI_API_KEY, its task as JSON in UNIRL_TASK, or in the file that UNIRL_TASK_FILE names where
+    it is longer than 100 kB, and may have an interpreter of its own.
     """
     options: Mapping[str, str] = field(default_factory=dict)
     """Settings of the world or the tools, by their names."""
     calls: Literal["hermes", "brief"] = "hermes"
     """How calls are written. hermes: <tool_call>{"name": ..., "arguments": {...}}</tool_call>.
-    brief: an answer that begins with "=" calls the first tool with the rest of its line, for models
-    from scratch that cannot write JSON.
+    brief: an answer that begins with "=" calls the first tool with the rest of its line, and "?"
+    answers a call that failed, for models from scratch that know neither JSON nor words.
     """
     max_turns: int = field(default=8, metadata={"common": True})
     """Answers of the model in an episode. More: longer attempts."""

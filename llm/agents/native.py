@@ -4,9 +4,9 @@ takes a step. Without a world, an answer without a call ends the episode.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from unirl.llm.agents.agent import AgentTask
@@ -37,7 +37,7 @@ class NativeAgent:
         return Task(self._world.name, train, self._world.tasks("held_out") or (), "outcome")
 
     async def run(self, task: AgentTask, session: Session) -> Ending:
-        fields = {key: value for key, value in dataclasses.asdict(task).items() if key != "seed"}
+        fields = {key: value for key, value in asdict(task).items() if key != "seed"}
         toolbox = await self._tools.open(fields) if self._tools is not None else None
         client: EnvClient | None = None
         try:
@@ -112,8 +112,12 @@ class _Episode:
         failed, observation = 0, None
         if own and self._toolbox is not None:
             results = await self._toolbox.call_all(own)
-            seen += [result.message for result in results]
             failed = sum(result.ended != "ok" for result in results)
+            if self._config.calls == "brief":
+                results = [
+                    each if each.ended == "ok" else replace(each, text="?") for each in results
+                ]
+            seen += [result.message for result in results]
         if self._client is not None:
             actions: list[str | ToolCall] = [call for call in calls if call not in own]
             if not calls and not answer.errors:

@@ -7,6 +7,7 @@ group, added to that of the episode.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -48,7 +49,7 @@ class Turns:
     @classmethod
     def of(cls, groups: Sequence[Group], compare: Literal["state", "number"]) -> Turns:
         """Raises ValueError for groups without turns."""
-        number: list[Tensor] = []
+        number: list[int] = []
         reward: list[float] = []
         episode: list[int] = []
         step_group: list[int] = []
@@ -57,24 +58,28 @@ class Turns:
         for g, group in enumerate(groups):
             if group.turn is None or group.step_reward is None:
                 raise ValueError(f"group {group.ticket} has no turns: its slots are of completions")
-            order = [0] * group.size
-            for c, (begin, end) in enumerate(pairwise(group.starts.tolist())):
-                turn, mask = group.turn[begin:end], group.mask[begin:end]
-                owner = int(group.owner[c])
-                own = torch.full((end - begin,), -1, dtype=torch.int64)
-                for each in torch.unique(turn[mask]).tolist():
-                    drawn = (turn == each) & mask
-                    own[drawn] = len(reward)
-                    reward.append(float(group.step_reward[begin:end][drawn].double().sum()))
+            turns, masks = group.turn.tolist(), group.mask.tolist()
+            tokens, paid = group.token.tolist(), group.step_reward.tolist()
+            owners, starts = group.owner.tolist(), group.starts.tolist()
+            order, first_token = [0] * group.size, len(number)
+            number += [-1] * len(tokens)
+            for owner, (begin, end) in zip(owners, pairwise(starts), strict=True):
+                given: dict[int, list[int]] = {}
+                drawn: dict[int, list[int]] = {}
+                for i in range(begin, end):
+                    (drawn if masks[i] else given).setdefault(turns[i], []).append(i)
+                for each in sorted(drawn):
+                    for i in drawn[each]:
+                        number[first_token + i] = len(reward)
+                    reward.append(math.fsum(paid[i] for i in drawn[each]))
                     episode.append(first_episode + owner)
-                    given = group.token[begin:end][(turn == each) & ~mask]
-                    state = tuple(given.tolist()) if compare == "state" else order[owner]
-                    step_group.append(known.setdefault((g, state), len(known)))
+                    state = tuple(tokens[i] for i in given.get(each, ()))
+                    key = (g, state if compare == "state" else order[owner])
+                    step_group.append(known.setdefault(key, len(known)))
                     order[owner] += 1
-                number.append(own)
             first_episode += group.size
         return cls(
-            torch.cat(number) if number else torch.zeros(0, dtype=torch.int64),
+            torch.tensor(number, dtype=torch.int64),
             torch.tensor(reward, dtype=torch.float64),
             torch.tensor(episode, dtype=torch.int64),
             torch.tensor(step_group, dtype=torch.int64),
@@ -83,11 +88,11 @@ class Turns:
 
     def returns(self, discount: float) -> Tensor:
         """[U]: sum of discount^(k - t) * reward_k over the episode's turns k from t on."""
-        total = self.reward.clone()
+        total, episode = self.reward.tolist(), self.episode.tolist()
         for t in range(len(total) - 2, -1, -1):
-            if self.episode[t] == self.episode[t + 1]:
+            if episode[t] == episode[t + 1]:
                 total[t] += discount * total[t + 1]
-        return total
+        return torch.tensor(total, dtype=torch.float64)
 
 
 def turn_advantages(

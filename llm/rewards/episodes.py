@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 from unirl.llm.engine import Completion
 from unirl.llm.group import Score
 from unirl.llm.rewards.reward import as_score, failed
-from unirl.llm.rewards.rules import characters
 from unirl.llm.tasks.prompts import Prompt, Said
 
 
@@ -25,17 +23,6 @@ async def steps(prompt: Prompt, text: str, completion: Completion) -> Score:
     if not isinstance(text, Said) or not text.turns:
         return failed("there are no steps: no agent made this")
     return as_score(sum(float(turn.get("reward") or 0.0) for turn in text.turns))
-
-
-def call_and_answer(
-    turns: Sequence[Mapping[str, Any]], answer: str, info: Mapping[str, Any]
-) -> list[float]:
-    """Step rewards of a task with one call: how much of the first turn is `info["call"]`, and how
-    much of those behind it is the answer, character by character.
-    """
-    said = [str(turn["drawn_text"]) for turn in turns]
-    wanted = [str(info.get("call", "")), *[answer] * len(said)]
-    return [characters(text, right) for text, right in zip(said, wanted, strict=False)]
 
 
 OF_EPISODES: Mapping[str, Callable[[Prompt, str, Completion], Awaitable[Score]]] = MappingProxyType(

@@ -16,6 +16,7 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
 from unirl.core.tree import flatten
+from unirl.llm.agents.command import _passed
 from unirl.llm.models.tiny import make_tiny
 from unirl.llm.trajectories.config import FILE, StoreConfig
 from unirl.llm.trajectories.store import open_store
@@ -28,7 +29,7 @@ CALCULATOR: dict[str, Any] = {
     "agent.calls": "brief",
     "agent.max_turns": 2,
     "agent.max_episode_tokens": 64,
-    "agent.process_reward": "unirl.llm.rewards.episodes:call_and_answer",
+    "agent.process_reward": "unirl.llm.agents.process:call_and_answer",
     "agent.credit": "turn",
     "agent.turn_groups": "number",
     "agent.turn_discount": 0.0,
@@ -122,3 +123,13 @@ def test_a_program_is_an_agent(model: str, tmp_path: Path) -> None:
     last = rows(tmp_path / "run")[-1]
     assert last["agent/turns"] == 1.0
     assert last["agent/ending/stop"] + last["agent/ending/crash"] == 1.0
+
+
+def test_a_long_task_is_passed_in_a_file_that_others_cannot_read() -> None:
+    with _passed('"short"') as found:
+        assert found == {"UNIRL_TASK": '"short"'}
+    long = json.dumps({"text": "é" * 100_000}, ensure_ascii=False)
+    with _passed(long) as found:
+        path = Path(found["UNIRL_TASK_FILE"])
+        assert path.read_text() == long and path.stat().st_mode & 0o077 == 0
+    assert not path.exists()
