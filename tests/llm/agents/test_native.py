@@ -55,7 +55,7 @@ def test_calls_of_one_answer_are_answered_in_their_order() -> None:
     assert given(episode, 1) == ["2", "4"]
 
 
-def test_a_call_that_cannot_be_read_is_told_and_three_in_a_row_end_the_episode() -> None:
+def test_a_call_that_cannot_be_read_is_answered_and_three_in_a_row_end_the_episode() -> None:
     ending, episode = attempt(*["<tool_call>{</tool_call>"] * 3)
     assert ending == "invalid" and len(episode.turns) == 3
     assert given(episode, 1)[0].startswith("Error: A call of a tool could not be read")
@@ -64,7 +64,7 @@ def test_a_call_that_cannot_be_read_is_told_and_three_in_a_row_end_the_episode()
     assert given(episode, 2) == ["Error: it has no result: division by zero."]
 
 
-def test_a_tool_that_there_is_not_is_told_with_those_that_there_are() -> None:
+def test_a_tool_that_there_is_not_is_answered_with_those_that_there_are() -> None:
     _, episode = attempt(call("1+1", name="calculate"), "oh")
     assert "no tool calculate; there are: calculator" in given(episode, 1)[0]
 
