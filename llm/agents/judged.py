@@ -15,7 +15,8 @@ Decode = Callable[[Sequence[int]], str]
 
 def said(episode: Episode, decode: Decode) -> Said:
     """`text` is the last answer that was drawn; each of `turns` has: parent, messages (what the
-    model was given), drawn_text, answer (as the agent was given it), reward, seconds, info.
+    model was given), drawn_text, finish, answer (as the agent was given it), reward,
+    seconds, info.
     """
     if not episode.turns:
         return Said("", "", (), episode.outcome, episode.ending)
@@ -49,6 +50,7 @@ def _row(turn: Turn, decode: Decode) -> dict[str, Any]:
         "parent": turn.parent,
         "messages": [dict(each) for each in turn.messages],
         "drawn_text": decode(turn.completion.tokens),
+        "finish": turn.completion.finish,
         "answer": dict(turn.answer),
         "reward": turn.reward,
         "seconds": turn.seconds,

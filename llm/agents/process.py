@@ -10,16 +10,24 @@ from typing import Any
 from unirl.llm.agents.tool_calls import calls_of
 from unirl.llm.rewards.rules import characters, exact
 
+_END = "\0"
+
 
 def call_and_answer(
     turns: Sequence[Mapping[str, Any]], answer: str, info: Mapping[str, Any]
 ) -> list[float]:
     """Step rewards of a task with one call: how much of the first turn is `info["call"]`, and how
-    much of those behind it is the answer, character by character.
+    much of those behind it is what the tool answered, right or not: so both are learned at a time.
+    A half for the share of characters in their places, the end among them, and a half where all
+    are. What is said after a call that failed is worth nothing.
     """
-    said = [str(turn["drawn_text"]) for turn in turns]
-    wanted = [str(info.get("call", "")), *[answer] * len(said)]
-    return [characters(text, right) for text, right in zip(said, wanted, strict=False)]
+    wanted = [str(info.get("call", "")), *(_given(turn) for turn in turns[1:])]
+    answered = [True, *map(_was_answered, turns)]
+    shares = [
+        _in_place(turn, text) if paid else 0.0
+        for turn, text, paid in zip(turns, wanted, answered, strict=False)
+    ]
+    return [(share + (share == 1)) / 2 for share in shares]
 
 
 def tool_and_answer(
@@ -35,3 +43,21 @@ def tool_and_answer(
         arguments = [str(each).replace(" ", "") for one in calls for each in one.arguments.values()]
         found[0] = 1.0 if arguments == [wanted] else 0.5
     return found
+
+
+def _in_place(turn: Mapping[str, Any], wanted: str) -> float:
+    """With the end as a character: without it, to end early costs no more than a wrong guess, and
+    is what a model settles on before it has found the last character.
+    """
+    end = _END if turn["finish"] == "stop" else ""
+    return characters(str(turn["drawn_text"]).strip() + end, wanted + _END)
+
+
+def _given(turn: Mapping[str, Any]) -> str:
+    """The last that the model was given before it drew the turn."""
+    return str(turn["messages"][-1].get("content") or "")
+
+
+def _was_answered(turn: Mapping[str, Any]) -> bool:
+    """Whether it called, and every call succeeded."""
+    return turn["info"].get("calls", 0) > 0 and not turn["info"].get("failed_calls")

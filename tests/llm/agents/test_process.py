@@ -12,16 +12,43 @@ from unirl.llm.agents.tool_calls import ToolCall, as_openai
 INFO = {"call": "=12*30"}
 
 
-def turn(text: str, *arguments: dict[str, Any]) -> dict[str, Any]:
+def turn(
+    text: str, *arguments: dict[str, Any], given: str = "", finish: str = "stop", failed: int = 0
+) -> dict[str, Any]:
     calls = [as_openai(ToolCall(f"call_{i}", "calculator", a)) for i, a in enumerate(arguments)]
-    answer = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
-    return {"drawn_text": text, "answer": answer}
+    said = {"role": "assistant", "content": text}
+    return {
+        "messages": [{"role": "tool", "content": given}],
+        "drawn_text": text,
+        "finish": finish,
+        "answer": {
+            "role": "assistant",
+            "content": text,
+            **({"tool_calls": calls} if calls else {}),
+        },
+        "info": {"calls": len(calls), "invalid_calls": 0, "failed_calls": failed},
+    }
 
 
-def test_characters_of_the_call_and_then_of_the_answer() -> None:
-    turns = [turn("=12*31"), turn("360"), turn("36")]
-    assert call_and_answer(turns, "360", INFO) == [pytest.approx(5 / 6), 1.0, pytest.approx(2 / 3)]
+def test_the_call_and_then_what_the_tool_said() -> None:
+    wrong = turn("=12*31", {"expression": "12*31"})
+    turns = [wrong, turn("372", given="372"), turn("37", given="372")]
+    worth = [pytest.approx(3 / 7), 1.0, 0.0]  # nothing was called before the last
+    assert call_and_answer(turns, "360", INFO) == worth
+    turns[1] = turn("37", given="372")
+    assert call_and_answer(turns[:2], "360", INFO)[1] == pytest.approx(1 / 4)
     assert call_and_answer([], "360", INFO) == []
+
+
+def test_what_is_said_after_a_call_that_failed_is_worth_nothing() -> None:
+    turns = [turn("=12*?", {"expression": "12*?"}, failed=1), turn("?", given="?")]
+    assert call_and_answer(turns, "360", INFO)[1] == 0.0
+
+
+def test_the_end_is_a_character_in_its_place() -> None:
+    early, wrong, cut = turn("=12*3"), turn("=12*31"), turn("=12*30", finish="length")
+    worth = [call_and_answer([each], "360", INFO)[0] for each in (early, wrong, cut)]
+    assert worth == [pytest.approx(5 / 14), pytest.approx(6 / 14), pytest.approx(6 / 14)]
 
 
 @pytest.mark.parametrize(
