@@ -21,11 +21,7 @@ def turn(
         "messages": [{"role": "tool", "content": given}],
         "drawn_text": text,
         "finish": finish,
-        "answer": {
-            "role": "assistant",
-            "content": text,
-            **({"tool_calls": calls} if calls else {}),
-        },
+        "answer": said | ({"tool_calls": calls} if calls else {}),
         "info": {"calls": len(calls), "invalid_calls": 0, "failed_calls": failed},
     }
 
