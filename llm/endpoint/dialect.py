@@ -50,7 +50,10 @@ class Found:
     id: str
     created: int
     answer: Answer
+    num_given: int
+    """Tokens of the prompt."""
     prompt: tuple[int, ...]
+    """Where token ids were asked for: (), else."""
     completion: Completion
     text_of: Callable[[int], str]
     """Text of a token."""

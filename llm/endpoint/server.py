@@ -260,7 +260,8 @@ class Endpoint:
             id=f"{host.session.id}-{answer.turn}",
             created=int(time.time()),
             answer=answer,
-            prompt=host.session.prompt_tokens(answer.turn),
+            num_given=host.session.num_given(answer.turn),
+            prompt=host.session.prompt_tokens(answer.turn) if asked.token_ids else (),
             completion=turn.completion,
             text_of=host.session.text_of,
         )
@@ -338,7 +339,7 @@ async def _body(request: Request) -> dict[str, Any]:
         raise BadRequest(f"the body must be JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadRequest(f"the body must be an object, it is {type(body).__name__}")
-    if b"\\ud" in data.lower():
+    if b"\\ud" in data or b"\\uD" in data:
         body = _whole_characters(body)
     found: dict[str, Any] = body
     return found
