@@ -28,6 +28,7 @@ HEAVY = (
     "envs/test_pettingzoo.py",
     "learners/test_parallel.py",
     "learners/test_truncation.py",
+    "llm/agents/test_browsers.py",
     "llm/agents/test_endpoint.py",
     "llm/agents/test_native.py",
     "llm/agents/test_rollout.py",

@@ -93,8 +93,6 @@ class Session:
         """Turns, by the history that ends with their answer."""
         self._learns: list[bool] = []
         """By number of the turn, whether its root is learned from."""
-        self._owned = set[int]()
-        """Turns that somebody is known to have read."""
         self._children: Counter[int] = Counter()
         self._asked: dict[bytes, _Asked] = {}
         self._num_asked = self._num_drawing = 0
@@ -115,9 +113,11 @@ class Session:
         max_tokens: int | None = None,
         sampling: SamplingConfig | None = None,
         is_retry: bool = False,
+        is_read: bool = True,
     ) -> Answer:
         """The model's answer. sampling: instead of the run's. is_retry: where the same was asked
-        before, that answer is waited for or given again, and nothing is drawn.
+        before, that answer is waited for or given again, and nothing is drawn. is_read: False: it
+        is context alone until `own` says that somebody has read it, or a request continues it.
 
         Raises EpisodeEnded where the budget has no room, UniRLError where nothing can be made of
         the messages.
@@ -128,7 +128,9 @@ class Session:
         asked = self._asked.get(key)
         replays = is_retry and asked is not None
         if asked is None or not is_retry:
-            work = asyncio.ensure_future(self._answer(tuple(messages), tools, chain, sampling))
+            work = asyncio.ensure_future(
+                self._answer(tuple(messages), tools, chain, sampling, is_read)
+            )
             asked = self._asked[key] = _Asked(work)
             self._works.add(work)
             work.add_done_callback(self._works.discard)
@@ -163,14 +165,10 @@ class Session:
         turns[turn] = replace(turns[turn], reward=(turns[turn].reward or 0.0) + value)
 
     def own(self, turn: int) -> None:
-        """Somebody read this turn."""
-        self._owned.add(turn)
-        self._set_trained(turn, self._learns[turn])
-
-    def disown(self, turn: int) -> None:
-        """Nobody read this turn, unless somebody did: it is context alone until a retry comes."""
-        if turn not in self._owned:
-            self._set_trained(turn, False)
+        """Somebody has read this turn."""
+        one, learns = self.episode.turns[turn], self._learns[turn]
+        if one.trained != learns:
+            self.episode.turns[turn] = replace(one, trained=learns)
 
     async def count(self, messages: Sequence[Message], tools: Tools = ()) -> int:
         return len(self._bridge.whole(messages, tools))
@@ -199,15 +197,13 @@ class Session:
         drawn = sum(len(each.completion.tokens) for each in turns[:-1])
         return drawn + sum(len(each.given) for each in turns)
 
-    def _set_trained(self, turn: int, trained: bool) -> None:
-        self.episode.turns[turn] = replace(self.episode.turns[turn], trained=trained)
-
     async def _answer(
         self,
         messages: tuple[Message, ...],
         tools: Tools,
         chain: list[bytes],
         sampling: SamplingConfig,
+        is_read: bool,
     ) -> Answer:
         if self._is_closed:
             raise EpisodeEnded("aborted", "the episode has ended")
@@ -248,7 +244,7 @@ class Session:
                 messages=prompt.messages,
                 answer=message,
                 origin=prompt.origin,
-                trained=prompt.trained,
+                trained=prompt.trained and is_read,
                 started=started - self._started,
                 seconds=time.monotonic() - started,
                 info=prompt.info,
@@ -286,6 +282,8 @@ class Session:
             path, new = self.episode.tokens(parent), messages[count:]
             given = self._bridge.after(path, new, tools)
             if given is not None:
+                for each in self.episode.path(parent):  # what a history holds was read
+                    self.own(each)
                 return self._extended(parent, path + given, len(path), new)
         tokens = self._bridge.whole(messages, tools)
         if not tokens:

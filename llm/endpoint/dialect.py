@@ -14,6 +14,7 @@ from unirl.llm.engine import Completion
 
 _PIECE = 24
 """Characters of a piece of a streamed answer."""
+_LAST_EVENTS = 3
 
 
 class BadRequest(Exception):
@@ -107,6 +108,18 @@ def pieces(text: str) -> Iterator[str]:
     """Of a streamed text: it was drawn as a whole."""
     for start in range(0, len(text), _PIECE):
         yield text[start : start + _PIECE]
+
+
+def streamed(dialect: Dialect, asked: Asked, found: Found) -> list[bytes]:
+    """An answer as server-sent events. The last ones are one piece: some clients have enough before
+    the very last.
+    """
+    events = []
+    for event in dialect.events(asked, found):
+        name = f"event: {event.name}\n" if event.name else ""
+        events.append(f"{name}data: {json.dumps(event.data)}\n\n")
+    last = "".join(events[-_LAST_EVENTS:]) + dialect.END
+    return [each.encode() for each in (*events[:-_LAST_EVENTS], last)]
 
 
 def value_of(body: Mapping[str, Any], key: str, kinds: Any, what: str) -> Any:

@@ -70,6 +70,10 @@ HEADERS: list[dict[str, Any]] = [
     {"x-stainless-retry-count": "1"},
     {"x-stainless-retry-count": b"\xb2"},
     {"x-session-id": "z" * 400},
+    {"content-type": "text/plain"},
+    {"origin": "https://elsewhere.example"},
+    {"origin": "null"},
+    {"host": "elsewhere.example"},
 ]
 
 
@@ -94,7 +98,10 @@ def bodies(seed: int, count: int) -> Iterator[tuple[str, bytes, dict[str, Any]]]
             data = data[:place] + bytes([chance.randrange(256)]) + data[place + 1 :]
         elif damage < 0.17:
             data = data.replace(b"1", b"NaN", 1)
-        yield path, data, chance.choice(HEADERS)
+        headers = {"content-type": "application/json"}
+        if chance.random() < 0.4:
+            headers |= chance.choice(HEADERS)
+        yield path, data, headers
 
 
 def _spoil(value: Any, chance: random.Random) -> None:
