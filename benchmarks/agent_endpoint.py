@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
+import logging
+import random
 import resource
 import statistics
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
 
 from benchmarks.measure import write_block
-from tests.llm.agents.fuzz import bodies
-from tests.llm.agents.hosted import hosted
-from unirl.llm.agents.episode import ROOT
+from tests.llm.agents.fuzz import bodies, raw, statuses
+from tests.llm.agents.hosted import TOKENIZER, Hosted, hosted
 from unirl.llm.agents.session import Session
 from unirl.llm.engine import Completion, Request
 from unirl.llm.models.model import flat_weights
 
 FUZZED = 50_000
+CLIENTS = 4
+_LOGGERS = ("asyncio", "uvicorn.error", "unirl")
 SWAPS = 1_000
 
 
@@ -73,31 +78,94 @@ def _asked(client: Any, url: str, count: int, grows: bool, repeats: int) -> list
 def _check_paths(session: Session) -> None:
     """Each request's prompt begins with its parent's path, token by token, or is a counted root."""
     turns = session.episode.turns
-    roots = sum(turn.parent == ROOT for turn in turns)
-    assert roots == session.counts["prompt"] + session.counts["rewritten"] == 1
+    counts = Counter(turn.origin for turn in turns)
+    assert all(counts[origin] == session.counts[origin] for origin in counts)
     for number, turn in enumerate(turns):
         path = session.episode.tokens(turn.parent)
         assert session.prompt_tokens(number)[: len(path)] == path
 
 
 def fuzz(count: int = FUZZED) -> str:
-    """A session for every 500 requests, as episodes come and leave."""
-    status: dict[int, int] = {}
-    with hosted() as host, httpx2.Client(timeout=60) as client:
-        before, key = 0, ""
-        for number, (path, body, headers) in enumerate(bodies(seed=1, count=count)):
-            if number % 500 == 0:
-                if number:
-                    host.endpoint.forget(key)
-                    host.sessions.clear()
-                _, key = host.open(_nothing)
-            if number == min(2000, count // 5):
-                before = _memory()
-            sent = {"authorization": f"Bearer {key}", **headers}
-            answer = client.post(f"{host.endpoint.root}/v1/{path}", content=body, headers=sent)
-            kind = answer.status_code // 100
-            status[kind] = status.get(kind, 0) + 1
-        return f"{count} requests: {status}; memory + {(_memory() - before) / 1024:.0f} MB"
+    """A quarter of them are bytes on a socket. A session for every 500 requests of a client, as
+    episodes come and leave.
+    """
+    status: Counter[str] = Counter()
+    logged = Logged()
+    with hosted(retry_seconds=0.1) as host, logged:
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            warm = list(pool.map(lambda i: _fuzzed(host, i, count // CLIENTS // 5), range(CLIENTS)))
+            before = _memory()
+            rest = [
+                pool.submit(_fuzzed, host, CLIENTS + i, count // CLIENTS - count // CLIENTS // 5)
+                for i in range(CLIENTS)
+            ]
+            for each in (*warm, *(one.result() for one in rest)):
+                status += each
+        grown = (_memory() - before) / 1024
+        gc.collect()  # tasks that nobody has waited for complain when they are collected
+    rows = [f"| {kind} | {number:,} |" for kind, number in sorted(status.items())]
+    total = (
+        f"{count:,} requests: memory + {grown:.0f} MB, {len(logged.found)} complaints in the log"
+    )
+    for each in logged.found[:5]:
+        print(each)
+    return "\n".join([total, "", "| sent as: answered with | answers |", "| --- | --- |", *rows])
+
+
+def _fuzzed(host: Hosted, seed: int, count: int) -> Counter[str]:
+    status: Counter[str] = Counter()
+    address = ("127.0.0.1", int(host.endpoint.root.rpartition(":")[2]))
+    with httpx2.Client(timeout=60) as client:
+        for start in range(0, count, 500):
+            session, key = host.open(_anything)
+            number = min(500, count - start)
+            for path, body, headers in bodies(seed + 1000 * start, number - number // 4):
+                sent = {"authorization": f"Bearer {key}", **headers}
+                answer = client.post(f"{host.endpoint.root}/v1/{path}", content=body, headers=sent)
+                status[f"HTTP: {answer.status_code // 100}xx"] += 1
+                if answer.status_code >= 500:
+                    print(path, body[:300], answer.text, flush=True)
+            for kind, data, must in raw(seed + 1000 * start + 1, number // 4, key):
+                found = statuses(address, data, kind)
+                assert found or not must, (kind, data[:300])
+                found = [each for each in found if each >= 200]
+                for each in found or [0]:
+                    status[f"socket: {each // 100}xx" if each else "socket: none"] += 1
+                if any(each >= 500 for each in found):
+                    print(kind, found, data[:300], flush=True)
+            _check_paths(session)
+            host.endpoint.forget(key)
+            host.sessions.remove(session)
+    return status
+
+
+async def _anything(request: Request) -> Completion:
+    """At once or after a moment, any tokens."""
+    chance = random.Random(request.seed)
+    await asyncio.sleep(chance.choice([0.0, 0.0, 0.01]))
+    tokens = tuple(chance.randrange(len(TOKENIZER)) for _ in range(chance.randrange(1, 9)))
+    return Completion(tokens, (-1.0,) * len(tokens), (0,) * len(tokens), "stop")
+
+
+class Logged(logging.Handler):
+    """What asyncio, the server and we complain of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        self.found.append(f"{record.getMessage()} {error!r}")
+
+    def __enter__(self) -> Logged:
+        for name in _LOGGERS:
+            logging.getLogger(name).addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for name in _LOGGERS:
+            logging.getLogger(name).removeHandler(self)
 
 
 def _memory() -> int:
@@ -136,7 +204,8 @@ def swaps(count: int = SWAPS) -> str:
             list(pool.map(ask, range(4)))
         swapping.result(60)
         mixed = sum(len(set(turn.completion.version)) > 1 for turn in session.episode.turns)
-        return f"{count} swaps: answers {status}; {mixed} with tokens of several versions"
+        answers = ", ".join(f"{number} of {code}" for code, number in status.items())
+        return f"{count:,} swaps: answers {answers}; {mixed} have tokens of several versions"
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterable
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from unirl.llm.endpoint.dialect import BadRequest
@@ -12,11 +12,14 @@ MAX_BODY = 32 << 20
 """Bytes of a request."""
 
 
-async def read_body(chunks: AsyncIterable[bytes]) -> dict[str, Any]:
-    """Raises BadRequest."""
-    data = bytearray()
-    async for chunk in chunks:
-        data += chunk
+async def read_body(receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> dict[str, Any]:
+    """receive: of ASGI. Raises BadRequest."""
+    data, message = bytearray(), {"more_body": True}
+    while message.get("more_body"):
+        message = dict(await receive())
+        if message["type"] == "http.disconnect":
+            raise BadRequest.left()
+        data += message.get("body", b"")
         if len(data) > MAX_BODY:
             raise BadRequest(f"a request may have {MAX_BODY} bytes at most", 413)
     try:

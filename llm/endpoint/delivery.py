@@ -12,8 +12,6 @@ from asyncio import Future
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from unirl.llm.endpoint.dialect import BadRequest
-
 _Message = MutableMapping[str, Any]
 _LOOKS = 5
 """Turns of the event loop in which what the connection already knows comes up."""
@@ -32,6 +30,11 @@ class Reader:
         both: set[Future[Any]] = {work, self._gone}
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         return work.done() and await self.is_there()
+
+    @property
+    def has_left(self) -> bool:
+        """As far as is known."""
+        return self._gone.done()
 
     async def is_there(self) -> bool:
         for _ in range(_LOOKS):
@@ -66,6 +69,9 @@ class Delivery:
             await send({"type": "http.response.start", "status": 200, "headers": self._headers})
             for piece in most:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await asyncio.sleep(0)  # for the connection to say that it is lost
+                if self._reader.has_left:
+                    return
             # Not behind the last piece: a client that has it may act on it, or close.
             if await self._reader.is_there():
                 self._own()
@@ -77,10 +83,6 @@ class Delivery:
 def cut(data: bytes) -> list[bytes]:
     """Pieces of an answer that is no stream."""
     return [data[start : start + _PIECE] for start in range(0, len(data), _PIECE)]
-
-
-def left() -> BadRequest:
-    return BadRequest("the client has closed the connection", 499)
 
 
 async def _disconnected(receive: Callable[[], Awaitable[_Message]]) -> None:

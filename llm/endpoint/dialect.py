@@ -24,6 +24,11 @@ class BadRequest(Exception):
         self.status, self.code = status, code
         super().__init__(why)
 
+    @classmethod
+    def left(cls) -> BadRequest:
+        """Nobody reads the answer."""
+        return cls("the client has closed the connection", 499)
+
 
 @dataclass(frozen=True)
 class Asked:

@@ -27,7 +27,7 @@ from unirl.llm.agents.session import Session
 from unirl.llm.endpoint import chat, messages, responses
 from unirl.llm.endpoint.body import read_body
 from unirl.llm.endpoint.browsers import App, NoBrowsers
-from unirl.llm.endpoint.delivery import Delivery, Reader, cut, left
+from unirl.llm.endpoint.delivery import Delivery, Reader, cut
 from unirl.llm.endpoint.dialect import Asked, BadRequest, Dialect, Found, streamed
 from unirl.llm.engine import SamplingConfig
 from unirl.llm.packages import needs
@@ -57,11 +57,15 @@ class Host(NamedTuple):
     session: Session
     loop: asyncio.AbstractEventLoop
 
-    def do(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """On that loop. Raises EpisodeEnded where it runs no more."""
+    def do(self, work: Coroutine[Any, Any, T]) -> Future[T | Exception]:
+        """On that loop; what it raises is its result, as nobody may be left to ask for that. Raises
+        EpisodeEnded where the loop runs no more.
+        """
+        settled = _settled(work)
         try:
-            return asyncio.run_coroutine_threadsafe(work, self.loop)
+            return asyncio.run_coroutine_threadsafe(settled, self.loop)
         except RuntimeError:
+            settled.close()
             work.close()
             raise EpisodeEnded("aborted", "the episode has ended") from None
 
@@ -95,6 +99,7 @@ class Endpoint:
         self._server: Any = None
         self._thread: threading.Thread | None = None
         self._left: set[asyncio.Task[None]] = set()
+        self._works: set[Future[Answer | Exception]] = set()
 
     @property
     def root(self) -> str:
@@ -124,7 +129,7 @@ class Endpoint:
         settings = uvicorn.Config(
             self._app(),
             lifespan="off",
-            log_level="warning",
+            log_level="error",  # it warns of each request that is no HTTP
             access_log=False,
             timeout_graceful_shutdown=1,
             timeout_keep_alive=60,
@@ -145,8 +150,10 @@ class Endpoint:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Idempotent. What is in flight is drawn no more, and answered as of an ended episode."""
         self._hosts.clear()
+        for work in [*self._works]:
+            work.cancel()
         if self._thread is not None:
             self._server.should_exit = True
             self._thread.join(_CLOSE_SECONDS)
@@ -200,8 +207,10 @@ class Endpoint:
         async def handle(request: Request) -> Response | Delivery:
             try:
                 host = self._host_of(request)
-                asked = dialect.read(await read_body(request.stream()))
+                asked = dialect.read(await read_body(request.receive))
                 return await self._answer(request, dialect, host, asked)
+            except asyncio.CancelledError:  # by `close`
+                return _explained(dialect, EpisodeEnded("aborted", "the endpoint is closed"))
             except Exception as error:
                 return _explained(dialect, error)
 
@@ -211,9 +220,10 @@ class Endpoint:
         async def handle(request: Request) -> Response:
             try:
                 host = self._host_of(request)
-                asked = messages.read(await read_body(request.stream()))
+                asked = messages.read(await read_body(request.receive))
                 work = host.session.count(asked.messages, asked.tools)
-                return _json({"input_tokens": await asyncio.wrap_future(host.do(work))})
+                counted = _result(await asyncio.wrap_future(host.do(work)))
+                return _json({"input_tokens": counted})
             except Exception as error:
                 return _explained(messages, error)
 
@@ -262,6 +272,8 @@ class Endpoint:
                 is_read=False,
             )
         )
+        self._works.add(work)
+        work.add_done_callback(self._works.discard)
         reader = Reader(request.receive)
         try:
             answer = await self._awaited(reader, work)
@@ -270,24 +282,21 @@ class Endpoint:
             reader.forget()
             raise
 
-    async def _awaited(self, reader: Reader, work: Future[Answer]) -> Answer:
+    async def _awaited(self, reader: Reader, work: Future[Answer | Exception]) -> Answer:
         """The answer, unless the client leaves: then it is drawn on for a while, as the client may
         come back for it.
         """
         drawn = asyncio.ensure_future(asyncio.wrap_future(work))
         if await reader.awaits(drawn):
-            return drawn.result()
+            return _result(drawn.result())
         outliving = asyncio.ensure_future(self._outlive(drawn))
         self._left.add(outliving)
         outliving.add_done_callback(self._left.discard)
-        raise left()
+        raise BadRequest.left()
 
-    async def _outlive(self, drawn: asyncio.Future[Answer]) -> None:
+    async def _outlive(self, drawn: asyncio.Future[Any]) -> None:
         await asyncio.wait({drawn}, timeout=self._retry_seconds)
-        if not drawn.done():
-            drawn.cancel()
-        elif not drawn.cancelled():
-            drawn.exception()  # nobody else will ask for it
+        drawn.cancel()
 
     def _sampling(
         self, session: Session, asked: Asked
@@ -300,6 +309,19 @@ class Endpoint:
         if wanted.get("top_p") == 0.0:
             wanted["top_p"] = 1e-6
         return session.sampling_with(wanted), asked.ignored
+
+
+async def _settled(work: Awaitable[T]) -> T | Exception:
+    try:
+        return await work
+    except Exception as error:
+        return error
+
+
+def _result(settled: T | Exception) -> T:
+    if isinstance(settled, Exception):
+        raise settled
+    return settled
 
 
 def _delivery(
