@@ -46,6 +46,7 @@ HEAVY = (
     "llm/test_export.py",
     "llm/test_grpo_cli.py",
     "llm/test_hf_engine.py",
+    "llm/test_hf_server.py",
     "llm/test_in_vain.py",
     "llm/test_learner",
     "llm/test_lora.py",
