@@ -212,7 +212,8 @@ class HttpClient:
     async def ask(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """An answer that has begun with a good status (2xx); the caller closes it. body: as JSON.
+        """An answer that has begun with a good status (2xx); the caller closes it. body: as JSON,
+        but bytes as they are.
 
         Raises BadStatus for other statuses, TimeoutError, NotConnected, and HttpFailed for all
         other failures.
@@ -237,7 +238,7 @@ class HttpClient:
                     request = client.build_request(
                         method,
                         self.url + path,
-                        content=b"" if body is None else json.dumps(body).encode(),
+                        content=_content(body),
                         headers={name.encode(): value.encode() for name, value in sent.items()},
                     )
                     response = await client.send(request, stream=True)
@@ -354,6 +355,10 @@ async def _chunks(answer: Answer) -> AsyncIterator[dict[str, Any]]:
             code = error.get("code") if isinstance(error, dict) else None
             raise BadStatus(code if isinstance(code, int) else 500, json.dumps(error).encode())
         yield chunk
+
+
+def _content(body: Any) -> bytes:
+    return body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
 
 
 def _parsed(data: bytes) -> Any:

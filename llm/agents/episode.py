@@ -100,9 +100,12 @@ class Episode:
         return found[::-1]
 
     def tokens(self, number: int) -> tuple[int, ...]:
-        """Everything that was in the model's context when this turn had ended."""
-        turns = [self.turns[each] for each in self.path(number)]
-        return tuple(token for turn in turns for token in (*turn.given, *turn.completion.tokens))
+        """Everything that was in the model's context when this turn had ended; ROOT: nothing."""
+        found: list[int] = []
+        for each in self.path(number):  # whole pieces: they may have 100 000 tokens
+            found += self.turns[each].given
+            found += self.turns[each].completion.tokens
+        return tuple(found)
 
     @property
     def leaves(self) -> list[int]:

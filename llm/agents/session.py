@@ -8,7 +8,6 @@ that grows is one path, whichever client drives it and however it writes its mes
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from unirl.llm.agents.answer import Answer, EpisodeEnded, Finish, MessagesRefuse
 from unirl.llm.agents.bridge import Bridge
 from unirl.llm.agents.config import AgentConfig
 from unirl.llm.agents.episode import ROOT, Episode, Origin, Turn
+from unirl.llm.agents.history import Histories, beginning, hashed
 from unirl.llm.agents.tool_calls import (
     MARKS,
     Parsed,
@@ -88,12 +88,11 @@ class Session:
         self._roots = roots
         self._first: bytes | None = None
         """Of the first request, its tools and the system's turn."""
+        self._histories = Histories()
         self._node: dict[bytes, int] = {}
         """Turns, by the history that ends with their answer."""
         self._learns: list[bool] = []
         """By number of the turn, whether its root is learned from."""
-        self._owned = set[int]()
-        """Turns that somebody is known to have read."""
         self._children: Counter[int] = Counter()
         self._asked: dict[bytes, _Asked] = {}
         self._num_asked = self._num_drawing = 0
@@ -114,20 +113,24 @@ class Session:
         max_tokens: int | None = None,
         sampling: SamplingConfig | None = None,
         is_retry: bool = False,
+        is_read: bool = True,
     ) -> Answer:
         """The model's answer. sampling: instead of the run's. is_retry: where the same was asked
-        before, that answer is waited for or given again, and nothing is drawn.
+        before, that answer is waited for or given again, and nothing is drawn. is_read: False: it
+        is context alone until `own` says that somebody has read it, or a request continues it.
 
         Raises EpisodeEnded where the budget has no room, UniRLError where nothing can be made of
         the messages.
         """
         tools, sampling = tuple(tools), self._limited(sampling, stop, max_tokens)
-        chain = _chain(messages, tools)
-        key = _hash(chain[-1], repr(sampling))
+        chain = self._histories.chain(messages, tools)
+        key = hashed(chain[-1], repr(sampling))
         asked = self._asked.get(key)
         replays = is_retry and asked is not None
         if asked is None or not is_retry:
-            work = asyncio.ensure_future(self._answer(tuple(messages), tools, chain, sampling))
+            work = asyncio.ensure_future(
+                self._answer(tuple(messages), tools, chain, sampling, is_read)
+            )
             asked = self._asked[key] = _Asked(work)
             self._works.add(work)
             work.add_done_callback(self._works.discard)
@@ -162,14 +165,10 @@ class Session:
         turns[turn] = replace(turns[turn], reward=(turns[turn].reward or 0.0) + value)
 
     def own(self, turn: int) -> None:
-        """Somebody read this turn."""
-        self._owned.add(turn)
-        self._set_trained(turn, self._learns[turn])
-
-    def disown(self, turn: int) -> None:
-        """Nobody read this turn, unless somebody did: it is context alone until a retry comes."""
-        if turn not in self._owned:
-            self._set_trained(turn, False)
+        """Somebody has read this turn."""
+        one, learns = self.episode.turns[turn], self._learns[turn]
+        if one.trained != learns:
+            self.episode.turns[turn] = replace(one, trained=learns)
 
     async def count(self, messages: Sequence[Message], tools: Tools = ()) -> int:
         return len(self._bridge.whole(messages, tools))
@@ -189,11 +188,14 @@ class Session:
 
     def prompt_tokens(self, turn: int) -> tuple[int, ...]:
         """What was in the model's context before it drew this turn."""
-        tokens = self.episode.tokens(turn)
-        return tokens[: len(tokens) - len(self.episode.turns[turn].completion.tokens)]
+        last = self.episode.turns[turn]
+        return self.episode.tokens(last.parent) + last.given
 
-    def _set_trained(self, turn: int, trained: bool) -> None:
-        self.episode.turns[turn] = replace(self.episode.turns[turn], trained=trained)
+    def num_given(self, turn: int) -> int:
+        """How many these are."""
+        turns = [self.episode.turns[each] for each in self.episode.path(turn)]
+        drawn = sum(len(each.completion.tokens) for each in turns[:-1])
+        return drawn + sum(len(each.given) for each in turns)
 
     async def _answer(
         self,
@@ -201,6 +203,7 @@ class Session:
         tools: Tools,
         chain: list[bytes],
         sampling: SamplingConfig,
+        is_read: bool,
     ) -> Answer:
         if self._is_closed:
             raise EpisodeEnded("aborted", "the episode has ended")
@@ -241,17 +244,17 @@ class Session:
                 messages=prompt.messages,
                 answer=message,
                 origin=prompt.origin,
-                trained=prompt.trained,
+                trained=prompt.trained and is_read,
                 started=started - self._started,
                 seconds=time.monotonic() - started,
                 info=prompt.info,
             )
         )
         self._learns.append(prompt.trained)
-        self._node[_hash(chain[-1], sorted_json(canonical(message)))] = turn
+        self._node[hashed(chain[-1], sorted_json(canonical(message)))] = turn
         for stop in sampling.stop:  # some clients write again what stopped the answer
             written = {**message, "content": said.content.rstrip() + stop}
-            self._node.setdefault(_hash(chain[-1], sorted_json(canonical(written))), turn)
+            self._node.setdefault(hashed(chain[-1], sorted_json(canonical(written))), turn)
         self.counts[prompt.origin] += 1
         finish: Finish = "length" if drawn.finish == "length" else "stop"
         return Answer(message, "tool_calls" if said.calls else finish, turn, said.errors)
@@ -268,9 +271,9 @@ class Session:
     def _prompt_of(
         self, messages: tuple[Message, ...], tools: Tools, chain: list[bytes]
     ) -> _Prompt:
-        beginning = _beginning(messages, chain)
+        first = beginning(messages, chain)
         if self._first is None:
-            self._first = beginning
+            self._first = first
         counts = range(len(messages), 0, -1) if self._bridge.thoughts == "sampled" else ()
         for count in counts:
             parent = self._node.get(chain[count])
@@ -279,6 +282,8 @@ class Session:
             path, new = self.episode.tokens(parent), messages[count:]
             given = self._bridge.after(path, new, tools)
             if given is not None:
+                for each in self.episode.path(parent):  # what a history holds was read
+                    self.own(each)
                 return self._extended(parent, path + given, len(path), new)
         tokens = self._bridge.whole(messages, tools)
         if not tokens:
@@ -298,7 +303,7 @@ class Session:
             turn.parent == ROOT and turn.given == tokens for turn in self.episode.turns
         ):
             origin = "forked"
-        trained = self._roots == "all" or beginning == self._first
+        trained = self._roots == "all" or first == self._first
         info = {"tools": list(tools)} if tools else {}
         return _Prompt(ROOT, tokens, tokens, messages, origin, trained, info)
 
@@ -373,21 +378,3 @@ def _message(said: Parsed) -> dict[str, Any]:
     if said.calls:
         message["tool_calls"] = [as_openai(call) for call in said.calls]
     return message
-
-
-def _chain(messages: Sequence[Message], tools: Tools) -> list[bytes]:
-    """[i]: of the tools and the first i messages."""
-    found = [_hash(b"", sorted_json(list(tools)))]
-    for message in messages:
-        found.append(_hash(found[-1], sorted_json(canonical(message))))
-    return found
-
-
-def _beginning(messages: Sequence[Message], chain: list[bytes]) -> bytes:
-    """Of the tools and the system's turn."""
-    has_system = bool(messages) and messages[0].get("role") in ("system", "developer")
-    return chain[1] if has_system else chain[0]
-
-
-def _hash(before: bytes, text: str) -> bytes:
-    return hashlib.blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -129,7 +129,7 @@ def _logprobs(found: Found) -> dict[str, Any]:
 
 
 def _usage(found: Found) -> dict[str, Any]:
-    given, drawn = len(found.prompt), len(found.completion.tokens)
+    given, drawn = found.num_given, len(found.completion.tokens)
     return {"prompt_tokens": given, "completion_tokens": drawn, "total_tokens": given + drawn}
 
 

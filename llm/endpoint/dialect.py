@@ -14,6 +14,7 @@ from unirl.llm.engine import Completion
 
 _PIECE = 24
 """Characters of a piece of a streamed answer."""
+_LAST_EVENTS = 3
 
 
 class BadRequest(Exception):
@@ -22,6 +23,11 @@ class BadRequest(Exception):
     def __init__(self, why: str, status: int = 400, code: str | None = None) -> None:
         self.status, self.code = status, code
         super().__init__(why)
+
+    @classmethod
+    def left(cls) -> BadRequest:
+        """Nobody reads the answer."""
+        return cls("the client has closed the connection", 499)
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,10 @@ class Found:
     id: str
     created: int
     answer: Answer
+    num_given: int
+    """Tokens of the prompt."""
     prompt: tuple[int, ...]
+    """Where token ids were asked for: (), else."""
     completion: Completion
     text_of: Callable[[int], str]
     """Text of a token."""
@@ -104,6 +113,18 @@ def pieces(text: str) -> Iterator[str]:
     """Of a streamed text: it was drawn as a whole."""
     for start in range(0, len(text), _PIECE):
         yield text[start : start + _PIECE]
+
+
+def streamed(dialect: Dialect, asked: Asked, found: Found) -> list[bytes]:
+    """An answer as server-sent events. The last ones are one piece: some clients have enough before
+    the very last.
+    """
+    events = []
+    for event in dialect.events(asked, found):
+        name = f"event: {event.name}\n" if event.name else ""
+        events.append(f"{name}data: {json.dumps(event.data)}\n\n")
+    last = "".join(events[-_LAST_EVENTS:]) + dialect.END
+    return [each.encode() for each in (*events[:-_LAST_EVENTS], last)]
 
 
 def value_of(body: Mapping[str, Any], key: str, kinds: Any, what: str) -> Any:

@@ -56,7 +56,7 @@ def write(asked: Asked, found: Found) -> dict[str, Any]:
         "stop_reason": _FINISH[found.answer.finish],
         "stop_sequence": None,
         "usage": {
-            "input_tokens": len(found.prompt),
+            "input_tokens": found.num_given,
             "output_tokens": len(found.completion.tokens),
         },
     }

@@ -136,7 +136,7 @@ def _output(asked: Asked, found: Found) -> list[dict[str, Any]]:
 
 def _response(asked: Asked, found: Found, output: list[dict[str, Any]]) -> dict[str, Any]:
     is_cut = _is_cut(asked, found)
-    given, drawn = len(found.prompt), len(found.completion.tokens)
+    given, drawn = found.num_given, len(found.completion.tokens)
     return {
         "id": found.id,
         "object": "response",

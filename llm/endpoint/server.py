@@ -16,28 +16,29 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from unirl.errors import Restartable, UniRLError
 from unirl.llm.agents.answer import Answer, EpisodeEnded
 from unirl.llm.agents.session import Session
 from unirl.llm.endpoint import chat, messages, responses
-from unirl.llm.endpoint.dialect import Asked, BadRequest, Dialect, Found
+from unirl.llm.endpoint.body import read_body
+from unirl.llm.endpoint.browsers import App, NoBrowsers
+from unirl.llm.endpoint.delivery import Delivery, Reader, cut
+from unirl.llm.endpoint.dialect import Asked, BadRequest, Dialect, Found, streamed
 from unirl.llm.engine import SamplingConfig
 from unirl.llm.packages import needs
 
 if TYPE_CHECKING:
-    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-MAX_BODY = 32 << 20
-"""Bytes of a request."""
 RETRY_SECONDS = 10.0
 """How long an answer is drawn on for a client that has gone away, and may ask again."""
 _START_SECONDS = 20.0
@@ -55,6 +56,18 @@ class Host(NamedTuple):
 
     session: Session
     loop: asyncio.AbstractEventLoop
+
+    def do(self, work: Coroutine[Any, Any, T]) -> Future[T | Exception]:
+        """On that loop; what it raises is its result, as nobody may be left to ask for that. Raises
+        EpisodeEnded where the loop runs no more.
+        """
+        settled = _settled(work)
+        try:
+            return asyncio.run_coroutine_threadsafe(settled, self.loop)
+        except RuntimeError:
+            settled.close()
+            work.close()
+            raise EpisodeEnded("aborted", "the episode has ended") from None
 
 
 Find = Callable[[str, str], Host | None]
@@ -86,6 +99,7 @@ class Endpoint:
         self._server: Any = None
         self._thread: threading.Thread | None = None
         self._left: set[asyncio.Task[None]] = set()
+        self._works: set[Future[Answer | Exception]] = set()
 
     @property
     def root(self) -> str:
@@ -115,7 +129,7 @@ class Endpoint:
         settings = uvicorn.Config(
             self._app(),
             lifespan="off",
-            log_level="warning",
+            log_level="error",  # it warns of each request that is no HTTP
             access_log=False,
             timeout_graceful_shutdown=1,
             timeout_keep_alive=60,
@@ -136,8 +150,10 @@ class Endpoint:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Idempotent. What is in flight is drawn no more, and answered as of an ended episode."""
         self._hosts.clear()
+        for work in [*self._works]:
+            work.cancel()
         if self._thread is not None:
             self._server.should_exit = True
             self._thread.join(_CLOSE_SECONDS)
@@ -168,7 +184,7 @@ class Endpoint:
         listening.listen(1024)
         return listening
 
-    def _app(self) -> Starlette:
+    def _app(self) -> App:
         with needs("starlette", "the endpoint of agents has no server"):
             from starlette.applications import Starlette
             from starlette.routing import Route
@@ -184,14 +200,17 @@ class Endpoint:
                 routes.append(Route(f"{prefix}{base}/models", self._models, methods=["GET"]))
         routes.append(Route("/health", self._models, methods=["GET"]))
         errors: dict[Any, Any] = {404: self._no_route, 405: self._no_route}
-        return Starlette(routes=routes, exception_handlers=errors)
+        app = Starlette(routes=routes, exception_handlers=errors)
+        return NoBrowsers(app, self._host if self._unix_socket is None else None)
 
-    def _handler(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
-        async def handle(request: Request) -> Response:
+    def _handler(self, dialect: Dialect) -> Callable[[Request], Awaitable[Any]]:
+        async def handle(request: Request) -> Response | Delivery:
             try:
                 host = self._host_of(request)
-                asked = dialect.read(await _body(request))
+                asked = dialect.read(await read_body(request.receive))
                 return await self._answer(request, dialect, host, asked)
+            except asyncio.CancelledError:  # by `close`
+                return _explained(dialect, EpisodeEnded("aborted", "the endpoint is closed"))
             except Exception as error:
                 return _explained(dialect, error)
 
@@ -201,10 +220,10 @@ class Endpoint:
         async def handle(request: Request) -> Response:
             try:
                 host = self._host_of(request)
-                asked = messages.read(await _body(request))
+                asked = messages.read(await read_body(request.receive))
                 work = host.session.count(asked.messages, asked.tools)
-                counted = asyncio.run_coroutine_threadsafe(work, host.loop)
-                return _json({"input_tokens": await asyncio.wrap_future(counted)})
+                counted = _result(await asyncio.wrap_future(host.do(work)))
+                return _json({"input_tokens": counted})
             except Exception as error:
                 return _explained(messages, error)
 
@@ -239,10 +258,10 @@ class Endpoint:
 
     async def _answer(
         self, request: Request, dialect: Dialect, host: Host, asked: Asked
-    ) -> Response:
+    ) -> Delivery:
         sampling, ignored = self._sampling(host.session, asked)
         is_retry = _is_retry(request.headers.get("x-stainless-retry-count", ""))
-        work = asyncio.run_coroutine_threadsafe(
+        work = host.do(
             host.session.chat(
                 asked.messages,
                 tools=asked.tools,
@@ -250,61 +269,34 @@ class Endpoint:
                 max_tokens=asked.max_tokens,
                 sampling=sampling,
                 is_retry=is_retry,
-            ),
-            host.loop,
+                is_read=False,
+            )
         )
-        answer = await self._awaited(request, work, host)
-        host.loop.call_soon_threadsafe(host.session.own, answer.turn)
-        turn = host.session.episode.turns[answer.turn]
-        found = Found(
-            id=f"{host.session.id}-{answer.turn}",
-            created=int(time.time()),
-            answer=answer,
-            prompt=host.session.prompt_tokens(answer.turn),
-            completion=turn.completion,
-            text_of=host.session.text_of,
-        )
-        headers = {"x-unirl-turn": str(answer.turn), "x-unirl-origin": turn.origin}
-        if answer.replayed:
-            headers["x-unirl-origin"] = "replayed"
-        if ignored:
-            headers["x-unirl-ignored"] = ", ".join(ignored)
-        if not asked.stream:
-            return _json(dialect.write(asked, found), headers=headers)
-        from starlette.responses import StreamingResponse
+        self._works.add(work)
+        work.add_done_callback(self._works.discard)
+        reader = Reader(request.receive)
+        try:
+            answer = await self._awaited(reader, work)
+            return _delivery(reader, dialect, host, asked, answer, ignored)
+        except BaseException:
+            reader.forget()
+            raise
 
-        return StreamingResponse(
-            _stream(dialect, asked, found), media_type="text/event-stream", headers=headers
-        )
-
-    async def _awaited(self, request: Request, work: Future[Answer], host: Host) -> Answer:
+    async def _awaited(self, reader: Reader, work: Future[Answer | Exception]) -> Answer:
         """The answer, unless the client leaves: then it is drawn on for a while, as the client may
         come back for it.
         """
         drawn = asyncio.ensure_future(asyncio.wrap_future(work))
-        gone = asyncio.ensure_future(_disconnected(request))
-        try:
-            both: set[asyncio.Future[Any]] = {drawn, gone}
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-        if not drawn.done():
-            left = asyncio.ensure_future(self._outlive(drawn, host))
-            self._left.add(left)
-            left.add_done_callback(self._left.discard)
-            raise BadRequest("the client has closed the connection", 499)
-        return drawn.result()
+        if await reader.awaits(drawn):
+            return _result(drawn.result())
+        outliving = asyncio.ensure_future(self._outlive(drawn))
+        self._left.add(outliving)
+        outliving.add_done_callback(self._left.discard)
+        raise BadRequest.left()
 
-    async def _outlive(self, drawn: asyncio.Future[Answer], host: Host) -> None:
+    async def _outlive(self, drawn: asyncio.Future[Any]) -> None:
         await asyncio.wait({drawn}, timeout=self._retry_seconds)
-        if not drawn.done():
-            drawn.cancel()
-            return
-        if drawn.cancelled() or drawn.exception() is not None:
-            return
-        await asyncio.sleep(self._retry_seconds)
-        with contextlib.suppress(RuntimeError):  # its loop is closed: nobody learns from it
-            host.loop.call_soon_threadsafe(host.session.disown, drawn.result().turn)
+        drawn.cancel()
 
     def _sampling(
         self, session: Session, asked: Asked
@@ -319,56 +311,61 @@ class Endpoint:
         return session.sampling_with(wanted), asked.ignored
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_BODY:
-            raise BadRequest(f"a request may have {MAX_BODY} bytes at most", 413)
+async def _settled(work: Awaitable[T]) -> T | Exception:
     try:
-        body: Any = json.loads(data, parse_constant=_no_constant)
-    except RecursionError:
-        raise BadRequest("the body is nested too deep") from None
-    except ValueError as error:
-        raise BadRequest(f"the body must be JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise BadRequest(f"the body must be an object, it is {type(body).__name__}")
-    if b"\\ud" in data.lower():
-        body = _whole_characters(body)
-    found: dict[str, Any] = body
-    return found
+        return await work
+    except Exception as error:
+        return error
 
 
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+def _result(settled: T | Exception) -> T:
+    if isinstance(settled, Exception):
+        raise settled
+    return settled
 
 
-def _whole_characters(value: Any) -> Any:
-    """Without halves of surrogate pairs, which no encoding can write."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, list):
-        return [_whole_characters(each) for each in value]
-    if isinstance(value, dict):
-        return {_whole_characters(key): _whole_characters(each) for key, each in value.items()}
-    return value
+def _delivery(
+    reader: Reader,
+    dialect: Dialect,
+    host: Host,
+    asked: Asked,
+    answer: Answer,
+    ignored: Sequence[str],
+) -> Delivery:
+    session, number = host.session, answer.turn
+    turn = session.episode.turns[number]
+    found = Found(
+        id=f"{session.id}-{number}",
+        created=int(time.time()),
+        answer=answer,
+        num_given=session.num_given(number),
+        prompt=session.prompt_tokens(number) if asked.token_ids else (),
+        completion=turn.completion,
+        text_of=session.text_of,
+    )
+    headers = {
+        "x-unirl-turn": str(number),
+        "x-unirl-origin": "replayed" if answer.replayed else turn.origin,
+    }
+    if ignored:
+        headers["x-unirl-ignored"] = ", ".join(ignored)
+    if asked.stream:
+        headers["content-type"] = "text/event-stream; charset=utf-8"
+        pieces = streamed(dialect, asked, found)
+    else:
+        data = json.dumps(dialect.write(asked, found)).encode()
+        headers |= {"content-type": "application/json", "content-length": str(len(data))}
+        pieces = cut(data)
+
+    def own() -> None:
+        with contextlib.suppress(RuntimeError):  # its loop is closed: nobody learns from it
+            host.loop.call_soon_threadsafe(session.own, number)
+
+    return Delivery(reader, pieces, headers, own)
 
 
 def _is_retry(count: str) -> bool:
     return count.isdecimal() and int(count[:9]) > 0
-
-
-async def _stream(dialect: Dialect, asked: Asked, found: Found) -> AsyncIterator[str]:
-    for event in dialect.events(asked, found):
-        name = f"event: {event.name}\n" if event.name else ""
-        yield f"{name}data: {json.dumps(event.data)}\n\n"
-    if dialect.END:
-        yield dialect.END
 
 
 def _explained(dialect: Dialect, error: Exception) -> Response:
@@ -390,10 +387,7 @@ def _explained(dialect: Dialect, error: Exception) -> Response:
     return _json(dialect.error(why, status, code), status)
 
 
-def _json(
-    value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
+def _json(value: Mapping[str, Any], status: int = 200) -> Response:
     from starlette.responses import Response
 
-    data = json.dumps(value).encode()
-    return Response(data, status, dict(headers or {}), media_type="application/json")
+    return Response(json.dumps(value).encode(), status, media_type="application/json")

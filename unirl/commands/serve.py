@@ -8,6 +8,8 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import secrets
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,11 @@ class ServeOptions:
     """Tokens of an answer, where the client wants no less."""
     temperature: float = 1.0
     """Where the client says nothing of it."""
+    tokens: bool = False
+    """Be the engine of a run on other machines instead: token ids come and go, and new weights are
+    taken. Always asks for a key, and makes one up where none is named. The run: --engine openai
+    --engine.url URL --engine.api-key-variable NAME.
+    """
 
     def __post_init__(self) -> None:
         check_setting(0 <= self.port < 65536, "port", self.port, "must be in [0, 65535]", "8000")
@@ -49,6 +56,8 @@ def serve(arguments: Sequence[str]) -> int:
             "it takes a model's folder, or a run",
             "unirl serve models/tiny",
         )
+    if options.tokens:
+        return _serve_tokens(positional[0], options)
     key = _key(options)
     from unirl.llm.endpoint.serving import Serving
     from unirl.llm.endpoint.serving import serve as run
@@ -69,6 +78,42 @@ def serve(arguments: Sequence[str]) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run(model, serving, newest, ready))
     return 0
+
+
+def _serve_tokens(model: str, options: ServeOptions) -> int:
+    key = _named_key(options)
+    shown = "" if key else f"  export UNIRL_ENGINE_KEY={(key := secrets.token_urlsafe(24))}"
+    from unirl.llm.engine import EngineConfig
+    from unirl.llm.engines.hf.engine import HfEngine
+    from unirl.llm.engines.hf.server import TokenServer
+    from unirl.llm.models.model import ModelConfig
+
+    listening = _listen(options)
+    host, port = listening.getsockname()[:2]
+
+    def ready() -> None:
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        print(f"serving {model}  engine.url={url}{shown}", flush=True)
+
+    async def run() -> None:
+        engine = HfEngine(ModelConfig(path=model), EngineConfig())
+        await TokenServer(engine, model, key).serve(listening, ready)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(run())
+    return 0
+
+
+def _listen(options: ServeOptions) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        return socket.create_server((options.host, options.port), family=family)
+    except OSError as error:
+        raise UniRLError(
+            f"unirl serve cannot listen on {options.host}:{options.port}",
+            str(error),
+            "choose another --port or --host",
+        ) from error
 
 
 class _Run:
@@ -92,7 +137,7 @@ class _Run:
         return checkpoint.step, weights_of(checkpoint.model, config=self.config)
 
 
-def _key(options: ServeOptions) -> str:
+def _named_key(options: ServeOptions) -> str:
     key = os.environ.get(options.key_variable, "") if options.key_variable else ""
     if options.key_variable and not key:
         raise UniRLError(
@@ -100,6 +145,11 @@ def _key(options: ServeOptions) -> str:
             "key_variable names the one that holds the key of clients",
             f"export {options.key_variable}=...",
         )
+    return key
+
+
+def _key(options: ServeOptions) -> str:
+    key = _named_key(options)
     try:
         is_own = options.host == "localhost" or ipaddress.ip_address(options.host).is_loopback
     except ValueError:

@@ -1,6 +1,7 @@
 """What servers offer beyond completions: taking new weights.
 
-Source: vLLM's development endpoints (VLLM_SERVER_DEV_MODE=1), SGLang's update_weights_from_disk.
+Source: vLLM's development endpoints (VLLM_SERVER_DEV_MODE=1), SGLang's update_weights_from_disk,
+engine hf's own (unirl.llm.engines.hf.server).
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import torch
+
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.llm.engine import EngineConfig, EngineFailed
 from unirl.llm.http import BadStatus, HttpClient, HttpFailed
+from unirl.llm.models.checksum import digits
+from unirl.llm.packages import needs
 from unirl.llm.weights.own_folder import OwnFolder
 from unirl.llm.weights.probe import precision_of
 from unirl.llm.weights.sync import WeightSync
@@ -51,6 +56,8 @@ async def find_controls(http: HttpClient, config: EngineConfig, model: str) -> C
         return vllm if await vllm.has_extension() else None
     if await _described(root, "/get_model_info") is not None:
         return SglangControls(root, model, config.folder)
+    if (about := await _described(root, "/unirl/engine")) is not None:
+        return HfControls(root, str(about.get("dtype")))
     return None
 
 
@@ -200,7 +207,54 @@ class SglangControls:
         return path
 
 
-Controls: TypeAlias = VllmControls | SglangControls
+class HfControls:
+    """Engine hf behind HTTP: weights are the body of a request, in what it computes with."""
+
+    def __init__(self, http: HttpClient, dtype: str) -> None:
+        self._http, self._dtype = http, getattr(torch, dtype, torch.float32)
+
+    async def load(self, weights: Weights, version: int) -> None:
+        wanted = await asyncio.to_thread(digits, weights, self._dtype)
+        # Another client of the same run may have brought them.
+        about = await self._http.get_json("/unirl/engine")
+        if not _holds(about, version, wanted):
+            data = await asyncio.to_thread(self._packed, weights)
+            # A second time changes nothing more.
+            about = await self._http.post_json(f"/unirl/weights?version={version}", data)
+        if not _holds(about, version, wanted):
+            raise EngineFailed(
+                f"{self.peer()} did not take the new weights",
+                f"it must be at version {version} with checksum {wanted}, it says {about}",
+                "start it again; if it happens again, test the memory of its machine",
+            )
+
+    def peer(self) -> str:
+        return f"the engine at {self._http.url}"
+
+    def precision(self, config: EngineConfig) -> str:
+        return precision_of(self._dtype)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _packed(self, weights: Weights) -> bytes:
+        with needs("safetensors", "weights travel as safetensors"):
+            from safetensors.torch import save
+        flat = {
+            name: value.detach().to(
+                "cpu", self._dtype if value.is_floating_point() else value.dtype
+            )
+            for name, value in weights.items()
+        }
+        return save({name: value.contiguous() for name, value in flat.items()})
+
+
+Controls: TypeAlias = VllmControls | SglangControls | HfControls
+
+
+def _holds(about: Any, version: int, checksum: str) -> bool:
+    said = about if isinstance(about, dict) else {}
+    return (said.get("version"), said.get("checksum")) == (version, checksum)
 
 
 async def _described(http: HttpClient, path: str) -> dict[str, Any] | None:

@@ -249,7 +249,7 @@ class OpenAiEngine:
         run.idle.clear()
         reading = asyncio.create_task(self._read(body, request, run))
         cutting = asyncio.create_task(run.cut.wait())
-        run.tokens, run.logp, run.request = [], [], request
+        run.tokens, run.logp, run.version, run.request = [], [], [], request
         try:
             await asyncio.wait({reading, cutting}, return_when=asyncio.FIRST_COMPLETED)
             finish: Finish = reading.result() if reading.done() else "aborted"
@@ -268,8 +268,7 @@ class OpenAiEngine:
 
     def _extend(self, request: Request, run: _Run) -> Completion:
         """As if it were aborted now."""
-        tokens, logp = run.tokens[:], run.logp[:]
-        return extend(request, tokens, logp, (self._version,) * len(tokens), "aborted")
+        return extend(request, run.tokens[:], run.logp[:], run.version[:], "aborted")
 
     async def _read(self, body: dict[str, Any], request: Request, run: _Run) -> Finish:
         """Fill the run. An answer that breaks off is asked for again, with the same seed: what had
@@ -287,9 +286,11 @@ class OpenAiEngine:
                             ids, logp = self._tokens(choice)
                             run.tokens += ids
                             run.logp += logp
+                            own = [self._version] * len(ids)
+                            run.version += choice.get("token_versions") or own
                             reason = choice.get("finish_reason") or reason
                         if join is not None and (end := join.end(run.tokens)) is not None:
-                            del run.tokens[end:], run.logp[end:]
+                            del run.tokens[end:], run.logp[end:], run.version[end:]
                             return "stop"
                 if reason is None:
                     raise HttpFailed("it ended a stream without a finish_reason")
@@ -297,7 +298,7 @@ class OpenAiEngine:
                 have = len(run.broken.tokens) if run.broken is not None else 0
                 if len(request.document) - len(request.prompt) + len(run.tokens) > have:
                     run.broken = self._extend(request, run)
-                run.tokens, run.logp = [], []
+                run.tokens, run.logp, run.version = [], [], []
                 raise
             return finish_of(reason)
 
@@ -383,14 +384,13 @@ class OpenAiEngine:
 
 @dataclass
 class _Run:
-    cut: asyncio.Event = field(default_factory=asyncio.Event)
-    """Its stream is to end now."""
+    cut: asyncio.Event = field(default_factory=asyncio.Event)  # its stream is to end now
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     """No stream of it is open."""
-    aborted: bool = False
-    """It is not to be continued."""
+    aborted: bool = False  # it is not to be continued
     tokens: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
+    version: list[int] = field(default_factory=list)
     broken: Completion | None = None
     """The most that had come when an answer broke off."""
     request: Request | None = None

@@ -1,10 +1,15 @@
-"""Requests as broken clients send them: right ones with parts replaced, cut, or nested."""
+"""Requests as broken clients send them: right ones with parts replaced, cut, or nested; and bytes
+that are no request.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
+import re
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +75,10 @@ HEADERS: list[dict[str, Any]] = [
     {"x-stainless-retry-count": "1"},
     {"x-stainless-retry-count": b"\xb2"},
     {"x-session-id": "z" * 400},
+    {"content-type": "text/plain"},
+    {"origin": "https://elsewhere.example"},
+    {"origin": "null"},
+    {"host": "elsewhere.example"},
 ]
 
 
@@ -94,7 +103,70 @@ def bodies(seed: int, count: int) -> Iterator[tuple[str, bytes, dict[str, Any]]]
             data = data[:place] + bytes([chance.randrange(256)]) + data[place + 1 :]
         elif damage < 0.17:
             data = data.replace(b"1", b"NaN", 1)
-        yield path, data, chance.choice(HEADERS)
+        headers = {"content-type": "application/json"}
+        if chance.random() < 0.4:
+            headers |= chance.choice(HEADERS)
+        yield path, data, headers
+
+
+KINDS = ("right", "leaves", "cut", "length", "chunks", "head", "line", "headers", "twice", "noise")
+
+
+def raw(seed: int, count: int, key: str) -> Iterator[tuple[str, bytes, bool]]:
+    """What happens to a request, the bytes of a connection, and whether an answer must come."""
+    chance = random.Random(seed)
+    for path, body, _ in bodies(seed, count):
+        line = [b"POST", f"/v1/{path}".encode(), b"HTTP/1.1"]
+        heads = [b"Host: localhost", b"Authorization: Bearer " + key.encode(),
+                 b"Content-Type: application/json", b"Connection: close"]  # fmt: skip
+        length = b"Content-Length: %d" % len(body)
+        kind = chance.choice(KINDS)
+        if kind == "length":
+            length = chance.choice(
+                [b"", b"Content-Length: -1", b"Content-Length: x", length + b"0",
+                 length + b"\r\nContent-Length: 3", length + b"9" * 18, b"Content-Length: 3"]
+            )  # fmt: skip
+        elif kind == "chunks":
+            length = b"Transfer-Encoding: " + chance.choice([b"chunked", b"gzip", b"chunked, x"])
+            sizes = [b"%x" % len(body), b"-1", b"zz", b"ffffffffff", b"%x" % (len(body) + 9), b""]
+            body = chance.choice(sizes) + b"\r\n" + body + b"\r\n0\r\n\r\n"
+        elif kind == "line":
+            line[chance.randrange(3)] = chance.choice(
+                [b"", b"GET", b"OPTIONS", b"\x00", b"HTTP/1.0", b"HTTP/9.9", b"/" * 70_000, b"*",
+                 b"/%zz%00%ff", b"http://x/v1/models", b"//v1/..", "/\u00e9".encode(), b"/s//v1/"]
+            )  # fmt: skip
+        elif kind == "headers":
+            heads += chance.choice(
+                [[b"X: " + b"y" * 100_000], [b"X: y"] * 3000, [b"X\x00: y"], [b": y"],
+                 [b"no colon"], [b"Host: other"], [b"Expect: 100-continue"],
+                 [b"Authorization: \xff\xfe"], [b"X-Session-ID: \xe9"],
+                 [b"Upgrade: websocket", b"Sec-WebSocket-Version: 13"]]
+            )  # fmt: skip
+        data = b"\r\n".join([b" ".join(line), *heads, length, b"", body])
+        if kind == "cut":
+            data = data[: chance.randrange(len(data))]
+        elif kind == "twice":
+            data = data.replace(b"Connection: close\r\n", b"") + data
+        elif kind == "noise":
+            data = chance.randbytes(chance.randrange(1, 300))
+        elif kind == "head":
+            place = chance.randrange(data.index(b"\r\n\r\n"))
+            data = data[:place] + chance.randbytes(1) + data[place + 1 :]
+        yield kind, data, kind == "right"
+
+
+def statuses(address: tuple[str, int], data: bytes, kind: str) -> list[int]:
+    """Of the answers that come of these bytes."""
+    found = bytearray()
+    with socket.create_connection(address, timeout=20.0) as one, contextlib.suppress(OSError):
+        one.sendall(data)
+        if kind == "leaves":
+            return []
+        if kind not in ("right", "twice"):
+            one.settimeout(0.02)  # it may wait for more, which never comes
+        while piece := one.recv(1 << 16):
+            found += piece
+    return [int(each) for each in re.findall(rb"^HTTP/1\.1 (\d+) ", found, re.MULTILINE)]
 
 
 def _spoil(value: Any, chance: random.Random) -> None:

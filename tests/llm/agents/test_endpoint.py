@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ pytest.importorskip("httpx2", reason="the endpoint's tests need the extra llm")
 
 import httpx2
 
-from tests.llm.agents.fuzz import bodies
+from tests.llm.agents.fuzz import bodies, raw, statuses
 from tests.llm.agents.hosted import Hosted, hosted, scripted
 from unirl.llm.agents.config import AgentConfig
 from unirl.llm.agents.episode import ROOT
@@ -43,6 +45,10 @@ def host() -> Iterator[Hosted]:
 def post(host: Hosted, key: str, path: str, body: Any, **headers: str) -> Any:
     sent = {"authorization": f"Bearer {key}", **headers}
     url = f"{host.endpoint.root}/v1/{path}"
+    if sent.get("content-type") == "":  # as of a body whose kind nobody knows
+        return httpx2.post(
+            url, content=json.dumps(body), headers={"authorization": f"Bearer {key}"}
+        )
     return httpx2.post(url, json=body, headers=sent, timeout=60)
 
 
@@ -176,6 +182,7 @@ def test_a_conversation_with_the_engine_extends_its_path_to_the_token(host: Host
         said.append(answer["choices"][0]["message"])
         said.append({"role": "user", "content": f"and {turn}?"})
     extends(session)
+    host.run(asyncio.sleep(0))  # it has heard that the last answer was read
     assert session.counts == {"prompt": 1, "extended": 3}
     assert sum(sum(each.mask) for each in session.episode.segments()) == session.episode.num_drawn
 
@@ -223,15 +230,23 @@ def test_a_key_of_nobody_and_an_ended_episode_are_refused(host: Hosted) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "max_turns")
 
 
-def test_only_answers_and_4xx_come_of_whatever_is_sent(host: Hosted) -> None:
+def test_only_answers_and_4xx_come_of_whatever_is_sent(
+    host: Hosted, caplog: pytest.LogCaptureFixture
+) -> None:
     session, key = host.open(_end_at_once)
+    address = ("127.0.0.1", int(host.endpoint.root.rpartition(":")[2]))
     with httpx2.Client(timeout=60) as client:
         for path, body, headers in bodies(seed=0, count=400):
             sent = {"authorization": f"Bearer {key}", **headers}
             answer = client.post(f"{host.endpoint.root}/v1/{path}", content=body, headers=sent)
             assert answer.status_code < 500, (path, body[:300], answer.text)
             assert answer.status_code < 300 or "error" in answer.json()
+    for kind, data, must in raw(seed=0, count=100, key=key):
+        found = statuses(address, data, kind)
+        assert all(each < 500 for each in found) and (found or not must), (kind, data[:300])
     extends(session)
+    gc.collect()  # tasks that nobody has waited for complain when they are collected
+    assert not caplog.records
 
 
 async def _end_at_once(request: Request) -> Completion:
@@ -291,14 +306,35 @@ def test_a_client_that_leaves_for_good_ends_its_request_or_leaves_a_turn_of_nobo
         assert cancelled.wait(10)
         assert never.episode.turns == []
         deadline = time.monotonic() + 10
-        while not late.episode.turns or late.episode.turns[0].trained:
+        while not late.episode.turns:
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        assert not late.episode.turns[0].trained
         retry = {"x-stainless-retry-count": "1"}
         answer = post(host, second, "chat/completions", {"messages": USER}, **retry)
         assert answer.headers["x-unirl-origin"] == "replayed"
         host.run(asyncio.sleep(0))
         assert [turn.trained for turn in late.episode.turns] == [True]
+
+
+def test_an_answer_that_was_not_read_to_its_end_is_learned_once_a_retry_has_read_it(
+    host: Hosted,
+) -> None:
+    session, key = host.open(scripted("a long answer of many words. " * 8_000))
+    body = json.dumps({"messages": USER, "stream": True}).encode()
+    with socket.create_connection(("127.0.0.1", int(host.endpoint.root.rpartition(":")[2]))) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        head = [f"POST /s/{key}/v1/chat/completions HTTP/1.1", "Host: localhost"]
+        head += ["Content-Type: application/json", f"Content-Length: {len(body)}", "", ""]
+        one.sendall("\r\n".join(head).encode() + body)
+        assert b"200 OK" in one.recv(4096)
+    time.sleep(0.3)
+    assert [turn.trained for turn in session.episode.turns] == [False]
+    retry = {"x-stainless-retry-count": "1"}
+    answer = post(host, key, "chat/completions", {"messages": USER, "stream": True}, **retry)
+    assert answer.headers["x-unirl-origin"] == "replayed"
+    host.run(asyncio.sleep(0))
+    assert [turn.trained for turn in session.episode.turns] == [True]
 
 
 def test_requests_are_held_while_weights_are_swapped(host: Hosted) -> None:
@@ -335,6 +371,24 @@ def test_requests_are_held_while_weights_are_swapped(host: Hosted) -> None:
     versions = [turn.completion.version for turn in session.episode.turns]
     assert version > 10 and any(len(set(each)) > 1 for each in versions)
     assert all(each == tuple(sorted(each)) for each in versions)
+
+
+def test_closing_answers_what_is_in_flight(caplog: pytest.LogCaptureFixture) -> None:
+    begun = threading.Event()
+
+    async def never(request: Request) -> Completion:
+        begun.set()
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    with hosted() as host, ThreadPoolExecutor(1) as pool:
+        session, key = host.open(never)
+        asked = pool.submit(post, host, key, "chat/completions", {"messages": USER})
+        assert begun.wait(10)
+        host.endpoint.close()
+        assert asked.result(10).status_code == 410
+    gc.collect()
+    assert not session.episode.turns and not caplog.records
 
 
 def test_a_unix_socket_is_served_to_its_owner_alone(tmp_path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,10 +22,11 @@ from unirl.commands.serve import serve
 from unirl.errors import UniRLError
 
 
-def test_a_model_is_served_with_a_key_until_it_is_interrupted(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "unirl", "serve", "tiny", "--port", "0"]
+@contextlib.contextmanager
+def serving(*flags: str) -> Iterator[str]:
+    """The line that it prints when it serves."""
     process = subprocess.Popen(
-        [*command, "--key-variable", "KEY", "--max-tokens", "8"],
+        [sys.executable, "-m", "unirl", "serve", "tiny", "--port", "0", *flags],
         env={**os.environ, "KEY": "secret"},
         stdout=subprocess.PIPE,
         text=True,
@@ -33,7 +35,14 @@ def test_a_model_is_served_with_a_key_until_it_is_interrupted(tmp_path: Path) ->
     )
     try:
         assert process.stdout is not None
-        line = process.stdout.readline()
+        yield process.stdout.readline()
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+def test_a_model_is_served_with_a_key_until_it_is_interrupted() -> None:
+    with serving("--key-variable", "KEY", "--max-tokens", "8") as line:
         found = re.search(r"OPENAI_BASE_URL=(\S+)", line)
         assert found is not None, line
         body = {"messages": [{"role": "user", "content": "2 and 3?"}], "temperature": 0.5}
@@ -46,9 +55,16 @@ def test_a_model_is_served_with_a_key_until_it_is_interrupted(tmp_path: Path) ->
             assert answer.json()["usage"]["completion_tokens"] > 0
         assert "x-unirl-ignored" not in answer.headers
         assert answer.headers["x-unirl-turn"] == "1"
-    finally:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+
+
+def test_an_engine_is_served_with_a_key_that_nobody_had_to_choose() -> None:
+    with serving("--tokens") as line:
+        found = re.search(r"engine.url=(\S+)  export UNIRL_ENGINE_KEY=(\S+)", line)
+        assert found is not None, line
+        assert httpx2.get(f"{found[1]}/models", timeout=60).status_code == 401
+        key = {"authorization": f"Bearer {found[2]}"}
+        answer = httpx2.get(f"{found[1]}/models", headers=key, timeout=60)
+        assert answer.json()["data"][0]["id"] == "tiny"
 
 
 def test_what_cannot_be_served_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,6 +259,20 @@ def test_retries_join_what_is_drawn_and_replay_what_was() -> None:
     assert draw.requests[0].seed != draw.requests[1].seed
 
 
+def test_what_nobody_has_read_is_learned_once_a_history_holds_it() -> None:
+    one = session(Script("a", "b"))
+
+    async def talk() -> None:
+        answer = await one.chat(ASK, is_read=False)
+        assert not one.episode.turns[0].trained
+        await one.chat([*ASK, answer.message, said("user", "and?")], is_read=False)
+
+    asyncio.run(talk())
+    assert [turn.trained for turn in one.episode.turns] == [True, False]
+    one.own(1)
+    assert one.episode.turns[1].trained
+
+
 def test_a_cancelled_chat_draws_no_more_unless_a_retry_waits_for_it() -> None:
     async def talk(retries: bool) -> tuple[bool, int]:
         begun, ended = asyncio.Event(), asyncio.Event()
