@@ -13,9 +13,9 @@ from unirl.llm.agents.episode import Episode
 from unirl.llm.group import Score
 from unirl.llm.rewards.rewards import combine
 from unirl.llm.tasks.prompts import Prompt
-from unirl.llm.trajectories.bucket import Bucket
 from unirl.llm.trajectories.config import StoreConfig
-from unirl.llm.trajectories.postgres import PostgresDatabase
+from unirl.llm.trajectories.databases.bucket import Bucket
+from unirl.llm.trajectories.databases.postgres import PostgresDatabase
 from unirl.llm.trajectories.record import NO_TICKET, Record
 from unirl.llm.trajectories.store import open_store
 from unirl.llm.trajectories.writer import TrajectoryWriter

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unirl.errors import UniRLError
-from unirl.llm.trajectories.database import StoreFailed
+from unirl.llm.trajectories.databases.database import StoreFailed
 from unirl.llm.trajectories.record import NO_TICKET, Record
 from unirl.llm.trajectories.store import TrajectoryStore
 

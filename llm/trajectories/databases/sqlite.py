@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from unirl.errors import UniRLError
-from unirl.llm.trajectories.database import SECONDS, Row, StoreFailed
-from unirl.llm.trajectories.schema import statements
+from unirl.llm.trajectories.databases.database import SECONDS, Row, StoreFailed
+from unirl.llm.trajectories.databases.schema import statements
 
 _TYPES = {"id": "INTEGER PRIMARY KEY", "int": "INTEGER", "real": "REAL", "blob": "BLOB"}
 _LOG_PAGES = 4000

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from unirl.errors import UniRLError
-from unirl.llm.trajectories.database import SECONDS, Row, StoreFailed
-from unirl.llm.trajectories.schema import statements
+from unirl.llm.trajectories.databases.database import SECONDS, Row, StoreFailed
+from unirl.llm.trajectories.databases.schema import statements
 
 _TYPES = {
     "id": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
