@@ -49,11 +49,16 @@ class Ledger:
         """These tickets were learned from at this update; returns those that are new: the others
         were marked before.
         """
-        wanted, marked = sorted(set(tickets)), []
+        return self.mark_updates(run, [(tickets, update)])
+
+    def mark_updates(self, run: str, updates: Sequence[tuple[Iterable[int], int]]) -> list[int]:
+        """As `mark_trained`, for several updates in one transaction: (tickets, update)."""
+        wanted = sorted({(update, ticket) for tickets, update in updates for ticket in tickets})
+        marked = []
         with self._store.transaction():
             number = self._store.run_id(run)
-            self._database.lock_tickets(number, wanted)
-            for ticket in wanted:
+            self._database.lock_tickets(number, [ticket for _, ticket in wanted])
+            for update, ticket in wanted:
                 found = self._database.execute(
                     "INSERT INTO lease (run, ticket, consumer, update_number) VALUES (?, ?, ?, ?) "
                     "ON CONFLICT (run, ticket) DO UPDATE SET consumer = excluded.consumer, "

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 
 from unirl.llm.trajectories.config import StoreConfig
 from unirl.llm.trajectories.expiry import expire
-from unirl.llm.trajectories.ledger import Ledger
 from unirl.llm.trajectories.record import Record
 from unirl.llm.trajectories.store import TrajectoryStore
 
@@ -34,14 +33,13 @@ class TrajectoryWriter:
         self._store, self._config = store, config or StoreConfig()
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Record, bool]] = deque()
-        self._marks: deque[tuple[str, list[int], int]] = deque()
         self._num_bodies = self._num_taken = 0
         self._is_busy = self._is_closing = False
         self._version: int | None = None
         self._is_said = False
         self._next_sweep = time.monotonic() + EXPIRE_SECONDS
         self._counts = {"episodes": 0, "dropped_bodies": 0, "failed": 0, "duplicates": 0}
-        self._counts |= {"expired": 0, "redacted": 0, "trained_twice": 0}
+        self._counts |= {"expired": 0, "redacted": 0}
         self._thread = threading.Thread(target=self._run, name="trajectories", daemon=True)
         self._thread.start()
 
@@ -59,13 +57,6 @@ class TrajectoryWriter:
                 self._waiting.append((record, has_body))
             self._changed.notify_all()
 
-    def mark_trained(self, run: str, tickets: Iterable[int], update: int) -> None:
-        """These tickets were learned from at this update."""
-        with self._changed:
-            self._see(update)
-            self._marks.append((run, list(tickets), update))
-            self._changed.notify_all()
-
     def failed(self, number: int, error: Exception) -> None:
         """So many episodes could not even be kept."""
         with self._changed:
@@ -76,7 +67,7 @@ class TrajectoryWriter:
         """Since the start, by name; `queued` is of now."""
         with self._changed:
             counts = dict(self._counts)
-            counts["queued"] = len(self._waiting) + len(self._marks) + self._is_busy
+            counts["queued"] = len(self._waiting) + self._is_busy
         counts["duplicates"] = self._store.num_duplicates
         counts["bytes"] = self._store.bytes_written
         if self._store.redaction is not None:
@@ -86,9 +77,7 @@ class TrajectoryWriter:
     def flush(self, seconds: float = CLOSE_SECONDS) -> bool:
         """Wait until nothing waits to be written; False: it took longer."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not (self._waiting or self._marks or self._is_busy), seconds
-            )
+            return self._changed.wait_for(lambda: not (self._waiting or self._is_busy), seconds)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Write what waits, for so long; idempotent."""
@@ -111,20 +100,12 @@ class TrajectoryWriter:
         while True:
             with self._changed:
                 wait = max(0.0, self._next_sweep - time.monotonic())
-                self._changed.wait_for(
-                    lambda: bool(self._waiting or self._marks or self._is_closing), wait
-                )
-                if self._is_closing and not self._waiting and not self._marks:
+                self._changed.wait_for(lambda: bool(self._waiting or self._is_closing), wait)
+                if self._is_closing and not self._waiting:
                     return
                 chunk = [self._waiting.popleft() for _ in range(min(TOGETHER, len(self._waiting)))]
-                # After the episodes that were kept before them.
-                marks = [] if self._waiting else [*self._marks]
-                if marks:
-                    self._marks.clear()
-                self._is_busy = bool(chunk or marks)
+                self._is_busy = bool(chunk)
             self._write(chunk)
-            for mark in marks:
-                self._mark(*mark)
             if time.monotonic() >= self._next_sweep:
                 self._sweep()
             with self._changed:
@@ -154,14 +135,6 @@ class TrajectoryWriter:
             return False
         self._counts["episodes"] += sum(ep is not None for ep in found)
         return True
-
-    def _mark(self, run: str, tickets: Sequence[int], update: int) -> None:
-        try:
-            marked = Ledger(self._store).mark_trained(run, tickets, update)
-            self._counts["trained_twice"] += len(set(tickets)) - len(marked)
-        except Exception as error:
-            self._counts["failed"] += len(tickets)
-            self._say(error)
 
     def _sweep(self) -> None:
         self._next_sweep = time.monotonic() + EXPIRE_SECONDS

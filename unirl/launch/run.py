@@ -17,7 +17,13 @@ from unirl.descendants import descendants_ended
 from unirl.errors import RunLost, UniRLError
 from unirl.launch.outputs import RunOutputs
 from unirl.launch.rank_processes import rank_processes
-from unirl.launch.resume import check_folder, learner_folder, open_checkpoint, restore
+from unirl.launch.resume import (
+    check_folder,
+    learner_folder,
+    open_checkpoint,
+    open_ledgers,
+    restore,
+)
 from unirl.launch.scaling import ScaleHook
 from unirl.launch.several_ranks import cursor_hooks, plan_for_ranks, require_alike
 from unirl.learners.parallel import Ranks
@@ -189,6 +195,7 @@ def _train_once(
             # does.
             if plan.config is not None:
                 disk.replace_text(run_dir / "config.toml", to_toml(plan.config, recipe=plan.recipe))
+            open_ledgers(runner.loops, run_dir.resolve(), stack)
             hooks[0].append(ScaleHook(run_dir, plan, runner.resize))
             outputs = [
                 RunOutputs(

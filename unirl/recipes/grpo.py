@@ -33,6 +33,7 @@ from unirl.llm.rollout import RolloutConfig
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.training.distill import TeacherConfig
 from unirl.llm.trajectories.config import StoreConfig
+from unirl.llm.trajectories.run_ledger import make_ledger
 from unirl.recipes.mix import check_mix, pool_name
 from unirl.recipes.modes import Mode, ModeQueue, ModeRunner, queue_of, runner_of
 from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
@@ -229,6 +230,9 @@ def plan_of(recipe: str, config: Config) -> Plan:
                 reasons=tuple(dict.fromkeys((*REASONS, *GROUP_REASONS))),
                 ranks=config.learner.ranks if config.only != "rollout" else 1,
                 reissue=True,
+                make_ledger=partial(make_ledger, config=config.store_config)
+                if config.store_config is not None and config.only is None
+                else None,
             ),
         ),
         config=config,

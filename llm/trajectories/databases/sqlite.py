@@ -114,6 +114,9 @@ class SqliteDatabase:
                 return b""
             raise self._failed(error) from error
 
+    def wait_for_disk(self) -> None:
+        self.execute("PRAGMA synchronous = FULL")
+
     def shrink(self) -> None:
         self.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})")
 
