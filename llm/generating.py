@@ -35,6 +35,7 @@ from unirl.llm.models.model import (
     source_of,
 )
 from unirl.llm.models.transformers import import_transformers
+from unirl.llm.models.vocabulary import vocabulary_digest
 from unirl.llm.rewards.rewards import Rewarder
 from unirl.llm.rollout import Rollout, Visitors
 from unirl.llm.tasks.make import make_tasks
@@ -155,7 +156,9 @@ def _rollout(
                 "agent": _driver(config.agent_config),
                 "env": config.agent_config.world,
                 "engine": config.engine.kind,
+                "tokenizer_digest": vocabulary_digest(load_tokenizer(config.model)),
             },
+            waits=config.only == "rollout",
         ),
     )
 

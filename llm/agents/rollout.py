@@ -68,6 +68,9 @@ class Keeper(Protocol):
     ) -> None:
         """Must not wait; slot None: of an evaluation."""
 
+    async def settled(self) -> None:
+        """May wait until what was kept is stored."""
+
     def close(self) -> None: ...
 
 
@@ -168,6 +171,7 @@ class AgentRollout:
         self._live.label(slot, versions, started, generated)
         if self._keeper is not None:
             self._keeper.keep(slot, prompt, episodes, scores)
+            await self._keeper.settled()
 
     async def _group(self, prompt: Prompt, number: int) -> tuple[list[Attempt], int]:
         """The first rollout.group_size episodes that end, in the order in which they were begun,

@@ -13,12 +13,13 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from unirl.errors import UniRLError
 from unirl.llm.trajectories.config import StoreConfig
 from unirl.llm.trajectories.databases.database import StoreFailed
 from unirl.llm.trajectories.ledger import Ledger
-from unirl.llm.trajectories.store import open_store
+from unirl.llm.trajectories.store import TrajectoryStore, open_store
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +33,42 @@ AGAIN_SECONDS = 1.0
 """Between attempts where one has failed."""
 
 
-class RunLedger:
-    """A TicketLedger. Raises UniRLError where the store cannot be opened."""
+class Marks(Protocol):
+    """How a run's tickets are marked. Called by one thread at a time."""
 
-    def __init__(self, config: StoreConfig, folder: Path) -> None:
-        self._store, self._is_required = open_store(config, folder), config.required
-        self._store.database.wait_for_disk()
-        self._ledger, self._run = Ledger(self._store), folder.name
+    def mark(self, updates: Sequence[tuple[Sequence[int], int]]) -> int:
+        """(tickets, update), in one transaction; how many were not marked before."""
+
+    def take_back(self, update: int) -> int:
+        """Those of later updates; how many tickets."""
+
+    def num_updates(self) -> int | None:
+        """See TicketLedger."""
+
+
+class OwnMarks:
+    """Of the tickets that a run produced itself."""
+
+    def __init__(self, ledger: Ledger, run: str) -> None:
+        self._ledger, self._run = ledger, run
+
+    def mark(self, updates: Sequence[tuple[Sequence[int], int]]) -> int:
+        return len(self._ledger.mark_updates(self._run, updates))
+
+    def take_back(self, update: int) -> int:
+        return len(self._ledger.release_after(self._run, update))
+
+    def num_updates(self) -> int | None:
+        return None
+
+
+class RunLedger:
+    """A TicketLedger. Owns the store. is_required: what cannot be marked ends the run."""
+
+    def __init__(self, store: TrajectoryStore, marks: Marks, *, is_required: bool = False) -> None:
+        self._store, self._marks, self._is_required = store, marks, is_required
+        store.database.wait_for_disk()
+        self.num_updates: int | None = None
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Sequence[int], int]] = deque()
         self._is_busy = self._is_closing = self._is_wanted = False
@@ -77,14 +107,15 @@ class RunLedger:
 
     def released_after(self, update: int) -> None:
         try:
-            found = self._ledger.release_after(self._run, update)
+            found = self._marks.take_back(update)
+            self.num_updates = self._marks.num_updates()
         except StoreFailed as error:
             if self._is_required:
                 raise
             log.warning("Marks of later updates stay in the store of trajectories: %s", error)
             return
         if found:
-            log.info("%d tickets of after update %d are learned from again", len(found), update)
+            log.info("%d tickets of after update %d are learned from again", found, update)
 
     def stats(self) -> Mapping[str, float]:
         with self._changed:
@@ -129,12 +160,12 @@ class RunLedger:
 
     def _write(self, chunk: Sequence[tuple[Sequence[int], int]]) -> Exception | None:
         try:
-            marked = self._ledger.mark_updates(self._run, chunk)
+            marked = self._marks.mark(chunk)
         except Exception as error:  # whatever it is, it must not end the run
             return error
         with self._changed:
-            self._counts["marked"] += len(marked)
-            self._counts["trained_twice"] += sum(len(each) for each, _ in chunk) - len(marked)
+            self._counts["marked"] += marked
+            self._counts["trained_twice"] += sum(len(each) for each, _ in chunk) - marked
         return None
 
 
@@ -143,7 +174,9 @@ def make_ledger(folder: Path, *, config: StoreConfig) -> RunLedger | None:
     if not config.enabled:
         return None
     try:
-        return RunLedger(config, folder)
+        store = open_store(config, folder)
+        marks = OwnMarks(Ledger(store), folder.name)
+        return RunLedger(store, marks, is_required=config.required)
     except UniRLError as error:
         if config.required:
             raise

@@ -19,6 +19,10 @@ class TicketLedger(Protocol):
     run: then `flush` and `released_after` raise UniRLError.
     """
 
+    num_updates: int | None
+    """Updates that there are samples for, from what `released_after` found; None: no end is known.
+    """
+
     def trained(self, tickets: Sequence[int], update: int) -> None:
         """This update has learned from these. Must not wait: it is called between updates."""
 

@@ -144,6 +144,9 @@ class TrainLoop:
     def _stop_when_done(self) -> None:
         if self.learner.num_steps >= self.plan.run.total_steps:
             self.reason = self.reason or "total_steps"  # others count the same steps
+        last = self.ledger.num_updates if self.ledger is not None else None
+        if last is not None and self.learner.version >= last:
+            self.stop("samples")
 
     def _account(self, batch: Batch, work_seconds: float) -> None:
         metrics = self.metrics

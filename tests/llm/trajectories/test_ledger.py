@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from unirl.llm.group import GroupShape, read_group
 from unirl.llm.trajectories.config import FILE, StoreConfig
 from unirl.llm.trajectories.keeper import make_keeper
 from unirl.llm.trajectories.ledger import Ledger
-from unirl.llm.trajectories.run_ledger import RunLedger
+from unirl.llm.trajectories.run_ledger import RunLedger, make_ledger
 from unirl.llm.trajectories.store import Filter, TrajectoryStore, open_store
 from unirl.llm.trajectories.writer import TrajectoryWriter
 
@@ -254,8 +255,14 @@ def test_a_store_that_breaks_ends_no_run(tmp_path: Path) -> None:
     keeper.close()
 
 
+def made(folder: Path, **settings: Any) -> RunLedger:
+    found = make_ledger(folder, config=StoreConfig(**settings))
+    assert found is not None
+    return found
+
+
 def test_a_run_marks_behind_its_updates_and_has_all_marks_at_a_flush(tmp_path: Path) -> None:
-    ledger = RunLedger(StoreConfig(), tmp_path)
+    ledger = made(tmp_path)
     with closing(open_store(StoreConfig(), tmp_path)) as store:
         with store.transaction():  # as another process that writes for a while
             begin = time.perf_counter()
@@ -278,7 +285,7 @@ def test_a_run_marks_behind_its_updates_and_has_all_marks_at_a_flush(tmp_path: P
 
 @pytest.mark.parametrize("is_required", [False, True])
 def test_marks_wait_for_a_store_that_cannot_be_written(tmp_path: Path, is_required: bool) -> None:
-    ledger = RunLedger(StoreConfig(required=is_required), tmp_path)
+    ledger = made(tmp_path, required=is_required)
     # A disk that is full: no page more than there are.
     ledger._store.database.execute("PRAGMA max_page_count = 1")
     for update in range(300):
