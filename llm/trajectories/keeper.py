@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,9 @@ class RunKeeper:
             self._keep(slot, prompt, episodes, scores)
         except Exception as error:  # whatever it is, it must not end the run
             self._writer.failed(len(episodes), error)
+
+    def stats(self) -> Mapping[str, float]:
+        return self._writer.stats()
 
     async def settled(self) -> None:
         """Until what was kept is in the store, where it waits; at most as long as a store may take

@@ -5,6 +5,7 @@ learned from once, at the update that did so.
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import sys
 import time
@@ -20,8 +21,12 @@ pytest.importorskip("transformers", reason="language models need the extra llm")
 import unirl
 from tests import forked
 from tests.system.grpo_faults import account, learned, session
+from tests.test_docs import is_documented
 from unirl import cli
+from unirl.core.actor import ActorContext, AnyActor
+from unirl.llm.agents.rollout import AgentRollout
 from unirl.llm.models.tiny import make_tiny
+from unirl.llm.sandbox.box import SandboxCounts
 from unirl.llm.trajectories.config import FILE, StoreConfig
 from unirl.llm.trajectories.store import open_store
 from unirl.storage.checkpoint import load_checkpoint
@@ -83,6 +88,36 @@ def until(held: Callable[[], object], what: str) -> None:
     while not held():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
+
+
+def test_what_store_and_sandboxes_do_is_in_the_rows(tmp_path: Path) -> None:
+    model, boxes = str(make_tiny(tmp_path / "tiny", width=32, layers=1)), SandboxCounts()
+    settings: dict[str, Any] = {"model.path": model, "run.total_steps": 6 * BATCH * GROUP}
+    settings["run.checkpoint_steps"] = 2 * BATCH * GROUP  # at which marks are written
+    plan = unirl.make_plan("agent", **{**SETTINGS, **settings})
+
+    def make(context: ActorContext, **rest: Any) -> AnyActor:
+        actor = plan.pools[0].make_actor(context, **rest)  # type: ignore[call-arg]
+        assert isinstance(actor, AgentRollout)
+        actor.boxes = boxes
+        boxes.starts, boxes.refusals, boxes.seconds = 4, 1, 2.5
+        return actor
+
+    unirl.run(plan.with_pool(make_actor=make), tmp_path / "run", console=False)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    last = rows[-1]
+    names = {name for row in rows for name in row if name.startswith(("store/", "sandbox/"))}
+    assert {
+        "store/episodes", "store/bytes", "store/queued", "store/dropped_bodies", "store/failed",
+        "store/duplicates", "store/expired", "store/redacted", "store/marked",
+        "sandbox/starts", "sandbox/refusals",
+    } <= names  # fmt: skip
+    assert not [name for name in names if not is_documented(name)]
+    # The newest batch was written after its rows were counted.
+    assert 4 * BATCH * GROUP <= last["store/episodes"] <= 6 * BATCH * GROUP
+    assert last["store/bytes"] > 100 * last["store/episodes"] and last["store/failed"] == 0
+    assert last["sandbox/starts"] == 4 and last["sandbox/refusals"] == 1
+    assert sum(row.get("time/sandbox", 0.0) for row in rows) == 2.5
 
 
 @pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
