@@ -134,20 +134,22 @@ def test_each_ticket_is_marked_once_however_the_run_was_killed(
     monkeypatch.chdir(tmp_path)
     words, output = ["train", "agent", f"@{config}", "--name", "killed"], tmp_path / "output.txt"
     process = forked.start(cli.main, [*words, "--no-console"], output=output)
-    # Marks of later updates than a checkpoint's are written, and the next one is not near.
-    until(
-        lambda: (
-            not process.is_alive()
-            or (
-                (saved := at_checkpoint(run_dir)) > 0
-                and saved < newest(run_dir) < saved + CHECKPOINT // 2
-            )
-        ),
-        "no marks behind a checkpoint",
-    )
-    assert process.is_alive(), output.read_text()
-    process.kill()
-    process.join()
+    try:
+        # Marks of later updates than a checkpoint's are written, and the next one is not near.
+        until(
+            lambda: (
+                not process.is_alive()
+                or (
+                    (saved := at_checkpoint(run_dir)) > 0
+                    and saved < newest(run_dir) < saved + CHECKPOINT // 2
+                )
+            ),
+            "no marks behind a checkpoint",
+        )
+        assert process.is_alive(), output.read_text()
+    finally:
+        process.kill()
+        process.join()
     until(lambda: not session(process), "processes outlive their learner")
     saved, marked = int(load_checkpoint(run_dir).state["version"]), marks(run_dir)
     assert set(range(1, saved + 1)) <= set(marked.values()), "a checkpoint is ahead of the ledger"

@@ -35,7 +35,11 @@ class SqliteDatabase:
         try:
             if create:
                 # Nobody else reads it, from its first byte on; SQLite's own files take its mode.
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+                # Only a new one: closing a file that is open gives up the locks that other
+                # connections of this process hold on it, and another process then takes the log
+                # away from under them.
+                with contextlib.suppress(FileExistsError):
+                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             elif not path.is_file():
                 raise FileNotFoundError(2, "No such file or directory", str(path))
             self._open()

@@ -6,6 +6,8 @@ import logging
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -301,3 +303,20 @@ def test_marks_wait_for_a_store_that_cannot_be_written(tmp_path: Path, is_requir
     ledger.flush()
     assert ledger.stats()["store/marked"] == 30_000
     ledger.close()
+
+
+def test_a_second_connection_of_a_process_leaves_the_locks_of_the_first(tmp_path: Path) -> None:
+    """SQLite's locks are the process's: a file that is closed gives all of them up."""
+    with closing(open_store(StoreConfig(), tmp_path)) as first:
+        fill(first, 1)
+        with closing(open_store(StoreConfig(), tmp_path)):
+            pass
+        # Another process must not find that it alone has the file.
+        code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
+        code += "c.execute('SELECT COUNT(*) FROM episode').fetchone(); c.close()"
+        subprocess.run([sys.executable, "-c", code, tmp_path / FILE], check=True, timeout=60)
+        assert (tmp_path / f"{FILE}-wal").exists(), "its log was taken away"
+        fill(first, 2)
+    with closing(open_store(StoreConfig(), tmp_path)) as store:
+        assert store.database.execute("PRAGMA integrity_check") == [("ok",)]
+        assert states(store) == {1: "done", 2: "done"}
