@@ -39,7 +39,7 @@ class RunKeeper:
         *,
         waits: bool = False,
     ) -> None:
-        self._waits = waits
+        self._waits, self._required = waits, config.required
         self._writer = TrajectoryWriter(open_store(config, folder), config)
         self._run, self._rewards, self._about = folder.name, rewards, about
 
@@ -50,10 +50,12 @@ class RunKeeper:
         episodes: Sequence[Episode],
         scores: Sequence[Sequence[Score]],
     ) -> None:
-        """It raises nothing: what it cannot keep is counted."""
+        """What it cannot keep is counted. Raises UniRLError where the store is required."""
         try:
             self._keep(slot, prompt, episodes, scores)
         except Exception as error:  # whatever it is, it must not end the run
+            if self._required and isinstance(error, UniRLError):
+                raise
             self._writer.failed(len(episodes), error)
 
     def stats(self) -> Mapping[str, float]:

@@ -1,8 +1,9 @@
 """Episodes written behind the run: a thread with a bounded queue.
 
-`keep` never waits and never raises. Where the queue is full it takes an episode without its tokens
-and texts; where the store fails, episodes are counted and lost, which is said once, and the run
-continues.
+`keep` never waits. Where the queue is full it takes an episode without its tokens and texts; where
+the store fails, as on a full disk, episodes are counted and lost, which is said once, and the run
+continues: what comes when the store can be written again is stored again. With `store.required`
+the next `keep` raises instead.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from unirl.errors import UniRLError
 from unirl.llm.trajectories.config import StoreConfig
 from unirl.llm.trajectories.expiry import expire
 from unirl.llm.trajectories.record import Record
@@ -36,7 +38,10 @@ class TrajectoryWriter:
         self._num_bodies = self._num_taken = 0
         self._is_busy = self._is_closing = False
         self._version: int | None = None
-        self._is_said = False
+        self._error: Exception | None = None
+        """Why the newest could not be written."""
+        self._num_lost = self._num_outages = 0
+        """Since they could be written."""
         self._next_sweep = time.monotonic() + EXPIRE_SECONDS
         self._counts = {"episodes": 0, "dropped_bodies": 0, "failed": 0, "duplicates": 0}
         self._counts |= {"expired": 0, "redacted": 0}
@@ -44,8 +49,15 @@ class TrajectoryWriter:
         self._thread.start()
 
     def keep(self, records: Iterable[Record]) -> None:
-        """These episodes are finished."""
+        """These episodes are finished. Raises UniRLError if the store is required, and fails."""
         with self._changed:
+            if self._config.required and self._error is not None:
+                raise UniRLError(
+                    "episodes cannot be stored, and store.required is true",
+                    f"{self._error}",
+                    "see that the store can be written, then: unirl resume; or set store.required "
+                    "to false: the run then continues, and counts what is lost",
+                )
             for record in records:
                 self._see(record.version_max)
                 has_body = self._num_bodies < self._config.max_bodies
@@ -126,6 +138,7 @@ class TrajectoryWriter:
                 for record in records:
                     if len(records) == 1 or not self._put([record], bodies):
                         self._counts["failed"] += 1
+                        self._num_lost += 1
 
     def _put(self, records: Sequence[Record], bodies: bool) -> bool:
         try:
@@ -133,6 +146,9 @@ class TrajectoryWriter:
         except Exception as error:  # whatever it is, it must not end the run
             self._say(error)
             return False
+        if self._error is not None and not self._config.required:
+            log.info("Trajectories are kept again; %d episodes were lost", self._num_lost)
+            self._error, self._num_lost = None, 0
         self._counts["episodes"] += sum(ep is not None for ep in found)
         return True
 
@@ -145,8 +161,9 @@ class TrajectoryWriter:
             self._say(error)
 
     def _say(self, error: Exception) -> None:
-        if not self._is_said:
-            self._is_said = True
+        self._num_outages += self._error is None
+        is_new, self._error = self._error is None, error
+        if is_new and str(self._num_outages).strip("0") == "1":  # the 1st, 10th, 100th ...
             log.warning(
                 "Trajectories are not kept: %s The run continues; store/failed counts them.", error
             )

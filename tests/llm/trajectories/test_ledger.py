@@ -160,6 +160,10 @@ def test_a_full_disk_is_counted_and_said_once(
     assert stats["failed"] > 0 and stats["episodes"] > 0
     assert stats["episodes"] == store.count()
     assert len(caplog.records) == 1 and "full" in caplog.text
+    store.database.execute("PRAGMA max_page_count = 1000000")  # there is room again
+    before = store.count()
+    writer.keep(group(100))
+    assert writer.flush(60) and store.count() == before + 2
     writer.close()
     writer.close()
     with closing(open_store(StoreConfig(), tmp_path)) as again:  # nothing is torn
