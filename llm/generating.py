@@ -35,8 +35,10 @@ from unirl.llm.models.model import (
     source_of,
 )
 from unirl.llm.models.transformers import import_transformers
+from unirl.llm.models.vocabulary import vocabulary_digest
 from unirl.llm.rewards.rewards import Rewarder
 from unirl.llm.rollout import Rollout, Visitors
+from unirl.llm.sandbox.box import SandboxCounts
 from unirl.llm.tasks.make import make_tasks
 from unirl.llm.tasks.prompts import PromptIndex, PromptSource
 from unirl.llm.trajectories.keeper import make_keeper
@@ -104,8 +106,9 @@ def _rollout(
     saves: bool = False,
     folder: Path | None = None,
 ) -> Rollout | AgentRollout:
-    agent = agent_of(config)
-    prompts, rewarder = make_prompts(config, index, agent)
+    boxes = SandboxCounts()
+    agent = agent_of(config, boxes)
+    prompts, rewarder = make_prompts(config, index, agent, boxes)
     if config.agent_config is None or agent is None:
         return Rollout(
             engine,
@@ -147,6 +150,7 @@ def _rollout(
         ranks=ranks,
         sleeps=sleeps,
         visitors=visitors,
+        boxes=boxes,
         keeper=make_keeper(
             config.store_config,
             folder,
@@ -155,7 +159,9 @@ def _rollout(
                 "agent": _driver(config.agent_config),
                 "env": config.agent_config.world,
                 "engine": config.engine.kind,
+                "tokenizer_digest": vocabulary_digest(load_tokenizer(config.model)),
             },
+            waits=config.only == "rollout",
         ),
     )
 
@@ -164,9 +170,11 @@ def _driver(config: AgentConfig) -> str:
     return config.function or config.command or "native"
 
 
-def agent_of(config: LanguageConfig) -> Agent | None:
+def agent_of(config: LanguageConfig, boxes: SandboxCounts | None = None) -> Agent | None:
     """What drives episodes; None where prompts are answered once."""
-    return make_agent(config.agent_config, Endpoint) if config.agent_config is not None else None
+    if config.agent_config is None:
+        return None
+    return make_agent(config.agent_config, Endpoint, boxes)
 
 
 def _bridge(config: LanguageConfig, agent: AgentConfig) -> Bridge:
@@ -174,7 +182,10 @@ def _bridge(config: LanguageConfig, agent: AgentConfig) -> Bridge:
 
 
 def make_prompts(
-    config: LanguageConfig, index: PromptIndex | None = None, agent: Agent | None = None
+    config: LanguageConfig,
+    index: PromptIndex | None = None,
+    agent: Agent | None = None,
+    boxes: SandboxCounts | None = None,
 ) -> tuple[PromptSource, Rewarder]:
     """What is asked, and how it is judged. agent: what attempts it; its world may bring tasks."""
     tokenizer = load_tokenizer(config.model)
@@ -192,7 +203,7 @@ def make_prompts(
         prepare=prepare,
         index=index,
     )
-    return prompts, Rewarder(config.reward, tasks)
+    return prompts, Rewarder(config.reward, tasks, boxes)
 
 
 def _own_context(model: ModelConfig, tokenizer: Any) -> int:

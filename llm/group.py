@@ -36,8 +36,13 @@ CUT_OFF: frozenset[Ending] = frozenset({"max_turns", "context", "time"})
 EPISODE_COUNTS = (
     "turns", "rewritten", "forked", "calls", "invalid_calls", "failed_calls", "dropped_segments",
     "retried", "cancelled", "tool_seconds", "model_seconds",
+    "store_episodes", "store_bytes", "store_queued", "store_dropped_bodies", "store_failed",
+    "store_duplicates", "store_expired", "store_redacted",
+    "sandbox_starts", "sandbox_refusals", "sandbox_seconds",
 )  # fmt: skip
-"""What is counted over the episodes of a group."""
+"""What is counted over the episodes of a group; of store and sandbox, in its process since the
+group before.
+"""
 
 
 @dataclass(frozen=True)

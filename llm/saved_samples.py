@@ -154,7 +154,9 @@ def save_groups(
 
 
 class SavingLearner:
-    """Its weights stay as they are, and batches are kept until they are written."""
+    """Its weights stay as they are, and batches are kept until they are written; not those of
+    agents, whose actors store their episodes.
+    """
 
     def __init__(self, weights: Weights, config: LanguageConfig) -> None:
         self.version = self.num_steps = 0
@@ -167,7 +169,8 @@ class SavingLearner:
         groups = [read_group(slot.data, slot.ticket).copy() for slot in batch.slots]
         tokens = TokenBatch.of(groups, tuple(self._rewards.values()))
         report_groups(tokens, batch, self.version, tuple(self._rewards), metrics)
-        self._batches.append((self.version, groups))
+        if self._config.agent_config is None:
+            self._batches.append((self.version, groups))
         self.num_steps += tokens.size
         metrics.total("charts/episodes", tokens.size)
         self.version += 1
@@ -230,7 +233,7 @@ def probe(config: LanguageConfig, samples: str) -> LanguageFacts:
     """What a plan needs that learns from saved groups. Raises UniRLError where they do not fit, and
     for settings of what is not done: generating.
     """
-    _require_no_rollout(config)
+    require_no_rollout(config)
     saved = SavedGroups.find(Path(samples).expanduser())
     rewards = tuple(config.reward.weight_of)
     checks: tuple[tuple[bool, str, object, object], ...] = (
@@ -278,7 +281,7 @@ def make_saver(context: LearnerContext, *, config: LanguageConfig) -> SavingLear
     return SavingLearner(assembly.publisher(config)(model), config)
 
 
-def _require_no_rollout(config: LanguageConfig) -> None:
+def require_no_rollout(config: LanguageConfig) -> None:
     rollout = config.rollout
     for key, found in (
         ("rollout.function", rollout.function),

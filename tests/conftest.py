@@ -56,6 +56,7 @@ HEAVY = (
     "llm/test_probe.py",
     "llm/test_prompts.py",
     "llm/test_ranks.py",
+    "llm/test_replay.py",
     "llm/test_rewards_judge.py",
     "llm/test_rewards_model.py",
     "llm/test_rewards_workers.py",

@@ -16,11 +16,14 @@ from unirl.llm.agents.session import Session
 from unirl.llm.agents.tools.interpreter import PythonSource
 from unirl.llm.agents.tools.make import make_tools
 from unirl.llm.agents.worlds.make import make_world
+from unirl.llm.sandbox.box import SandboxCounts
 
 
-def make_agent(config: AgentConfig, make_door: Callable[[], Door]) -> Agent:
-    """make_door: an endpoint for an agent that is a program. Raises UniRLError for names that stand
-    for nothing, and where there is nothing to do.
+def make_agent(
+    config: AgentConfig, make_door: Callable[[], Door], counts: SandboxCounts | None = None
+) -> Agent:
+    """make_door: an endpoint for an agent that is a program. counts: of its tool `python`. Raises
+    UniRLError for names that stand for nothing, and where there is nothing to do.
     """
     if config.function:
         return FunctionAgent(config.function)
@@ -39,7 +42,7 @@ def make_agent(config: AgentConfig, make_door: Callable[[], Door]) -> Agent:
             config.options,
             seconds=config.tool_seconds,
             max_chars=config.max_observation,
-            sources={"python": PythonSource(config.sandbox)},
+            sources={"python": PythonSource(config.sandbox, counts)},
         )
     if config.world:
         world = make_world(config.world, config.options, seconds=config.tool_seconds)

@@ -35,6 +35,7 @@ from unirl.llm.in_vain import InVain
 from unirl.llm.live_engine import LiveEngine
 from unirl.llm.rewards.rewards import Rewarder, combine
 from unirl.llm.rollout import Answer, RolloutConfig, Visitors
+from unirl.llm.sandbox.box import SandboxCounts
 from unirl.llm.tasks.prompts import Prompt, PromptSource, Said
 
 log = logging.getLogger(__name__)
@@ -68,13 +69,20 @@ class Keeper(Protocol):
     ) -> None:
         """Must not wait; slot None: of an evaluation."""
 
+    def stats(self) -> Mapping[str, float]:
+        """Totals by name, and `queued`: what waits now."""
+
+    async def settled(self) -> None:
+        """May wait until what was kept is stored."""
+
     def close(self) -> None: ...
 
 
 class AgentRollout:
     """It starts its engine with the first sample. For the rest of its arguments see Rollout.
 
-    make_session: of one episode. agent: drives all of them. keeper: None, nothing is kept.
+    make_session: of one episode. agent: drives all of them. keeper: None, nothing is kept. boxes:
+    what its sandboxes count.
     """
 
     def __init__(
@@ -95,6 +103,7 @@ class AgentRollout:
         sleeps: bool = False,
         visitors: Visitors | None = None,
         keeper: Keeper | None = None,
+        boxes: SandboxCounts | None = None,
     ) -> None:
         self.prompts, self.sampling = prompts, sampling
         self._rewarder, self._config, self._agent_config = rewarder, config, agent_config
@@ -108,6 +117,8 @@ class AgentRollout:
         self._room = asyncio.Semaphore(limit) if limit else contextlib.nullcontext()
         self._process = agent_config.load_process()
         self._complaints: Counter[str] = Counter()
+        self.boxes = boxes or SandboxCounts()
+        self._reported: Counter[str] = Counter()
 
     @property
     def engine(self) -> Engine:
@@ -163,11 +174,23 @@ class AgentRollout:
         self._in_vain.reset()
         counts = counts_of(episodes)
         counts["retried"], counts["cancelled"] = sum(each.retried for each in attempts), cancelled
+        counts |= self._news()
         slot.used = write_episodes(slot.data, prompt.tokens, episodes, scores, self._shape, counts)
         versions = [version for each in episodes for version in each.versions]
         self._live.label(slot, versions, started, generated)
         if self._keeper is not None:
             self._keeper.keep(slot, prompt, episodes, scores)
+            await self._keeper.settled()
+
+    def _news(self) -> dict[str, float]:
+        """What store and sandboxes have counted since the last group; what waits, now."""
+        now = {f"sandbox_{name}": value for name, value in vars(self.boxes).items()}
+        if self._keeper is not None:
+            now |= {f"store_{name}": value for name, value in self._keeper.stats().items()}
+        waiting = now.pop("store_queued", 0.0)
+        news = {name: value - self._reported[name] for name, value in now.items()}
+        self._reported.update(news)
+        return {**news, "store_queued": waiting}
 
     async def _group(self, prompt: Prompt, number: int) -> tuple[list[Attempt], int]:
         """The first rollout.group_size episodes that end, in the order in which they were begun,

@@ -15,7 +15,7 @@ from unirl.config.rules import check_setting
 from unirl.llm.engine import Completion
 from unirl.llm.group import Score
 from unirl.llm.rewards.reward import failed
-from unirl.llm.sandbox.box import SandboxFailed
+from unirl.llm.sandbox.box import SandboxCounts, SandboxFailed
 from unirl.llm.sandbox.config import SandboxConfig
 from unirl.llm.sandbox.judging import CodeTests, Judged
 from unirl.llm.sandbox.levels import make_sandboxes
@@ -33,7 +33,7 @@ class CodeTestsReward:
     Sandboxes are made with the first program. Belongs to one event loop.
     """
 
-    def __init__(self, config: SandboxConfig) -> None:
+    def __init__(self, config: SandboxConfig, counts: SandboxCounts | None = None) -> None:
         check_setting(
             config.slots >= 2,
             "sandbox.slots",
@@ -41,7 +41,7 @@ class CodeTestsReward:
             "must be >= 2: tests run in one box, and the program that they call in another",
             "raise it, or leave it out",
         )
-        self._config = config
+        self._config, self._counts = config, counts or SandboxCounts()
         self._sandboxes: LocalSandboxes | None = None
         self._tests: CodeTests | None = None
         self._making = asyncio.Lock()
@@ -63,7 +63,7 @@ class CodeTestsReward:
     async def _judge(self, program: str, tests: list[Any]) -> Judged:
         async with self._making:
             if self._tests is None:
-                self._sandboxes = await make_sandboxes(self._config)
+                self._sandboxes = await make_sandboxes(self._config, self._counts)
                 self._tests = CodeTests(self._sandboxes)
         seconds = self._config.seconds
         if all(isinstance(test, dict) for test in tests):

@@ -25,6 +25,7 @@ from unirl.llm.rewards.limits import Limits
 from unirl.llm.rewards.pool import WorkerPool
 from unirl.llm.rewards.reward import OneByOne, Reward, failed
 from unirl.llm.rewards.rules import RULES, Rule
+from unirl.llm.sandbox.box import SandboxCounts
 from unirl.llm.tasks.prompts import Prompt
 from unirl.llm.tasks.task import Task
 
@@ -41,8 +42,10 @@ class Rewarder:
     event loop. Processes start with the first group that needs them.
     """
 
-    def __init__(self, config: RewardConfig, tasks: Sequence[Task]) -> None:
-        self._config = config
+    def __init__(
+        self, config: RewardConfig, tasks: Sequence[Task], counts: SandboxCounts | None = None
+    ) -> None:
+        self._config, self._counts = config, counts
         weights = config.weight_of
         self.names = tuple(weights)
         """In the order of the scores."""
@@ -134,7 +137,7 @@ class Rewarder:
 
             return ModelReward(config)
         if name == "code_tests":
-            tests = CodeTestsReward(config.sandbox)
+            tests = CodeTestsReward(config.sandbox, self._counts)
             return OneByOne(tests.judge, tests.close)
         if not _is_pooled(name):
             reward = AsyncReward(own_function(name), config.timeout_seconds, self._limits)

@@ -113,6 +113,18 @@ class Box(Protocol):
         """End it with all that is in it; idempotent."""
 
 
+@dataclass
+class SandboxCounts:
+    """Since the process began, of all sandboxes that were given it."""
+
+    starts: int = 0
+    """Sandboxes that were started, those in place of others included."""
+    refusals: int = 0
+    """Times that none could be had: it did not start, did not open, or all were in use."""
+    seconds: float = 0.0
+    """That programs ran."""
+
+
 class Sandboxes(Protocol):
     """Makes boxes of one kind; belongs to one event loop."""
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from unirl.errors import UniRLError
-from unirl.llm.sandbox.box import Level, SandboxFailed
+from unirl.llm.sandbox.box import Level, SandboxCounts, SandboxFailed
 from unirl.llm.sandbox.config import LEVELS, LevelName, SandboxConfig
 from unirl.llm.sandbox.pool import LocalSandboxes
 
@@ -61,15 +61,18 @@ _WANTS: dict[LevelName, str] = {
 _PROBE = "import decimal, subprocess; print(6 * 7)"
 
 
-async def make_sandboxes(config: SandboxConfig) -> LocalSandboxes:
+async def make_sandboxes(
+    config: SandboxConfig, counts: SandboxCounts | None = None
+) -> LocalSandboxes:
     """The sandboxes that a config asks for. Raises UniRLError where this machine has none of them,
-    or only some that are weaker than sandbox.level.
+    or only some that are weaker than sandbox.level. counts: where to count what they do.
     """
+    counts = counts or SandboxCounts()
     if config.kind != "auto":
         name: LevelName = config.kind
         _require(config, name)
         try:
-            return await _probe(name, config, ())
+            return await _probe(name, config, (), counts)
         except (SandboxFailed, OSError) as error:
             raise UniRLError(
                 f'sandbox.kind "{name}" cannot be had on this machine',
@@ -81,7 +84,7 @@ async def make_sandboxes(config: SandboxConfig) -> LocalSandboxes:
         if LEVELS.index(name) < LEVELS.index(config.level):
             break
         try:
-            return await _probe(name, config, why)
+            return await _probe(name, config, why, counts)
         except (SandboxFailed, OSError) as error:
             why.append(f"{name}: {error} It needs {_WANTS[name]}.")
     raise UniRLError(
@@ -102,11 +105,11 @@ def _require(config: SandboxConfig, name: LevelName) -> None:
 
 
 async def _probe(
-    name: LevelName, config: SandboxConfig, why: list[str] | tuple[str, ...]
+    name: LevelName, config: SandboxConfig, why: list[str] | tuple[str, ...], counts: SandboxCounts
 ) -> LocalSandboxes:
     """Sandboxes of a level, once a program has run in one."""
     level = Level(name, HOLDS[name], tuple(why))
-    made = LocalSandboxes(name, level, config)
+    made = LocalSandboxes(name, level, config, counts)
     try:
         ran = await made.run(_PROBE)
         if ran.rc != 0 or ran.output != b"42\n":

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from unirl.llm.sandbox.box import (
     Level,
     MiB,
     Ran,
+    SandboxCounts,
     SandboxFailed,
     checked_path,
 )  # fmt: skip
@@ -37,7 +38,10 @@ _WAIT_SECONDS = 5.0
 class LocalSandboxes:
     """Sandboxes of this machine at one level (`levels.make_sandboxes` finds the best)."""
 
-    def __init__(self, name: LevelName, level: Level, config: SandboxConfig) -> None:
+    def __init__(
+        self, name: LevelName, level: Level, config: SandboxConfig, counts: SandboxCounts
+    ) -> None:
+        self.counts = counts
         self._name, self._level, self._config = name, level, config
         self._interpreter = interpreter(config.python)
         self._cgroups = Cgroups() if name == "zygote+cgroup" else None
@@ -76,14 +80,32 @@ class LocalSandboxes:
 
     async def open(self, spec: BoxSpec | None = None) -> LocalBox:
         spec = spec or BoxSpec()
-        slot = await self._take()
-        box = LocalBox(self, slot, spec, self._config)
-        try:
-            await box.start()
-        except BaseException:
-            await box.close()
-            raise
+        with self._counting_refusals():
+            slot = await self._take()
+            box = LocalBox(self, slot, spec, self._config)
+            try:
+                await box.start()
+            except BaseException:
+                await box.close()
+                raise
         return box
+
+    @contextlib.contextmanager
+    def _counting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except SandboxFailed:
+            self.counts.refusals += 1
+            raise
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """While a program runs."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.counts.seconds += time.monotonic() - started
 
     async def run(
         self,
@@ -114,7 +136,9 @@ class LocalSandboxes:
     @contextlib.asynccontextmanager
     async def lent(self) -> AsyncIterator[Callable[..., Awaitable[Ran]]]:
         """A box ahead of the program that it is for: what runs it there, as `run` does."""
-        slot, config = await self._take(), self._config
+        config = self._config
+        with self._counting_refusals():
+            slot = await self._take()
         is_clean = True
 
         async def run(
@@ -129,15 +153,16 @@ class LocalSandboxes:
         ) -> Ran:
             nonlocal is_clean
             is_clean = False
-            ran = await slot.run(
-                {"code": code, "env": dict(env or {}), "has_errors": has_errors},
-                input=input,
-                seconds=seconds or config.seconds,
-                max_output=max_output or config.max_output,
-                limits=limits_of(config, BoxSpec()),
-                fresh=True,
-                fds=fds,
-            )
+            with self.timed():
+                ran = await slot.run(
+                    {"code": code, "env": dict(env or {}), "has_errors": has_errors},
+                    input=input,
+                    seconds=seconds or config.seconds,
+                    max_output=max_output or config.max_output,
+                    limits=limits_of(config, BoxSpec()),
+                    fresh=True,
+                    fds=fds,
+                )
             is_clean = True
             return ran
 
@@ -170,6 +195,7 @@ class LocalSandboxes:
         except BaseException:
             self._drop(slot)
             raise
+        self.counts.starts += 1
         if self._is_closed:
             self._drop(slot)
             raise SandboxFailed("the sandboxes are closed", "", "open others")
@@ -271,14 +297,15 @@ class LocalBox:
     ) -> Ran:
         async with self._one:
             self._require_open()
-            ran = await self._slot.run(
-                {**given, "env": {**self._spec.env, **(env or {})}},
-                input=input,
-                seconds=seconds or self._config.seconds,
-                max_output=max_output or self._config.max_output,
-                limits=self._limits,
-                fds=fds,
-            )
+            with self._owner.timed():
+                ran = await self._slot.run(
+                    {**given, "env": {**self._spec.env, **(env or {})}},
+                    input=input,
+                    seconds=seconds or self._config.seconds,
+                    max_output=max_output or self._config.max_output,
+                    limits=self._limits,
+                    fds=fds,
+                )
             self._used = time.monotonic()
             return ran
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from unirl.llm.sandbox.box import Ran, Sandboxes, SandboxFailed
+from unirl.llm.sandbox.box import Ran, SandboxCounts, Sandboxes, SandboxFailed
 
 _WAIT_SECONDS = 300.0
 """For a box that is free."""
@@ -17,8 +17,8 @@ _HALF = 2000
 class PythonTool:
     """Runs code, each time in a box of its own."""
 
-    def __init__(self, sandboxes: Sandboxes) -> None:
-        self._sandboxes = sandboxes
+    def __init__(self, sandboxes: Sandboxes, counts: SandboxCounts | None = None) -> None:
+        self._sandboxes, self._counts = sandboxes, counts or SandboxCounts()
 
     async def run(self, code: str, seconds: float) -> str:
         """What the model is given: what the code printed, and how it ended if not well. Raises
@@ -34,6 +34,7 @@ class PythonTool:
             async with asyncio.timeout(_WAIT_SECONDS):
                 box = await self._sandboxes.open()
         except TimeoutError:
+            self._counts.refusals += 1
             raise SandboxFailed(
                 "no sandbox is free",
                 f"all were in use for {_WAIT_SECONDS:g} s",

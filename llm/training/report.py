@@ -13,6 +13,8 @@ from unirl.llm.group import ENDINGS, EPISODE_COUNTS, FAILED, FINISHES, SCORE, TI
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.metrics.metrics import Metrics
 
+_QUEUED = EPISODE_COUNTS.index("store_queued")
+
 
 def report_groups(
     tokens: TokenBatch,
@@ -69,6 +71,23 @@ def _report_episodes(groups: Sequence[Group], metrics: Metrics) -> None:
     for key in ("rewritten", "forked", "dropped_segments", "cancelled"):
         metrics.total(f"agent/{key}", int(total[key]))
     metrics.total("faults/episodes_retried", int(total["retried"]))
+    _report_process(total, max(float(one[_QUEUED]) for one in counts), metrics)
+
+
+def _report_process(total: Mapping[str, float], queued: float, metrics: Metrics) -> None:
+    """What the processes of actors count besides; nothing where they have no store, no sandbox."""
+    for kind in ("store", "sandbox"):
+        found = {name: value for name, value in total.items() if name.startswith(f"{kind}_")}
+        if not any(found.values()):
+            continue
+        for name, value in found.items():
+            key = name.removeprefix(f"{kind}_")
+            if key == "queued":
+                metrics.maximum("store/queued", queued)
+            elif key == "seconds":
+                metrics.interval("time/sandbox", value)
+            else:
+                metrics.total(f"{kind}/{key}", int(value))
 
 
 def _report_rewards(tokens: TokenBatch, names: tuple[str, ...], metrics: Metrics) -> None:

@@ -36,6 +36,10 @@ class StoreConfig:
     dropped and counted, the rows with rewards and endings never. More: survives longer stalls, more
     memory.
     """
+    required: bool = False
+    """True: a run whose episodes cannot be stored, or not be marked as learned from, ends with an
+    error. False: it continues, and counts them.
+    """
     expire_days: float = 30.0
     """Age at which an episode expires. More: a larger file. 0: never."""
     max_lag: int = 0

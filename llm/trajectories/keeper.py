@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from unirl.llm.agents.episode import Episode
 from unirl.llm.group import Score
 from unirl.llm.rewards.rewards import combine
 from unirl.llm.tasks.prompts import Prompt
-from unirl.llm.trajectories.bucket import Bucket
 from unirl.llm.trajectories.config import StoreConfig
-from unirl.llm.trajectories.postgres import PostgresDatabase
+from unirl.llm.trajectories.databases.bucket import Bucket
+from unirl.llm.trajectories.databases.database import SECONDS
+from unirl.llm.trajectories.databases.postgres import PostgresDatabase
 from unirl.llm.trajectories.record import NO_TICKET, Record
 from unirl.llm.trajectories.store import open_store
 from unirl.llm.trajectories.writer import TrajectoryWriter
@@ -25,12 +27,19 @@ log = logging.getLogger(__name__)
 
 class RunKeeper:
     """Made in the process of an actor. about: what is the same for all of its episodes, as fields
-    of Record.
+    of Record. waits: rather than to drop tokens and texts, `settled` waits for the store.
     """
 
     def __init__(
-        self, config: StoreConfig, folder: Path, rewards: dict[str, float], about: dict[str, Any]
+        self,
+        config: StoreConfig,
+        folder: Path,
+        rewards: dict[str, float],
+        about: dict[str, Any],
+        *,
+        waits: bool = False,
     ) -> None:
+        self._waits, self._required = waits, config.required
         self._writer = TrajectoryWriter(open_store(config, folder), config)
         self._run, self._rewards, self._about = folder.name, rewards, about
 
@@ -41,11 +50,23 @@ class RunKeeper:
         episodes: Sequence[Episode],
         scores: Sequence[Sequence[Score]],
     ) -> None:
-        """It raises nothing: what it cannot keep is counted."""
+        """What it cannot keep is counted. Raises UniRLError where the store is required."""
         try:
             self._keep(slot, prompt, episodes, scores)
         except Exception as error:  # whatever it is, it must not end the run
+            if self._required and isinstance(error, UniRLError):
+                raise
             self._writer.failed(len(episodes), error)
+
+    def stats(self) -> Mapping[str, float]:
+        return self._writer.stats()
+
+    async def settled(self) -> None:
+        """Until what was kept is in the store, where it waits; at most as long as a store may take
+        to answer.
+        """
+        if self._waits:
+            await asyncio.to_thread(self._writer.flush, SECONDS)
 
     def _keep(
         self,
@@ -83,6 +104,8 @@ def make_keeper(
     folder: Path | None,
     rewards: dict[str, float],
     about: dict[str, Any],
+    *,
+    waits: bool = False,
 ) -> RunKeeper | None:
     """None where nothing is to be kept, and on a machine that does not have the run's folder."""
     if config is None or not config.enabled or folder is None:
@@ -95,8 +118,10 @@ def make_keeper(
         )
         return None
     try:
-        return RunKeeper(config, folder, rewards, about)
+        return RunKeeper(config, folder, rewards, about, waits=waits)
     except UniRLError as error:  # an actor that starts again must not end the run
+        if config.required or waits:
+            raise
         log.warning("Episodes are not kept: %s", error)
         return None
 

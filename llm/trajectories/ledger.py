@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unirl.errors import UniRLError
-from unirl.llm.trajectories.database import StoreFailed
+from unirl.llm.trajectories.databases.database import StoreFailed
 from unirl.llm.trajectories.record import NO_TICKET, Record
 from unirl.llm.trajectories.store import TrajectoryStore
 
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 LEARNER = "learner"
 """Consumer of a run's own tickets."""
+_OF_CONSUMER = f"consumer = ? AND consumer <> '{LEARNER}' AND update_number IS NULL"
+"""As the partial index has it."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,16 @@ class Ledger:
         """These tickets were learned from at this update; returns those that are new: the others
         were marked before.
         """
-        wanted, marked = sorted(set(tickets)), []
+        return self.mark_updates(run, [(tickets, update)])
+
+    def mark_updates(self, run: str, updates: Sequence[tuple[Iterable[int], int]]) -> list[int]:
+        """As `mark_trained`, for several updates in one transaction: (tickets, update)."""
+        wanted = sorted({(update, ticket) for tickets, update in updates for ticket in tickets})
+        marked = []
         with self._store.transaction():
             number = self._store.run_id(run)
-            self._database.lock_tickets(number, wanted)
-            for ticket in wanted:
+            self._database.lock_tickets(number, [ticket for _, ticket in wanted])
+            for update, ticket in wanted:
                 found = self._database.execute(
                     "INSERT INTO lease (run, ticket, consumer, update_number) VALUES (?, ?, ?, ?) "
                     "ON CONFLICT (run, ticket) DO UPDATE SET consumer = excluded.consumer, "
@@ -133,6 +140,64 @@ class Ledger:
                     held.append(group)
                     self._set(number, group.ticket, ("leased",), "trained", update)
         return held
+
+    def hold(
+        self, consumer: str, *, run: str | None = None, seconds: float = 600.0
+    ) -> StoredGroup | None:
+        """The group that this consumer holds, or else the first free one; None: there is none. One
+        that asks again, as its process was killed, gets the same.
+        """
+        with self._store.transaction():
+            held = self._database.execute(
+                f"UPDATE lease SET until = ? WHERE {_OF_CONSUMER} RETURNING run, ticket",
+                [time.time() + seconds, consumer],
+            )
+        found = [self.group(*each) for each in held]
+        whole = [each for each in found if each is not None]
+        return next(iter(whole or self.lease(1, consumer, run=run, seconds=seconds)), None)
+
+    def acknowledge_held(self, updates: Sequence[tuple[str, int]]) -> int:
+        """What these consumers hold was learned from: (consumer, update). Returns how many groups;
+        a consumer whose lease is another's has none.
+        """
+        total = 0
+        with self._store.transaction():
+            for consumer, update in updates:
+                rows = self._database.execute(
+                    f"UPDATE lease SET update_number = ?, until = NULL WHERE {_OF_CONSUMER} "
+                    "RETURNING run, ticket",
+                    [update, consumer],
+                )
+                for number, ticket in rows:
+                    self._set(number, ticket, ("leased",), "trained", update)
+                total += len(rows)
+        return total
+
+    def hold_again(self, begin: str, update: int, *, seconds: float = 600.0) -> int:
+        """Consumers whose names begin so were resumed from this update: they hold what later ones
+        had learned from. Returns how many groups.
+        """
+        with self._store.transaction():
+            rows = self._database.execute(
+                "UPDATE lease SET update_number = NULL, until = ? "
+                "WHERE substr(consumer, 1, ?) = ? AND update_number > ? RETURNING run, ticket",
+                [time.time() + seconds, len(begin), begin, update],
+            )
+            for number, ticket in rows:
+                self._set(number, ticket, ("trained",), "leased", None)
+        return len(rows)
+
+    def count_for(self, begin: str, run: str | None = None) -> int:
+        """Whole groups that are free, or that consumers whose names begin so hold or have learned
+        from.
+        """
+        with self._store.transaction():
+            self._free("until < ? AND substr(consumer, 1, ?) <> ?",
+                       [time.time(), len(begin), begin])  # fmt: skip
+            own = self._database.execute(
+                "SELECT COUNT(*) FROM lease WHERE substr(consumer, 1, ?) = ?", [len(begin), begin]
+            )
+            return int(own[0][0]) + len(self._candidates(2**31, run))
 
     def release(self, consumer: str) -> int:
         """Give back what a consumer holds; how many groups."""

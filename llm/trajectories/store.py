@@ -24,12 +24,12 @@ from unirl.errors import UniRLError
 from unirl.llm.agents.episode import Episode, Turn
 from unirl.llm.group import Score
 from unirl.llm.trajectories import frames
-from unirl.llm.trajectories.bucket import Bucket
 from unirl.llm.trajectories.config import FILE, StoreConfig
-from unirl.llm.trajectories.database import BodyDropped, Database
+from unirl.llm.trajectories.databases.bucket import Bucket
+from unirl.llm.trajectories.databases.database import BodyDropped, Database
+from unirl.llm.trajectories.databases.schema import EPISODE, VERSION
 from unirl.llm.trajectories.record import LOST, NO_TICKET, STEP, Record
 from unirl.llm.trajectories.redaction import Redaction
-from unirl.llm.trajectories.schema import EPISODE, VERSION
 
 _INSERT = (
     f"INSERT INTO episode (run, {', '.join(EPISODE)}, hash, body_key, body_size) "
@@ -325,8 +325,8 @@ def open_store(config: StoreConfig, folder: Path, *, create: bool = True) -> Tra
     """The store of a run. Raises UniRLError where it cannot be used. create: False opens what is
     there.
     """
-    from unirl.llm.trajectories.postgres import PostgresDatabase
-    from unirl.llm.trajectories.sqlite import SqliteDatabase
+    from unirl.llm.trajectories.databases.postgres import PostgresDatabase
+    from unirl.llm.trajectories.databases.sqlite import SqliteDatabase
 
     url = config.database
     bucket = Bucket(config.bodies_url) if config.bodies_url else None

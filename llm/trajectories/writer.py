@@ -1,8 +1,9 @@
 """Episodes written behind the run: a thread with a bounded queue.
 
-`keep` never waits and never raises. Where the queue is full it takes an episode without its tokens
-and texts; where the store fails, episodes are counted and lost, which is said once, and the run
-continues.
+`keep` never waits. Where the queue is full it takes an episode without its tokens and texts; where
+the store fails, as on a full disk, episodes are counted and lost, which is said once, and the run
+continues: what comes when the store can be written again is stored again. With `store.required`
+the next `keep` raises instead.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from unirl.errors import UniRLError
 from unirl.llm.trajectories.config import StoreConfig
 from unirl.llm.trajectories.expiry import expire
-from unirl.llm.trajectories.ledger import Ledger
 from unirl.llm.trajectories.record import Record
 from unirl.llm.trajectories.store import TrajectoryStore
 
@@ -34,20 +35,29 @@ class TrajectoryWriter:
         self._store, self._config = store, config or StoreConfig()
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Record, bool]] = deque()
-        self._marks: deque[tuple[str, list[int], int]] = deque()
         self._num_bodies = self._num_taken = 0
         self._is_busy = self._is_closing = False
         self._version: int | None = None
-        self._is_said = False
+        self._error: Exception | None = None
+        """Why the newest could not be written."""
+        self._num_lost = self._num_outages = 0
+        """Since they could be written."""
         self._next_sweep = time.monotonic() + EXPIRE_SECONDS
         self._counts = {"episodes": 0, "dropped_bodies": 0, "failed": 0, "duplicates": 0}
-        self._counts |= {"expired": 0, "redacted": 0, "trained_twice": 0}
+        self._counts |= {"expired": 0, "redacted": 0}
         self._thread = threading.Thread(target=self._run, name="trajectories", daemon=True)
         self._thread.start()
 
     def keep(self, records: Iterable[Record]) -> None:
-        """These episodes are finished."""
+        """These episodes are finished. Raises UniRLError if the store is required, and fails."""
         with self._changed:
+            if self._config.required and self._error is not None:
+                raise UniRLError(
+                    "episodes cannot be stored, and store.required is true",
+                    f"{self._error}",
+                    "see that the store can be written, then: unirl resume; or set store.required "
+                    "to false: the run then continues, and counts what is lost",
+                )
             for record in records:
                 self._see(record.version_max)
                 has_body = self._num_bodies < self._config.max_bodies
@@ -57,13 +67,6 @@ class TrajectoryWriter:
                     self._counts["dropped_bodies"] += 1
                     record = record.bare()
                 self._waiting.append((record, has_body))
-            self._changed.notify_all()
-
-    def mark_trained(self, run: str, tickets: Iterable[int], update: int) -> None:
-        """These tickets were learned from at this update."""
-        with self._changed:
-            self._see(update)
-            self._marks.append((run, list(tickets), update))
             self._changed.notify_all()
 
     def failed(self, number: int, error: Exception) -> None:
@@ -76,7 +79,7 @@ class TrajectoryWriter:
         """Since the start, by name; `queued` is of now."""
         with self._changed:
             counts = dict(self._counts)
-            counts["queued"] = len(self._waiting) + len(self._marks) + self._is_busy
+            counts["queued"] = len(self._waiting) + self._is_busy
         counts["duplicates"] = self._store.num_duplicates
         counts["bytes"] = self._store.bytes_written
         if self._store.redaction is not None:
@@ -86,9 +89,7 @@ class TrajectoryWriter:
     def flush(self, seconds: float = CLOSE_SECONDS) -> bool:
         """Wait until nothing waits to be written; False: it took longer."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not (self._waiting or self._marks or self._is_busy), seconds
-            )
+            return self._changed.wait_for(lambda: not (self._waiting or self._is_busy), seconds)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Write what waits, for so long; idempotent."""
@@ -111,20 +112,12 @@ class TrajectoryWriter:
         while True:
             with self._changed:
                 wait = max(0.0, self._next_sweep - time.monotonic())
-                self._changed.wait_for(
-                    lambda: bool(self._waiting or self._marks or self._is_closing), wait
-                )
-                if self._is_closing and not self._waiting and not self._marks:
+                self._changed.wait_for(lambda: bool(self._waiting or self._is_closing), wait)
+                if self._is_closing and not self._waiting:
                     return
                 chunk = [self._waiting.popleft() for _ in range(min(TOGETHER, len(self._waiting)))]
-                # After the episodes that were kept before them.
-                marks = [] if self._waiting else [*self._marks]
-                if marks:
-                    self._marks.clear()
-                self._is_busy = bool(chunk or marks)
+                self._is_busy = bool(chunk)
             self._write(chunk)
-            for mark in marks:
-                self._mark(*mark)
             if time.monotonic() >= self._next_sweep:
                 self._sweep()
             with self._changed:
@@ -145,6 +138,7 @@ class TrajectoryWriter:
                 for record in records:
                     if len(records) == 1 or not self._put([record], bodies):
                         self._counts["failed"] += 1
+                        self._num_lost += 1
 
     def _put(self, records: Sequence[Record], bodies: bool) -> bool:
         try:
@@ -152,16 +146,11 @@ class TrajectoryWriter:
         except Exception as error:  # whatever it is, it must not end the run
             self._say(error)
             return False
+        if self._error is not None and not self._config.required:
+            log.info("Trajectories are kept again; %d episodes were lost", self._num_lost)
+            self._error, self._num_lost = None, 0
         self._counts["episodes"] += sum(ep is not None for ep in found)
         return True
-
-    def _mark(self, run: str, tickets: Sequence[int], update: int) -> None:
-        try:
-            marked = Ledger(self._store).mark_trained(run, tickets, update)
-            self._counts["trained_twice"] += len(set(tickets)) - len(marked)
-        except Exception as error:
-            self._counts["failed"] += len(tickets)
-            self._say(error)
 
     def _sweep(self) -> None:
         self._next_sweep = time.monotonic() + EXPIRE_SECONDS
@@ -172,8 +161,9 @@ class TrajectoryWriter:
             self._say(error)
 
     def _say(self, error: Exception) -> None:
-        if not self._is_said:
-            self._is_said = True
+        self._num_outages += self._error is None
+        is_new, self._error = self._error is None, error
+        if is_new and str(self._num_outages).strip("0") == "1":  # the 1st, 10th, 100th ...
             log.warning(
                 "Trajectories are not kept: %s The run continues; store/failed counts them.", error
             )

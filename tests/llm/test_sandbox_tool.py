@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -34,3 +36,26 @@ def test_waiting_for_a_box_is_not_a_tools_time(held: Held, monkeypatch: pytest.M
         return texts
 
     assert held.run(check()) == ["slept"] * 4
+
+
+def test_starts_refusals_and_seconds_are_counted(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boxes, counts = held.sandboxes, held.sandboxes.counts
+    tool = PythonTool(boxes, counts)
+    assert counts.starts == 1 and counts.refusals == 0
+    seconds = counts.seconds
+    assert held.run(tool.run("import time; time.sleep(0.3); print(1)", 5.0)) == "1"
+    assert 0.3 <= counts.seconds - seconds < 5.0
+
+    async def in_vain() -> None:
+        monkeypatch.setattr("unirl.llm.sandbox.tool._WAIT_SECONDS", 0.05)
+        async with boxed(boxes):
+            with pytest.raises(SandboxFailed):
+                await tool.run("print(1)", 5.0)
+
+    held.run(in_vain())
+    assert counts.refusals == 1 and counts.starts == 1
+    os.kill(boxes.pids[0], signal.SIGKILL)
+    assert held.run(tool.run("print(2)", 5.0)) == "2"
+    assert counts.starts == 2

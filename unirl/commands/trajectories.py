@@ -195,7 +195,7 @@ def _export(
 def _records(
     store: TrajectoryStore, which: Filter, options: TrajectoriesOptions, limit: int | None
 ) -> Iterator[tuple[int, Record]]:
-    from unirl.llm.trajectories.database import BodyDropped
+    from unirl.llm.trajectories.databases.database import BodyDropped
     from unirl.llm.trajectories.store import each_id
 
     if options.episode is not None:

@@ -12,6 +12,8 @@ def redacted(value: Any) -> Any:
     scheme does.
     """
     if isinstance(value, str):
+        if not value:
+            return value  # there is nothing to hide, and it must be read back as it was
         scheme = value.partition("://")[0] if "://" in value else ""
         return value if value.startswith("env:") else scheme + _HIDDEN
     return [redacted(one) for one in value]

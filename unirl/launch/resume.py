@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from unirl.config import to_toml
@@ -40,6 +41,19 @@ def restore(loops: Sequence[TrainLoop], checkpoint: Checkpoint | None, ranks: Ra
                 found = load_checkpoint(learner_folder(run_dir, index))
             state.restore(loop, found)
         _require_timed(loop)
+
+
+def open_ledgers(loops: Sequence[TrainLoop], run_dir: Path, stack: ExitStack) -> None:
+    """Give loops that were restored their ledgers, without what later updates had learned from.
+    stack: closes them.
+    """
+    for loop in loops:
+        make = loop.learner_plan.make_ledger
+        ledger = make(run_dir) if make is not None else None
+        if ledger is not None:
+            stack.callback(ledger.close)
+            ledger.released_after(loop.learner.version)
+            loop.ledger = ledger
 
 
 def _require_timed(loop: TrainLoop) -> None:

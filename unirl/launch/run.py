@@ -17,7 +17,13 @@ from unirl.descendants import descendants_ended
 from unirl.errors import RunLost, UniRLError
 from unirl.launch.outputs import RunOutputs
 from unirl.launch.rank_processes import rank_processes
-from unirl.launch.resume import check_folder, learner_folder, open_checkpoint, restore
+from unirl.launch.resume import (
+    check_folder,
+    learner_folder,
+    open_checkpoint,
+    open_ledgers,
+    restore,
+)
 from unirl.launch.scaling import ScaleHook
 from unirl.launch.several_ranks import cursor_hooks, plan_for_ranks, require_alike
 from unirl.learners.parallel import Ranks
@@ -49,7 +55,7 @@ class RunResult:
     seconds: float
     """Training time after start-up, earlier sessions included."""
     reason: str
-    """total_steps, target_return, max_seconds or interrupted."""
+    """total_steps, target_return, max_seconds, samples (all were learned from) or interrupted."""
     checkpoint: Path | None
     """The newest checkpoint."""
     last_eval: EvalResult | None
@@ -189,6 +195,7 @@ def _train_once(
             # does.
             if plan.config is not None:
                 disk.replace_text(run_dir / "config.toml", to_toml(plan.config, recipe=plan.recipe))
+            open_ledgers(runner.loops, run_dir.resolve(), stack)
             hooks[0].append(ScaleHook(run_dir, plan, runner.resize))
             outputs = [
                 RunOutputs(

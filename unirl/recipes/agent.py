@@ -26,6 +26,10 @@ class Config(grpo.Config):
 
     agent: AgentConfig = field(default_factory=AgentConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    reuse_samples: bool = False
+    """only = train: learn from all stored groups, again and again, whatever the store says of who
+    has learned from them. False: from those that nobody has learned from, each once.
+    """
 
     @property
     def max_tokens(self) -> int:
@@ -39,6 +43,10 @@ class Config(grpo.Config):
     @property
     def store_config(self) -> StoreConfig:
         return self.store
+
+    @property
+    def reuses_samples(self) -> bool:
+        return self.reuse_samples
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,11 +80,17 @@ class Config(grpo.Config):
                 f"a slot numbers turns with 16 bits: it must be < {2**15}",
                 "lower it",
             )
-        if self.only:
+        if self.only == "rollout" and not self.store.enabled:
             raise UniRLError(
-                f"only is {self.only} with an agent",
-                "files of groups hold completions, not episodes",
-                "leave it out",
+                "only is rollout, and store.enabled is false",
+                "nothing is learned and nothing would be kept",
+                "leave store.enabled out",
+            )
+        if self.reuse_samples and self.only != "train":
+            raise UniRLError(
+                f"reuse_samples is true, and only is {self.only or 'not set'}",
+                "it is about samples that were stored: only = train",
+                "--only train --samples runs/NAME, or leave it out",
             )
 
 

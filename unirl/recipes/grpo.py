@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from unirl.core.actor import AnyActor
 from unirl.core.evaluator import Evaluator
 from unirl.core.learner import Learner
+from unirl.core.ledger import TicketLedger
 from unirl.core.pool import Pool
 from unirl.core.queue import REASONS
 from unirl.errors import UniRLError
@@ -27,12 +29,15 @@ from unirl.llm.evaluation_link import EvaluationLink
 from unirl.llm.group import common_shape
 from unirl.llm.learner_config import CriticConfig, LlmLearnerConfig
 from unirl.llm.models.model import ModelConfig
+from unirl.llm.replay import producer, stored_groups
+from unirl.llm.replay.leases import make_leases
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rollout import REASONS as GROUP_REASONS
 from unirl.llm.rollout import RolloutConfig
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.training.distill import TeacherConfig
 from unirl.llm.trajectories.config import StoreConfig
+from unirl.llm.trajectories.run_ledger import make_ledger
 from unirl.recipes.mix import check_mix, pool_name
 from unirl.recipes.modes import Mode, ModeQueue, ModeRunner, queue_of, runner_of
 from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
@@ -62,11 +67,14 @@ class Config:
     In partial and async, completions are at most queue.max_staleness updates old.
     """
     only: Literal["rollout", "train"] | None = None
-    """rollout: nothing is learned, all groups are written to samples/groups of the run folder.
-    train: nothing is generated, the groups in `samples` are learned from, again and again.
+    """rollout: nothing is learned, all groups are written to samples/groups of the run folder; an
+    agent's episodes to its store. train: nothing is generated, the groups in `samples` are learned
+    from, again and again; an agent's each once (reuse_samples).
     """
     samples: str = ""
-    """only = train: a run that was made with only = rollout, or the folder of its groups."""
+    """only = train: a run that was made with only = rollout, or the folder of its groups; of
+    agents any run with stored episodes.
+    """
     mix: Mapping[str, float] = field(default_factory=dict)
     """Several tasks, by name with their shares of what is learned: each has engines of its own, and
     task.name is the one that is evaluated. Empty: task.name alone.
@@ -116,6 +124,11 @@ class Config:
         """Of episodes."""
         return None
 
+    @property
+    def reuses_samples(self) -> bool:
+        """Files know nothing of who learned from them."""
+        return True
+
     def __post_init__(self) -> None:
         queue_of(self.mode, self.queue)
         runner_of(self.mode, self.runner)
@@ -162,7 +175,21 @@ def plan_of(recipe: str, config: Config) -> Plan:
     make_learner: Callable[..., Learner] = partial(assembly.make_learner, config=config)
     make_evaluator: Callable[[int], Evaluator]
     make_actors: dict[str, Callable[..., AnyActor]]
-    if config.only == "train":
+    make_marks = _make_ledger(config)
+    if config.only == "train" and config.store_config is not None:
+        found = stored_groups.find_facts(config, config.samples)
+        make_actors = {
+            config.task.name: partial(
+                producer.make_replay,
+                config=config,
+                samples=config.samples,
+                shape=found.shape,
+                reuse=config.reuses_samples,
+            )
+        }
+        make_evaluator = partial(generating.make_evaluator, config=config, index=found.prompts)
+        _require_one_process("train from a store")
+    elif config.only == "train":
         found = saved_samples.probe(config, config.samples)
         make_actors = {
             config.task.name: partial(
@@ -198,7 +225,7 @@ def plan_of(recipe: str, config: Config) -> Plan:
             link=link,
         )
     if config.only == "rollout":
-        _require_one_process()
+        _require_one_process("rollout")
         make_learner = partial(saved_samples.make_saver, config=config)
         # A goal for learning and a schedule of it, and nothing is learned.
         run = replace(run, target_return=None, anneal_over="steps", anneal_from=0.0)
@@ -229,6 +256,7 @@ def plan_of(recipe: str, config: Config) -> Plan:
                 reasons=tuple(dict.fromkeys((*REASONS, *GROUP_REASONS))),
                 ranks=config.learner.ranks if config.only != "rollout" else 1,
                 reissue=True,
+                make_ledger=make_marks,
             ),
         ),
         config=config,
@@ -252,12 +280,28 @@ def _link(config: Config, runner: RunnerConfig) -> EvaluationLink | None:
     )
 
 
-def _require_one_process() -> None:
-    """Raise UniRLError under torchrun: its processes learn together, and rollouts do not learn."""
+def _make_ledger(config: Config) -> Callable[[Path], TicketLedger | None] | None:
+    """What the tickets are marked in that are learned from."""
+    store = config.store_config
+    if store is None or config.only == "rollout":
+        return None
+    if config.only is None:
+        return partial(make_ledger, config=store)
+    if config.reuses_samples:
+        return None
+    size = config.queue.batch_size
+    return partial(make_leases, samples=config.samples, config=store, batch_size=size)
+
+
+def _require_one_process(what: str) -> None:
+    """Raise UniRLError under torchrun, whose processes learn together, each from samples of its
+    own.
+    """
     ranks = Ranks.from_environment()
     if ranks.world_size > 1:
         raise UniRLError(
-            f"only = rollout was started in {ranks.world_size} processes of torchrun",
-            "nothing is learned together, and one process alone writes the groups of a run folder",
-            "start it once, without torchrun; several runs want names and seeds of their own",
+            f"only = {what} was started in {ranks.world_size} processes of torchrun",
+            "one process alone writes the groups of a run folder, or reads those of a store",
+            "start it once, without torchrun; several runs want names and seeds of their own, and "
+            "learner.ranks learn together",
         )

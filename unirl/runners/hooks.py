@@ -75,6 +75,7 @@ class LogHook:
         seconds = max(now - self._last_time, 1e-9)
         stats = queue.stats()
         loop.count_discards(stats.discarded, stats.late)
+        loop.count_marks()
         scalars = loop.metrics.flush()
         # Here, where the numbers come to the host anyway, and not at every update.
         for name, value in scalars.items():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from unirl.core.learner import Learner, TimedLearner
+from unirl.core.ledger import TicketLedger
 from unirl.core.queue import Cursor, QueueServer
 from unirl.core.sample import Batch
 from unirl.core.weights import WeightStore
@@ -54,11 +55,13 @@ class TrainLoop:
         """Of the ranks after the first, as of the newest update; where tickets must not be lost."""
         self.newest_batch: Batch | None = None
         """Of the newest update, for hooks: its times and ages. Its data may be another's by now."""
+        self.ledger: TicketLedger | None = None
+        """Where tickets are marked that an update has learned from."""
         self.metrics = Metrics()
         self.reason: str | None = None
         self.seconds_before = 0.0
         """Training time of earlier sessions of this run."""
-        self._discards: dict[str, int] = {}
+        self._counted: dict[str, float] = {}
         self._started = time.monotonic()
 
     @property
@@ -83,10 +86,18 @@ class TrainLoop:
         late: calls with expired leases, likewise.
         """
         counts = {f"queue/discarded/{reason}": number for reason, number in discarded.items()}
-        for name, number in {**counts, "faults/late_calls": late}.items():
-            if (new := number - self._discards.get(name, 0)) > 0:
+        self._count({**counts, "faults/late_calls": late})
+
+    def count_marks(self) -> None:
+        """Bring the totals up to what the ledger counts."""
+        if self.ledger is not None:
+            self._count(self.ledger.stats())
+
+    def _count(self, totals: Mapping[str, float]) -> None:
+        for name, number in totals.items():
+            if (new := number - self._counted.get(name, 0)) > 0:
                 self.metrics.total(name, new)
-                self._discards[name] = number
+                self._counted[name] = number
 
     def run(self, hooks: Sequence[Hook], *, take: Take | None = None) -> None:
         """Train until someone calls `stop`. take: how a runner gets the next batch; the queue's own
@@ -119,6 +130,9 @@ class TrainLoop:
         if isinstance(self.learner, TimedLearner):
             self.learner.record_training_seconds(self.seconds)
         self.metrics.update(self.learner.step(batch))
+        if self.ledger is not None:
+            tickets = [slot.ticket for slot in batch.slots]
+            self.ledger.trained(tickets, self.learner.version)
         # Publish first: a released slot is acquired at once, and must see these weights.
         self.weights.publish(self.learner.weights(), self.learner.version)
         self.queue.release(batch)
@@ -130,6 +144,9 @@ class TrainLoop:
     def _stop_when_done(self) -> None:
         if self.learner.num_steps >= self.plan.run.total_steps:
             self.reason = self.reason or "total_steps"  # others count the same steps
+        last = self.ledger.num_updates if self.ledger is not None else None
+        if last is not None and self.learner.version >= last:
+            self.stop("samples")
 
     def _account(self, batch: Batch, work_seconds: float) -> None:
         metrics = self.metrics

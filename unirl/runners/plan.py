@@ -14,6 +14,7 @@ from unirl.config.rules import check_finite
 from unirl.core.actor import AnyActor
 from unirl.core.evaluator import Evaluator
 from unirl.core.learner import Learner, LearnerContext
+from unirl.core.ledger import TicketLedger
 from unirl.core.pool import Pool, Resources
 from unirl.core.queue import REASONS, QueueConfig
 from unirl.core.sample import SampleSpec
@@ -48,6 +49,10 @@ class LearnerPlan:
     reissue: bool = False
     """A ticket names something that must not be lost, such as a prompt: what a dead actor or a
     checkpoint left unfinished is issued again.
+    """
+    make_ledger: Callable[[Path], TicketLedger | None] | None = None
+    """From the run's folder: what its tickets are marked in when they were learned from; None:
+    nothing. Called in the learner's process.
     """
 
     def weights_in(self, model: Mapping[str, Any]) -> Weights:

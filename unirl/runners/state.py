@@ -22,6 +22,8 @@ from unirl.storage.checkpoint import JSON, Checkpoint, save_checkpoint
 def save(loop: TrainLoop, run_dir: Path) -> Path:
     """Write a checkpoint of the learner, the acknowledged samples, random numbers and counters."""
     learner = loop.learner
+    if loop.ledger is not None:
+        loop.ledger.flush()  # first: a checkpoint is never ahead of the ledger
     snapshot = loop.queue.snapshot()
     loop.count_discards(snapshot.discarded)
     state = learner.state_dict()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from unirl.llm.agents.tools.tool import Call, Opened, Prepared, ToolSpec
-from unirl.llm.sandbox.box import Sandboxes
+from unirl.llm.sandbox.box import SandboxCounts, Sandboxes
 from unirl.llm.sandbox.config import SandboxConfig
 from unirl.llm.sandbox.levels import make_sandboxes
 from unirl.llm.sandbox.tool import PythonTool
@@ -28,8 +28,9 @@ _SPEC = ToolSpec(
 class PythonSource:
     """Sandboxes are started with the first episode, on its event loop."""
 
-    def __init__(self, config: SandboxConfig) -> None:
+    def __init__(self, config: SandboxConfig, counts: SandboxCounts | None = None) -> None:
         self._config, self._lock = config, asyncio.Lock()
+        self._counts = counts or SandboxCounts()
         self._sandboxes: Sandboxes | None = None
 
     @property
@@ -39,8 +40,8 @@ class PythonSource:
     async def open(self, task: Mapping[str, Any]) -> Opened:
         async with self._lock:
             if self._sandboxes is None:
-                self._sandboxes = await make_sandboxes(self._config)
-        return _Opened(PythonTool(self._sandboxes), self._config.seconds)
+                self._sandboxes = await make_sandboxes(self._config, self._counts)
+        return _Opened(PythonTool(self._sandboxes, self._counts), self._config.seconds)
 
     async def close(self) -> None:
         if self._sandboxes is not None:

@@ -6,21 +6,26 @@ import logging
 import os
 import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.llm.trajectories.stored_episodes import group, record, straight, write_until_killed
+from unirl.errors import UniRLError
 from unirl.llm.agents.episode import Episode
 from unirl.llm.agents.sample import write_episodes
 from unirl.llm.group import GroupShape, read_group
 from unirl.llm.trajectories.config import FILE, StoreConfig
 from unirl.llm.trajectories.keeper import make_keeper
 from unirl.llm.trajectories.ledger import Ledger
+from unirl.llm.trajectories.run_ledger import RunLedger, make_ledger
 from unirl.llm.trajectories.store import Filter, TrajectoryStore, open_store
 from unirl.llm.trajectories.writer import TrajectoryWriter
 
@@ -150,12 +155,15 @@ def test_a_full_disk_is_counted_and_said_once(
     with caplog.at_level(logging.WARNING):
         for ticket in range(60):
             writer.keep(group(ticket))
-        writer.mark_trained("test", range(3), 1)
         assert writer.flush(60)
     stats = writer.stats()
     assert stats["failed"] > 0 and stats["episodes"] > 0
     assert stats["episodes"] == store.count()
     assert len(caplog.records) == 1 and "full" in caplog.text
+    store.database.execute("PRAGMA max_page_count = 1000000")  # there is room again
+    before = store.count()
+    writer.keep(group(100))
+    assert writer.flush(60) and store.count() == before + 2
     writer.close()
     writer.close()
     with closing(open_store(StoreConfig(), tmp_path)) as again:  # nothing is torn
@@ -251,3 +259,68 @@ def test_a_store_that_breaks_ends_no_run(tmp_path: Path) -> None:
     keeper.keep(None, None, [Episode([])], [[]])  # type: ignore[arg-type]
     assert keeper._writer.stats()["failed"] == 1
     keeper.close()
+
+
+def made(folder: Path, **settings: Any) -> RunLedger:
+    found = make_ledger(folder, config=StoreConfig(**settings))
+    assert found is not None
+    return found
+
+
+def test_a_run_marks_behind_its_updates_and_has_all_marks_at_a_flush(tmp_path: Path) -> None:
+    ledger = made(tmp_path)
+    with closing(open_store(StoreConfig(), tmp_path)) as store:
+        with store.transaction():  # as another process that writes for a while
+            begin = time.perf_counter()
+            for update in range(1, 1001):
+                ledger.trained([2 * update, 2 * update + 1], update)
+            assert time.perf_counter() - begin < 1.0
+        ledger.flush()
+        count = "SELECT COUNT(*), COUNT(DISTINCT ticket), MAX(update_number) FROM lease"
+        assert store.database.execute(count) == [(2000, 2000, 1000)]
+        ledger.released_after(10)
+        assert store.database.execute(count) == [(20, 20, 10)]
+        ledger.trained([22, 3], 11)  # 3 was learned from at update 1
+        ledger.flush()
+    assert ledger.stats() == {
+        "store/marked": 2001, "store/trained_twice": 1, "store/unmarked": 0,
+    }  # fmt: skip
+    ledger.close()
+    ledger.close()
+
+
+@pytest.mark.parametrize("is_required", [False, True])
+def test_marks_wait_for_a_store_that_cannot_be_written(tmp_path: Path, is_required: bool) -> None:
+    ledger = made(tmp_path, required=is_required)
+    # A disk that is full: no page more than there are.
+    ledger._store.database.execute("PRAGMA max_page_count = 1")
+    for update in range(300):
+        ledger.trained(range(100 * update, 100 * update + 100), update)
+    begin = time.monotonic()
+    if is_required:
+        with pytest.raises(UniRLError, match="could not be marked"):
+            ledger.flush()
+    else:
+        ledger.flush()
+    assert time.monotonic() - begin < 10.0
+    ledger._store.database.execute("PRAGMA max_page_count = 1000000")
+    ledger.flush()
+    assert ledger.stats()["store/marked"] == 30_000
+    ledger.close()
+
+
+def test_a_second_connection_of_a_process_leaves_the_locks_of_the_first(tmp_path: Path) -> None:
+    """SQLite's locks are the process's: a file that is closed gives all of them up."""
+    with closing(open_store(StoreConfig(), tmp_path)) as first:
+        fill(first, 1)
+        with closing(open_store(StoreConfig(), tmp_path)):
+            pass
+        # Another process must not find that it alone has the file.
+        code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); "
+        code += "c.execute('SELECT COUNT(*) FROM episode').fetchone(); c.close()"
+        subprocess.run([sys.executable, "-c", code, tmp_path / FILE], check=True, timeout=60)
+        assert (tmp_path / f"{FILE}-wal").exists(), "its log was taken away"
+        fill(first, 2)
+    with closing(open_store(StoreConfig(), tmp_path)) as store:
+        assert store.database.execute("PRAGMA integrity_check") == [("ok",)]
+        assert states(store) == {1: "done", 2: "done"}

@@ -52,6 +52,7 @@ CREATE TABLE IF NOT EXISTS lease (
     update_number {int}, PRIMARY KEY (run, ticket)
 );
 CREATE INDEX IF NOT EXISTS lease_until ON lease (until) WHERE until IS NOT NULL;
+CREATE INDEX IF NOT EXISTS lease_consumer ON lease (consumer) WHERE consumer <> 'learner';
 CREATE INDEX IF NOT EXISTS lease_update ON lease (run, update_number);
 CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value {int} NOT NULL);
 CREATE TABLE IF NOT EXISTS body (ep {int} PRIMARY KEY, data {blob} NOT NULL)

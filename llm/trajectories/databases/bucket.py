@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from unirl.errors import UniRLError
-from unirl.llm.trajectories.database import SECONDS, StoreFailed
+from unirl.llm.trajectories.databases.database import SECONDS, StoreFailed
 
 ORPHAN_SECONDS = 3600.0
 """Age at which an object without a row is one that a dead process left."""

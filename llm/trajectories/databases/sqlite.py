@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from unirl.errors import UniRLError
-from unirl.llm.trajectories.database import SECONDS, Row, StoreFailed
-from unirl.llm.trajectories.schema import statements
+from unirl.llm.trajectories.databases.database import SECONDS, Row, StoreFailed
+from unirl.llm.trajectories.databases.schema import statements
 
 _TYPES = {"id": "INTEGER PRIMARY KEY", "int": "INTEGER", "real": "REAL", "blob": "BLOB"}
 _LOG_PAGES = 4000
@@ -35,7 +35,11 @@ class SqliteDatabase:
         try:
             if create:
                 # Nobody else reads it, from its first byte on; SQLite's own files take its mode.
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
+                # Only a new one: closing a file that is open gives up the locks that other
+                # connections of this process hold on it, and another process then takes the log
+                # away from under them.
+                with contextlib.suppress(FileExistsError):
+                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
             elif not path.is_file():
                 raise FileNotFoundError(2, "No such file or directory", str(path))
             self._open()
@@ -113,6 +117,9 @@ class SqliteDatabase:
             if "no such rowid" in str(error):
                 return b""
             raise self._failed(error) from error
+
+    def wait_for_disk(self) -> None:
+        self.execute("PRAGMA synchronous = FULL")
 
     def shrink(self) -> None:
         self.execute(f"PRAGMA incremental_vacuum({_FREE_PAGES})")

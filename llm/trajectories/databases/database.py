@@ -46,6 +46,9 @@ class Database(Protocol):
     def read_body(self, ep: int, begin: int, size: int) -> bytes:
         """These bytes of a body, and no others. b"" where there is none."""
 
+    def wait_for_disk(self) -> None:
+        """From now on what is committed survives a loss of power, too."""
+
     def shrink(self) -> None:
         """Give space of what was deleted back."""
 

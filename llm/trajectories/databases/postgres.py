@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from unirl.errors import UniRLError
-from unirl.llm.trajectories.database import SECONDS, Row, StoreFailed
-from unirl.llm.trajectories.schema import statements
+from unirl.llm.trajectories.databases.database import SECONDS, Row, StoreFailed
+from unirl.llm.trajectories.databases.schema import statements
 
 _TYPES = {
     "id": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
@@ -101,6 +101,9 @@ class PostgresDatabase:
         sql = "SELECT substring(data FROM ?::int FOR ?::int) FROM body WHERE ep = ?"
         found = self.execute(sql, [begin + 1, min(size, 2**31 - 2 - begin), ep])
         return bytes(found[0][0]) if found else b""
+
+    def wait_for_disk(self) -> None:
+        """As it is, unless its owner says otherwise."""
 
     def shrink(self) -> None:
         """Postgres does it by itself."""

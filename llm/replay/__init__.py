@@ -1,0 +1,1 @@
+"""Training from the episodes of a store, without engines."""

@@ -1,0 +1,1 @@
+"""Where bytes of trajectories are: SQLite, Postgres, a bucket."""
