@@ -56,6 +56,15 @@ async def never_ends(session: Session, task: AgentTask) -> float:
         messages += [answer.message, {"role": "user", "content": "x"}]
 
 
+async def talks(session: Session, task: AgentTask) -> float:
+    """Ten turns, each with what a tool said behind it."""
+    messages = list(task.messages)
+    for i in range(10):
+        answer = await session.chat(messages)
+        messages += [answer.message, {"role": "user", "content": f"{i} and {task.seed % 1000}"}]
+    return 1.0
+
+
 async def swallows(session: Session, task: AgentTask) -> float:
     """Whatever goes wrong, it ends well."""
     try:

@@ -156,6 +156,26 @@ def test_slow_episodes_of_a_larger_group_are_cancelled(model: str) -> None:
     assert group.size == 3 and count(group, "cancelled") <= 2
 
 
+def test_a_turn_prefills_only_what_is_new(model: str) -> None:
+    settings = {
+        "agent.function": f"{CODE}talks",
+        "agent.max_turns": 10,
+        "agent.max_episode_tokens": 300,
+        "sampling.max_tokens": 6,
+    }
+    groups, rollout = produce(model, 2, **settings)
+    different = sum(len(group.prompt) + len(group.token) for group in groups)
+    not_drawn = different - sum(int(group.mask.sum()) for group in groups)
+    stats = rollout.engine.stats()
+    assert [count(group, "turns") for group in groups] == [30, 30]
+    assert stats["prefilled_tokens"] <= 1.2 * different
+    # Nothing twice: what was given, and the last token that each turn before had drawn.
+    assert stats["prefilled_tokens"] <= not_drawn + 2 * 3 * 9
+    same, plain = produce(model, 2, **settings, **{"engine.prefix_cache_gib": 0.0})
+    assert plain.engine.stats()["prefilled_tokens"] > 3 * different
+    assert [group.token.tolist() for group in groups] == [group.token.tolist() for group in same]
+
+
 def test_tools_are_called_and_what_they_say_is_not_learned(model: str) -> None:
     settings = {"agent.tools": ("calculator",), "agent.calls": "brief", **JUDGED}
     groups, _ = produce(model, 8, **settings)
