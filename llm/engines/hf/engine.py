@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -76,7 +77,7 @@ class HfEngine:
         self._drained: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._failure: EngineFailed | None = None
-        self._counts = dict.fromkeys(("prompt_tokens", "aborted"), 0.0)
+        self._counts = dict.fromkeys(("prompt_tokens", "aborted", "compute_seconds"), 0.0)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -188,7 +189,7 @@ class HfEngine:
 
     def stats(self) -> Mapping[str, float]:
         """prefilled_tokens: of prompts, after sharing, and without reused_tokens, which the prefix
-        cache had; running and waiting: now.
+        cache had; compute_seconds: of its steps; running and waiting: now.
         """
         counts = {"generated_tokens": 0.0, **self._counts}
         running = 0
@@ -254,9 +255,10 @@ class HfEngine:
     async def _run(self) -> None:
         try:
             while self._has_work():
-                generation = self._started()
+                generation, started = self._started(), time.perf_counter()
                 if not self._admit(generation):
                     generation.decode(self._version)
+                self._counts["compute_seconds"] += time.perf_counter() - started
                 self._check_drained()
                 await asyncio.sleep(0)
         except Exception as error:
