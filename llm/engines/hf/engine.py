@@ -253,10 +253,15 @@ class HfEngine:
         return not self._paused and self._failure is None and bool(self._in_flight())
 
     async def _run(self) -> None:
+        has_admitted = False
         try:
             while self._has_work():
                 generation, started = self._started(), time.perf_counter()
-                if not self._admit(generation):
+                # After one pass of prompts a token of all: else prompts that trickle in would hold
+                # those in flight up until all are in step, and wait for their tools together.
+                may_admit = not has_admitted or not generation.rows
+                has_admitted = may_admit and self._admit(generation)
+                if not has_admitted:
                     generation.decode(self._version)
                 self._counts["compute_seconds"] += time.perf_counter() - started
                 self._check_drained()
