@@ -69,6 +69,10 @@ class Request:
     """Of this completion alone: what it says does not depend on what else is generated."""
     partial: Completion | None = None
     """An aborted completion to continue. Its tokens count towards max_tokens."""
+    may_continue: bool = False
+    """A later prompt may begin with what this one ends with, as the next turn of an episode does:
+    the engine may keep keys and values for it.
+    """
 
     @property
     def document(self) -> tuple[int, ...]:
@@ -218,6 +222,11 @@ class EngineConfig:
     """Completions generated at a time. More: faster overall, more memory."""
     max_context: int = 0
     """Tokens of prompt and completion together. 0: as long as the model allows."""
+    prefix_cache_gib: float = 1.0
+    """hf: memory for keys and values of turns that have ended, so that the next turn of an episode
+    computes only what is new. More: more episodes that wait for tools find theirs. 0: none is kept.
+    vLLM has a prefix cache of its own.
+    """
     timeout_seconds: float = 120.0
     """How long a start, a swap of weights or a silent server may take."""
     memory_gib: float = 2.0
@@ -260,6 +269,7 @@ class EngineConfig:
             check_positive(f"engine.{name}", getattr(self, name), "leave it out for the default")
         for name, remedy in (
             ("max_context", "0 takes what the model allows"),
+            ("prefix_cache_gib", "0 keeps nothing"),
             ("probe_versions", "0 compares never"),
             ("probe_tolerance", "0 chooses it by the precision"),
         ):

@@ -67,7 +67,8 @@ class GroupShape:
         token, logp, mask, version [N]: the prompt (mask 0), then the completions one after the
         other. mask is 1 where the policy drew the token. starts [G+1]: where each completion
         begins, and where the last one ends. finish [G], reward and outcome [G, R]. retries: that
-        the engine counted since the group before.
+        the engine counted since the group before. compute_seconds: that it computed since then, of
+        engine_seconds; both 0 where that is not known.
 
         Of episodes, S = G * max_segments: starts [S+1]; episode [S]: whose segment it is, -1:
         nobody's; shared [S]: it continues the prompt, else its own is in it. turn [N]: number in
@@ -98,6 +99,8 @@ class GroupShape:
                 "generate_seconds": Field((), torch.float32, None),
                 "reward_seconds": Field((), torch.float32, None),
                 "retries": Field((), torch.float32, None),
+                "compute_seconds": Field((), torch.float32, None),
+                "engine_seconds": Field((), torch.float32, None),
                 **(episodes if self.max_segments else {}),
             }
         )

@@ -24,8 +24,8 @@ class LiveEngine:
         self._swap, self._incoming = asyncio.Lock(), Incoming(weights)
         self._failure: UniRLError | EngineFailed | None = None
         self._num_open = self._num_drawing = 0
-        self._retries = 0.0
-        """Of the engine, as far as they are reported."""
+        self._retries = self._computed = self._reported_at = 0.0
+        """Of the engine, as far as they are reported; and when that was."""
 
     @asynccontextmanager
     async def awake(self) -> AsyncIterator[None]:
@@ -52,11 +52,19 @@ class LiveEngine:
         """
         slot.data["generate_seconds"].fill_(generated - started)
         slot.data["reward_seconds"].fill_(time.monotonic() - generated)
-        retries = self.engine.stats().get("retries", 0.0)
-        slot.data["retries"].fill_(retries - self._retries)
-        self._retries = retries
+        self._report_engine(slot, started)
         slot.first_version = min(versions, default=self.engine.version)
         slot.last_version = max(versions, default=self.engine.version)
+
+    def _report_engine(self, slot: Slot, started: float) -> None:
+        """What it counted since the slot before."""
+        stats, now = self.engine.stats(), time.monotonic()
+        retries, computed = stats.get("retries", 0.0), stats.get("compute_seconds", 0.0)
+        slot.data["retries"].fill_(retries - self._retries)
+        slot.data["compute_seconds"].fill_(computed - self._computed)
+        since = now - (self._reported_at or started)
+        slot.data["engine_seconds"].fill_(since if "compute_seconds" in stats else 0.0)
+        self._retries, self._computed, self._reported_at = retries, computed, now
 
     async def refresh(self) -> None:
         """Give the engine the newest weights; completions in flight continue with them."""

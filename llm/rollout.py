@@ -194,7 +194,13 @@ class Rollout:
             view.sampling = replace(self.sampling, temperature=0.0)
         prompt = self.prompts.held_out(number % self.prompts.num_eval)
         own = derive_seed(seed, "evaluation", number)
-        request = Request(f"eval.{number}", prompt.tokens, view.sampling, own)
+        request = Request(
+            f"eval.{number}",
+            prompt.tokens,
+            view.sampling,
+            own,
+            may_continue=bool(self._config.function),
+        )
         async with self._live.awake():
             if refresh:
                 await self._live.refresh()
@@ -312,6 +318,7 @@ class Rollout:
                     sampling=self.sampling,
                     seed=derive_seed(self._seed, "completion", number, i),
                     partial=partial,
+                    may_continue=bool(self._config.function),
                 )
             )
         return requests

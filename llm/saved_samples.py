@@ -46,6 +46,9 @@ _NOTES = (
     "num_groups", "group_size", "max_prompt", "max_tokens", "largest_token", "temperature",
     "rewards", "task",
 )  # fmt: skip
+_NOT_SAVED = (
+    "generate_seconds", "reward_seconds", "retries", "compute_seconds", "engine_seconds",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -319,7 +322,7 @@ def _fill(data: Mapping[str, Any], group: Group, version: int) -> None:
     data["starts"].copy_(group.starts + begin)
     for name in ("finish", "reward", "outcome"):
         data[name].copy_(getattr(group, name))
-    for name in ("generate_seconds", "reward_seconds", "retries"):
+    for name in _NOT_SAVED:
         data[name].zero_()
 
 

@@ -54,6 +54,7 @@ HEAVY = (
     "llm/test_own_folder.py",
     "llm/test_pack",
     "llm/test_probe.py",
+    "llm/test_prefix_cache.py",
     "llm/test_prompts.py",
     "llm/test_ranks.py",
     "llm/test_replay.py",

@@ -58,7 +58,7 @@ class AgentConfig:
     """How long an episode may take; then it ends, and is judged as it is."""
     tool_seconds: float = 30.0
     """How long a call or a step of the world may take; the model is given word of a call that took
-    longer.
+    longer. So long may process_reward take for an episode, too; then its group is discarded.
     """
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     """Of the tool python."""
@@ -72,7 +72,8 @@ class AgentConfig:
     """Episodes that an engine's process has at a time. 0: all of its groups."""
     oversample: int = 0
     """Episodes begun in a group beyond rollout.group_size; the last ones are cancelled when enough
-    have ended. More: slow episodes cost less, and long ones are learned from less often.
+    have ended, and as many may fail. More: slow episodes cost less, and long ones are learned from
+    less often.
     """
     process_reward: str = ""
     """module:function of step rewards beside those of the world or the agent: it is given turns,

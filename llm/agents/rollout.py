@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from unirl.core.sample import Slot
@@ -29,6 +30,7 @@ from unirl.llm.agents.episode import Episode
 from unirl.llm.agents.judged import as_completion, said
 from unirl.llm.agents.sample import write_episodes
 from unirl.llm.agents.session import Session
+from unirl.llm.agents.threads import Threads
 from unirl.llm.engine import Engine, EngineFailed, SamplingConfig
 from unirl.llm.group import GroupShape, Score
 from unirl.llm.in_vain import InVain
@@ -43,6 +45,8 @@ log = logging.getLogger(__name__)
 REASONS = ("infrastructure", "reward_failed", "zero_variance", "prompt_too_long")
 """Why a group of episodes is discarded."""
 _SIGN_OF_LIFE_SECONDS = 1.0
+_CANCEL_SECONDS = 0.5
+"""That a group waits until cancelled episodes have ended."""
 _FIRST_PAUSE_SECONDS = 0.25
 """Before an episode is tried again; the next ones are twice as long each."""
 MakeSession = Callable[..., Session]
@@ -115,7 +119,9 @@ class AgentRollout:
         )
         limit = agent_config.max_episodes
         self._room = asyncio.Semaphore(limit) if limit else contextlib.nullcontext()
-        self._process = agent_config.load_process()
+        self._process, self._threads = agent_config.load_process(), Threads()
+        self._tails: set[asyncio.Task[Attempt]] = set()
+        """Cancelled episodes that have not let go yet."""
         self._complaints: Counter[str] = Counter()
         self.boxes = boxes or SandboxCounts()
         self._reported: Counter[str] = Counter()
@@ -161,14 +167,11 @@ class AgentRollout:
             attempts, cancelled = await self._group(prompt, number)
             generated = time.monotonic()
             episodes = [attempt.episode for attempt in attempts]
-            try:
-                if any(each.ending == "infrastructure" for each in episodes):
-                    raise DiscardSlot("infrastructure")
-                scores = await self._score(prompt, episodes)
-                self._judge(scores)
-            except DiscardSlot as discard:
-                self._in_vain.count(discard.reason)
-                raise
+            scores = await self._score(prompt, episodes)
+            self._judge(scores)
+        except DiscardSlot as discard:
+            self._in_vain.count(discard.reason)
+            raise
         finally:
             alive.cancel()
         self._in_vain.reset()
@@ -193,8 +196,9 @@ class AgentRollout:
         return {**news, "store_queued": waiting}
 
     async def _group(self, prompt: Prompt, number: int) -> tuple[list[Attempt], int]:
-        """The first rollout.group_size episodes that end, in the order in which they were begun,
-        and how many were cancelled.
+        """The first rollout.group_size whole episodes, in the order in which they were begun, and
+        how many were cancelled. Raises DiscardSlot where more failed by themselves than there are
+        episodes beyond that.
         """
         size = self._config.group_size
         waiting = {
@@ -206,18 +210,32 @@ class AgentRollout:
             )
             for i in range(size + self._agent_config.oversample)
         }  # fmt: skip
-        found: list[Attempt] = []
+        whole: list[Attempt] = []
+        num_failed = 0
         try:
-            while len(found) < size:
+            while len(whole) < size:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                found += sorted((each.result() for each in done), key=lambda each: each.place)
-            return sorted(found[:size], key=lambda each: each.place), len(waiting) + len(
-                found
-            ) - size
+                for each in sorted((each.result() for each in done), key=lambda each: each.place):
+                    if each.episode.ending == "infrastructure":
+                        num_failed += 1
+                    else:
+                        whole.append(each)
+                if num_failed > self._agent_config.oversample:
+                    raise DiscardSlot("infrastructure")
+            num_cancelled = len(waiting) + len(whole) - size
+            return sorted(whole[:size], key=lambda each: each.place), num_cancelled
         finally:
-            for each in waiting:
-                each.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+            await self._cancel(waiting)
+
+    async def _cancel(self, tail: set[asyncio.Task[Attempt]]) -> None:
+        """The group does not wait for tools and worlds that are slow to let go."""
+        for each in tail:
+            each.cancel()
+            each.add_done_callback(_look_at)
+        self._tails |= tail
+        if tail:
+            await asyncio.wait(tail, timeout=_CANCEL_SECONDS)
+        self._tails = {each for each in self._tails if not each.done()}
 
     async def _attempt(
         self, prompt: Prompt, key: str, seed: int, place: int, sampling: SamplingConfig
@@ -280,16 +298,20 @@ class AgentRollout:
         texts = [said(each, self.prompts.decode) for each in episodes]
         if self._process is not None:
             for i, (episode, text) in enumerate(zip(episodes, texts, strict=True)):
-                self._pay(episode, text, prompt)
+                await self._pay(episode, text, prompt)
                 texts[i] = said(episode, self.prompts.decode)
         return await self._rewarder.score_group(
             prompt, texts, [as_completion(each) for each in episodes]
         )
 
-    def _pay(self, episode: Episode, text: Said, prompt: Prompt) -> None:
+    async def _pay(self, episode: Episode, text: Said, prompt: Prompt) -> None:
         assert self._process is not None
+        judge = partial(self._process, text.turns, prompt.answer, prompt.info)
         try:
-            pay_steps(episode, self._process(text.turns, prompt.answer, prompt.info))
+            # In a thread: the event loop is the engine's.
+            async with asyncio.timeout(self._agent_config.tool_seconds):
+                rewards = await self._threads.call(judge)
+            pay_steps(episode, rewards)
         except UniRLError:
             raise
         except Exception as error:
@@ -321,7 +343,9 @@ class AgentRollout:
     async def close(self) -> None:
         if self._visitors is not None:
             await self._visitors.close()
+        await self._cancel(self._tails)
         await self._agent.close()
+        self._threads.close()
         self._rewarder.close()
         if self._keeper is not None:
             self._keeper.close()
@@ -356,6 +380,12 @@ def counts_of(episodes: Sequence[Episode]) -> dict[str, float]:
             for name in ("calls", "invalid_calls", "failed_calls", "tool_seconds"):
                 counts[name] = counts.get(name, 0) + info.get(name, 0)
     return counts
+
+
+def _look_at(task: asyncio.Task[Attempt]) -> None:
+    """So that what went wrong in a cancelled episode is not reported as never looked at."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _signs_of_life(slot: Slot) -> None:

@@ -220,7 +220,8 @@ class Session:
         self._num_drawing += 1
         try:
             seed = derive_seed(self._seed, "turn", number)
-            drawn = await self._drawn(Request(f"{self.id}.{number}", prompt.tokens, sampling, seed))
+            request = Request(f"{self.id}.{number}", prompt.tokens, sampling, seed)
+            drawn = await self._drawn(replace(request, may_continue=True))
             if self._is_closed:
                 raise EpisodeEnded("aborted", "the episode has ended")
         except BaseException as error:

@@ -93,3 +93,42 @@ def test_an_actor_that_is_killed_takes_its_programs_along_and_loses_no_ticket(
     assert {reason for reason, count in stats.discarded.items() if count} <= {"shutdown"}
     time.sleep(0.5)
     assert not [path.name for path in started.iterdir() if is_alive(int(path.name))]
+
+
+class Restarts:
+    """A hook that counts them, and ends after an update."""
+
+    def __init__(self, runner: ProcessesRunner) -> None:
+        self.runner, self.found = runner, list[tuple[int, dict[str, int]]]()
+
+    def after_update(self, loop: TrainLoop) -> None:
+        self.found.append((self.runner.num_restarts, dict(loop.queue.stats().discarded)))
+        loop.stop("enough")
+
+    def at_end(self, loop: TrainLoop) -> None:
+        pass
+
+
+def test_an_engine_that_waits_for_slow_tools_is_not_taken_for_stuck(tmp_path: Path) -> None:
+    plan = unirl.make_plan(
+        "agent",
+        **{
+            "model.path": str(make_tiny(tmp_path / "tiny", width=32, layers=1)),
+            "task.name": "products",
+            "task.max_prompt": 16,
+            "mode": "async",
+            "agent.function": "tests.llm.agents.agent_code:waits",
+            "agent.max_episode_tokens": 32,
+            "rollout.group_size": 2,
+            "sampling.max_tokens": 4,
+            "queue.batch_size": 1,
+            "runner.hang_seconds": 3.0,
+            "runner.learner_threads": 1,
+            "run.eval_steps": 0,
+        },
+    )
+    runner = ProcessesRunner(plan, log_dir=tmp_path)
+    seen = Restarts(runner)
+    runner.run([seen])
+    [(restarts, discarded)] = seen.found
+    assert restarts == 0 and not any(discarded.values())

@@ -74,6 +74,14 @@ class Config(grpo.Config):
                 f"{self.sampling.max_tokens}",
                 f"raise it to {self.sampling.max_tokens * self.agent.max_turns}, say",
             )
+        if self.agent.episode_seconds >= self.queue.timeout_seconds:
+            raise UniRLError(
+                f"agent.episode_seconds is {self.agent.episode_seconds:g}",
+                f"the learner waits {self.queue.timeout_seconds:g} s for a group "
+                "(queue.timeout_seconds), and each of its episodes must end sooner",
+                f"raise queue.timeout_seconds to {2 * self.agent.episode_seconds:g}, say, or lower "
+                "agent.episode_seconds",
+            )
         if self.agent.max_turns >= 2**15:
             raise UniRLError(
                 f"agent.max_turns is {self.agent.max_turns}",

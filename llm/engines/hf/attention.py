@@ -74,23 +74,14 @@ class Prefill:
         self, cache: KeyValueCache, lengths: list[int], source: Tensor, first: int
     ) -> None:
         self._cache, self._source, self._first = cache, source, first
-        self._count, self._longest = len(lengths), max(lengths)
-        self._gather: Tensor | None = None
-        if min(lengths) < self._longest:
-            # Attention alone is padded, on the right, where causality hides it.
-            length = torch.tensor(lengths)
-            begin = length.cumsum(0) - length
-            position = torch.arange(self._longest)
-            gather = begin[:, None] + position.minimum(length[:, None] - 1)
-            real = (position < length[:, None]).view(-1).nonzero()[:, 0]
-            self._gather = gather.view(-1).to(source.device)
-            self._real = real.to(source.device)
+        self._longest = max(lengths)
+        self._padding = _Padding(lengths, source.device)
         self._masks: dict[int, Tensor] = {}
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
     ) -> Tensor:
-        q, k, v = (self._padded(one) for one in (query, key, value))
+        q, k, v = (self._padding.pad(one) for one in (query, key, value))
         self._cache.fill(layer, self._first, self._source, k, v)
         windowed = 0 < window < self._longest
         result = functional.scaled_dot_product_attention(
@@ -102,20 +93,60 @@ class Prefill:
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )
-        flat = result.transpose(1, 2).reshape(-1, *query.shape[1:])
-        return flat if self._gather is None else flat.index_select(0, self._real)
-
-    def _padded(self, one: Tensor) -> Tensor:
-        """[N, heads, d] -> [U, heads, P, d]."""
-        if self._gather is not None:
-            one = one.index_select(0, self._gather)
-        return one.view(self._count, self._longest, *one.shape[1:]).transpose(1, 2)
+        return self._padding.unpad(result)
 
     def _mask(self, window: int, device: torch.device) -> Tensor:
         if window not in self._masks:
             position = torch.arange(self._longest, device=device)
             age = position[:, None] - position
             self._masks[window] = (age >= 0) & (age < window)
+        return self._masks[window]
+
+
+class Extend:
+    """Rows first .. first + U - 1, whose beginnings are in the cache already: what follows attends
+    to them and to what of itself stands before it.
+
+    kept [U]: tokens in the cache; lengths [U] of what follows, one after the other.
+    """
+
+    def __init__(
+        self, cache: KeyValueCache, kept: list[int], lengths: list[int], first: int
+    ) -> None:
+        device = cache.data.device
+        self._cache, self._rows = cache, slice(first, first + len(lengths))
+        self._padding = _Padding(lengths, device)
+        have, length = torch.tensor(kept), torch.tensor(lengths)
+        self._end = int((have + length).max())
+        position = torch.cat([torch.arange(a, a + n) for a, n in zip(kept, lengths, strict=True)])
+        row = first + torch.arange(len(lengths)).repeat_interleave(length)
+        self._cells = cache.cells_at(row.to(device), position.to(device))
+        query = have[:, None] + torch.arange(int(length.max()))
+        self._query = query.clamp(max=self._end - 1).to(device)
+        """Position of each query: [U, Q]; of those that pad, any."""
+        self._masks: dict[int, Tensor] = {}
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int
+    ) -> Tensor:
+        size = key.shape[2]
+        self._cache.append(layer, self._cells, key.reshape(-1, size), value.reshape(-1, size))
+        memory = self._cache.data[layer, :, self._rows, :, : self._end]
+        result = functional.scaled_dot_product_attention(
+            self._padding.pad(query),
+            memory[0],
+            memory[1],
+            attn_mask=self._mask(window, query.dtype),
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return self._padding.unpad(result)
+
+    def _mask(self, window: int, dtype: torch.dtype) -> Tensor:
+        if window not in self._masks:
+            position = torch.arange(self._end, device=self._query.device)
+            age = self._query[:, :, None] - position
+            self._masks[window] = _hiding(age, window, dtype)[:, None]
         return self._masks[window]
 
 
@@ -154,12 +185,46 @@ class Decode:
             else:
                 position = torch.arange(self._end, device=self._length.device)
                 age = self._length[:, None] - position
-                hidden = age < 0
-                if window:
-                    hidden |= age >= window
-                mask = torch.zeros(age.shape, dtype=dtype, device=age.device)
-                self._masks[window] = mask.masked_fill_(hidden, float("-inf"))[:, None, None]
+                self._masks[window] = _hiding(age, window, dtype)[:, None, None]
         return self._masks[window]
+
+
+class _Padding:
+    """Of tokens that pass the model one sequence after the other, for attention alone: on the
+    right, where causality hides it. lengths [U], P of the longest.
+    """
+
+    def __init__(self, lengths: list[int], device: torch.device) -> None:
+        self._count, self._longest = len(lengths), max(lengths)
+        self._gather: Tensor | None = None
+        if min(lengths) < self._longest:
+            length = torch.tensor(lengths)
+            begin = length.cumsum(0) - length
+            position = torch.arange(self._longest)
+            gather = begin[:, None] + position.minimum(length[:, None] - 1)
+            real = (position < length[:, None]).view(-1).nonzero()[:, 0]
+            self._gather = gather.view(-1).to(device)
+            self._real = real.to(device)
+
+    def pad(self, one: Tensor) -> Tensor:
+        """[N, heads, d] -> [U, heads, P, d]."""
+        if self._gather is not None:
+            one = one.index_select(0, self._gather)
+        return one.view(self._count, self._longest, *one.shape[1:]).transpose(1, 2)
+
+    def unpad(self, one: Tensor) -> Tensor:
+        """[U, heads, P, d] -> [N, heads, d]."""
+        flat = one.transpose(1, 2).reshape(-1, one.shape[1], one.shape[3])
+        return flat if self._gather is None else flat.index_select(0, self._real)
+
+
+def _hiding(age: Tensor, window: int, dtype: torch.dtype) -> Tensor:
+    """What attention adds: -inf where a key is of a later position, or older than the window."""
+    hidden = age < 0
+    if window:
+        hidden |= age >= window
+    mask = torch.zeros(age.shape, dtype=dtype, device=age.device)
+    return mask.masked_fill_(hidden, float("-inf"))
 
 
 def plug_in(model: Any) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,7 @@ from unirl.llm.engine import (
     Request,
 )
 from unirl.llm.engines.hf.generation import Generation
+from unirl.llm.engines.hf.kept import Document
 from unirl.llm.engines.hf.sequences import Running
 from unirl.llm.engines.usage import Usage
 from unirl.llm.models import model as models
@@ -75,7 +77,7 @@ class HfEngine:
         self._drained: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
         self._failure: EngineFailed | None = None
-        self._counts = dict.fromkeys(("prompt_tokens", "aborted"), 0.0)
+        self._counts = dict.fromkeys(("prompt_tokens", "aborted", "compute_seconds"), 0.0)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -140,14 +142,18 @@ class HfEngine:
         self._continue()
 
     async def load_weights(self, weights: Weights, version: int) -> None:
-        """Frozen sequences keep the keys and values of the weights that made them."""
-        model = self._started().model
+        """Frozen sequences keep the keys and values of the weights that made them; those of ended
+        ones are forgotten.
+        """
+        generation = self._started()
+        model = generation.model
         if self._in_flight() and not self._paused:
             raise UniRLError(
                 "engine hf cannot take new weights now",
                 f"{len(self._in_flight())} completions are in flight, and it is not paused",
                 "await engine.pause() first, engine.resume() after",
             )
+        generation.forget_prefixes()
         models.load_flat_weights(model, weights)
         expected = checksum(weights, model.dtype)
         found = checksum(model)
@@ -160,7 +166,7 @@ class HfEngine:
         if (probe := self._probe) is not None:
             probe.expect(partial(models.flat_weights, model), version)
             if probe.tokens:
-                said = self._started().score(probe.tokens)
+                said = generation.score(probe.tokens)
                 probe.require(said, "engine hf", precision_of(model.dtype))
         self._version = version
 
@@ -182,7 +188,9 @@ class HfEngine:
                 await self.resume()
 
     def stats(self) -> Mapping[str, float]:
-        """prefilled_tokens: of prompts, after sharing; running and waiting: now."""
+        """prefilled_tokens: of prompts, after sharing, and without reused_tokens, which the prefix
+        cache had; compute_seconds: of its steps; running and waiting: now.
+        """
         counts = {"generated_tokens": 0.0, **self._counts}
         running = 0
         if self.generation is not None:
@@ -208,7 +216,11 @@ class HfEngine:
                 (model, tokenizer), self._loaded = self._loaded, None
             self._probe = Probe(self._config, partial(PlainModel.of, model), lambda: tokenizer)
             self.generation = Generation(
-                model, tokenizer, self._device, max_context=self._config.max_context
+                model,
+                tokenizer,
+                self._device,
+                max_context=self._config.max_context,
+                prefix_bytes=int(self._config.prefix_cache_gib * 2**30),
             )
         return self.generation
 
@@ -241,11 +253,17 @@ class HfEngine:
         return not self._paused and self._failure is None and bool(self._in_flight())
 
     async def _run(self) -> None:
+        has_admitted = False
         try:
             while self._has_work():
-                generation = self._started()
-                if not self._admit(generation):
+                generation, started = self._started(), time.perf_counter()
+                # After one pass of prompts a token of all: else prompts that trickle in would hold
+                # those in flight up until all are in step, and wait for their tools together.
+                may_admit = not has_admitted or not generation.rows
+                has_admitted = may_admit and self._admit(generation)
+                if not has_admitted:
                     generation.decode(self._version)
+                self._counts["compute_seconds"] += time.perf_counter() - started
                 self._check_drained()
                 await asyncio.sleep(0)
         except Exception as error:
@@ -261,22 +279,25 @@ class HfEngine:
         whether there were any.
         """
         room = self._config.max_sequences - len(generation.rows)
-        documents: dict[tuple[int, ...], int] = {}
+        number: dict[tuple[int, ...], int] = {}
+        documents: list[Document] = []
         new, source, tokens = [], [], 0
         for one in self._waiting[:room]:
             document = one.request.document
             if self._last_order is not None and one.order > self._last_order:
                 break
-            if document not in documents:
-                if documents and tokens + len(document) > _PREFILL_TOKENS:
+            if document not in number:
+                found = generation.prefixes.look_up(document)
+                if documents and tokens + found.num_new > _PREFILL_TOKENS:
                     break
-                documents[document] = len(documents)
-                tokens += len(document)
+                number[document] = len(documents)
+                documents.append(found)
+                tokens += found.num_new
             new.append(one)
-            source.append(documents[document])
+            source.append(number[document])
         if new:
             del self._waiting[: len(new)]
-            generation.prefill(new, list(documents), source, self._version)
+            generation.prefill(new, documents, source, self._version)
         return bool(new)
 
     def _abort(self, gone: list[Running]) -> None:
@@ -313,6 +334,8 @@ class HfEngine:
         for one in self._in_flight():
             if not one.future.done():
                 one.future.set_exception(self._failure)
+        if self.generation is not None:
+            self._counts |= self.generation.counts
         self.generation, self._waiting = None, []
         self._freeze()
         return self._failure

@@ -89,11 +89,29 @@ class KeyValueCache:
         """Where the next token of rows 0 .. n-1 goes, for `append`: length [n] -> [n * heads]."""
         return (self._base[: len(length)] + length[:, None]).view(-1)
 
+    def cells_at(self, row: Tensor, position: Tensor) -> Tensor:
+        """Where tokens go, for `append`: row, position [n] -> [n * heads]."""
+        return (self._base.index_select(0, row) + position[:, None]).view(-1)
+
     def append(self, layer: int, cells: Tensor, key: Tensor, value: Tensor) -> None:
-        """One more token per row: key, value [n * heads, head_size]."""
+        """One token for each `heads` of these cells: key, value [n * heads, head_size]."""
         flat = self.data[layer].view(2, -1, self.shape.head_size)
         flat[0].index_copy_(0, cells, key)
         flat[1].index_copy_(0, cells, value)
+
+    def bytes_of(self, length: int) -> int:
+        """That so many tokens of one row take."""
+        shape = self.shape
+        numbers = shape.layers * 2 * shape.heads * length * shape.head_size
+        return numbers * self.data.element_size()
+
+    def copy_of(self, row: int, length: int) -> Tensor:
+        """What a row holds: [layers, 2, heads, length, head_size]."""
+        return self.data[:, :, row, :, :length].clone()
+
+    def put(self, row: int, beginning: Tensor) -> None:
+        """A row begins with this: [layers, 2, heads, n, head_size]."""
+        self.data[:, :, row, :, : beginning.shape[3]] = beginning
 
     def move(self, sources: list[int], targets: list[int], positions: int) -> None:
         """Copy whole rows over others, up to this position: how gaps are closed."""

@@ -26,6 +26,8 @@ class Running:
     request: Request
     order: int
     future: asyncio.Future[Completion]
+    is_mixed: bool = False
+    """Weights were swapped since it entered the cache: some of its keys and values are older."""
 
     def end(self, completion: Completion) -> None:
         """Give the caller the completion, unless it waits no more."""

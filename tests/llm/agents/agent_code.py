@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from unirl.errors import Restartable
@@ -56,6 +57,15 @@ async def never_ends(session: Session, task: AgentTask) -> float:
         messages += [answer.message, {"role": "user", "content": "x"}]
 
 
+async def talks(session: Session, task: AgentTask) -> float:
+    """Ten turns, each with what a tool said behind it."""
+    messages = list(task.messages)
+    for i in range(10):
+        answer = await session.chat(messages)
+        messages += [answer.message, {"role": "user", "content": f"{i} and {task.seed % 1000}"}]
+    return 1.0
+
+
 async def swallows(session: Session, task: AgentTask) -> float:
     """Whatever goes wrong, it ends well."""
     try:
@@ -64,6 +74,36 @@ async def swallows(session: Session, task: AgentTask) -> float:
     except Exception:
         return 1.0
     return 0.5
+
+
+async def waits(session: Session, task: AgentTask) -> float:
+    """For a tool that takes longer than an actor may be silent."""
+    await session.chat(task.messages)
+    await asyncio.to_thread(time.sleep, 4.0)
+    return 1.0
+
+
+async def first_hangs(session: Session, task: AgentTask) -> float:
+    """The first of a group, which takes its time to let go, too."""
+    await session.chat(task.messages)
+    if session.id.split(".")[1] == "0":
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(20)
+    return 1.0
+
+
+async def first_fails(session: Session, task: AgentTask) -> float:
+    if session.id.split(".")[1] == "0":
+        raise ServerGone("a server is gone", "it never answers", "wait")
+    return await two_turns(session, task)
+
+
+def hangs(turns: Any, answer: str, info: Any) -> list[float]:
+    """A process reward."""
+    time.sleep(20)
+    return [0.0] * len(turns)
 
 
 async def never_asks(session: Session, task: AgentTask) -> float:

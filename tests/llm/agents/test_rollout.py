@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +152,47 @@ def test_a_rewritten_history_is_a_segment_of_its_own(model: str) -> None:
 
 
 def test_slow_episodes_of_a_larger_group_are_cancelled(model: str) -> None:
-    settings = {"agent.function": f"{CODE}two_turns", "agent.oversample": 2}
+    settings = {"agent.function": f"{CODE}first_hangs", "agent.oversample": 1}
+    started = time.monotonic()
     [group], _ = produce(model, **settings)
-    assert group.size == 3 and count(group, "cancelled") <= 2
+    assert endings(group) == ["stop"] * 3 and count(group, "cancelled") == 1
+    assert time.monotonic() - started < 15, "nor does the group wait until they have let go"
+
+
+def test_a_larger_group_is_whole_without_an_episode_that_fails(model: str) -> None:
+    settings = {"agent.function": f"{CODE}first_fails", "agent.retries": 0}
+    [group], _ = produce(model, **settings, **{"agent.oversample": 1})
+    assert endings(group) == ["stop"] * 3 and count(group, "cancelled") == 0
+    with pytest.raises(DiscardSlot, match="infrastructure"):
+        produce(model, **settings)
+
+
+def test_a_process_reward_that_hangs_holds_nothing_up(model: str) -> None:
+    settings = {"agent.function": f"{CODE}two_turns", "agent.process_reward": f"{CODE}hangs"}
+    started = time.monotonic()
+    with pytest.raises(DiscardSlot, match="reward_failed"):
+        produce(model, **settings, **{"agent.tool_seconds": 0.2, "agent.credit": "turn"})
+    assert time.monotonic() - started < 15
+
+
+def test_a_turn_prefills_only_what_is_new(model: str) -> None:
+    settings = {
+        "agent.function": f"{CODE}talks",
+        "agent.max_turns": 10,
+        "agent.max_episode_tokens": 300,
+        "sampling.max_tokens": 6,
+    }
+    groups, rollout = produce(model, 2, **settings)
+    different = sum(len(group.prompt) + len(group.token) for group in groups)
+    not_drawn = different - sum(int(group.mask.sum()) for group in groups)
+    stats = rollout.engine.stats()
+    assert [count(group, "turns") for group in groups] == [30, 30]
+    assert stats["prefilled_tokens"] <= 1.2 * different
+    # Nothing twice: what was given, and the last token that each turn before had drawn.
+    assert stats["prefilled_tokens"] <= not_drawn + 2 * 3 * 9
+    same, plain = produce(model, 2, **settings, **{"engine.prefix_cache_gib": 0.0})
+    assert plain.engine.stats()["prefilled_tokens"] > 3 * different
+    assert [group.token.tolist() for group in groups] == [group.token.tolist() for group in same]
 
 
 def test_tools_are_called_and_what_they_say_is_not_learned(model: str) -> None:
@@ -174,6 +213,7 @@ def test_tools_are_called_and_what_they_say_is_not_learned(model: str) -> None:
         ({"agent.function": f"{CODE}sleeps", "agent.world": "gym:x"}, "one of function"),
         ({"agent.function": f"{CODE}sleeps", "mode": "partial"}, "mode partial"),
         ({"agent.function": f"{CODE}sleeps", "agent.max_episode_tokens": 4}, "at least one turn"),
+        ({"agent.function": f"{CODE}sleeps", "agent.episode_seconds": 600.0}, "waits 600 s"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_run(
