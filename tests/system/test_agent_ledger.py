@@ -45,6 +45,7 @@ SETTINGS: dict[str, Any] = {
     "rollout.group_size": GROUP,
     "queue.batch_size": BATCH,
     "queue.timeout_seconds": 60.0,
+    "agent.episode_seconds": 50.0,
     "runner.learner_threads": 1,
     "run.eval_steps": 0,
     "run.log_seconds": 0.0,
