@@ -4,6 +4,7 @@ scratch, people for agents that search.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,16 @@ from types import MappingProxyType
 from unirl.errors import UniRLError
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.people import questions
-from unirl.llm.tasks.task import Example, Examples, Subset, Task, checked_options, question, split
+from unirl.llm.tasks.task import (
+    Example,
+    Examples,
+    Message,
+    Subset,
+    Task,
+    checked_options,
+    question,
+    split,
+)
 
 CHARACTERS = "0123456789 =:#"
 """All that reverse, copy and count are written with: what a character tokenizer needs."""
@@ -59,19 +69,36 @@ def _digits(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
 
 
 def _products(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
-    """a*b of numbers with so many digits, as a message; `info` has the call of a calculator."""
-    digits = _num_digits(name, config, "1", 2)
+    """a*b of numbers with so many digits, as a message; `info` has the call of a calculator. So
+    many shots stand before it: products that were worked out with one.
+    """
+    digits = _whole(name, config, "digits", "1", 1, 2)
     numbers = range(10 ** (digits - 1), 10**digits)
+    shots = _whole(name, config, "shots", "0", 0, 8)
+    first = numbers[len(numbers) // 3]
+    before = [one for i in range(shots) for one in _worked_out(first + i, numbers[-2 - i], i)]
     found = [
         Example(
             answer=str(a * b),
-            messages=({"role": "user", "content": f"{a}*{b}"},),
+            messages=(*before, {"role": "user", "content": f"{a}*{b}"}),
             info={"call": f"={a}*{b}"},
         )
         for a in numbers
         for b in numbers
     ]
     return found, "exact", None
+
+
+def _worked_out(a: int, b: int, number: int) -> list[Message]:
+    asked, id = f"{a}*{b}", f"shot_{number}"
+    function = {"name": "calculator", "arguments": json.dumps({"expression": asked})}
+    call = {"id": id, "type": "function", "function": function}
+    return [
+        {"role": "user", "content": asked},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": id, "content": str(a * b)},
+        {"role": "assistant", "content": str(a * b)},
+    ]
 
 
 def _people(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
@@ -84,17 +111,18 @@ def _strings(
     sign: str, answer: Callable[[str], str], name: str, config: TaskConfig
 ) -> tuple[Examples, str, int | None]:
     """The digits with spaces between them, then the sign; the answer follows."""
-    digits = _num_digits(name, config, "2", 18)
+    digits = _whole(name, config, "digits", "2", 1, 18)
     return DigitStrings(digits, sign, answer), "characters", None
 
 
-def _num_digits(name: str, config: TaskConfig, default: str, most: int) -> int:
-    value = checked_options(name, config, ("digits",)).get("digits", default)
-    if not (value.isdecimal() and 1 <= int(value) <= most):
+def _whole(name: str, config: TaskConfig, key: str, default: str, least: int, most: int) -> int:
+    known = ("digits", "shots") if name == "products" else ("digits",)
+    value = checked_options(name, config, known).get(key, default)
+    if not (value.isdecimal() and least <= int(value) <= most):
         raise UniRLError(
-            f'task.options.digits is "{value}"',
-            f"it must be a whole number from 1 to {most}",
-            f"{default} is the default; more digits are harder",
+            f'task.options.{key} is "{value}"',
+            f"it must be a whole number from {least} to {most}",
+            f"{default} is the default",
         )
     return int(value)
 
