@@ -210,7 +210,8 @@ class EngineConfig:
 
     kind: Literal["hf", "vllm", "openai"] = field(default="hf", metadata={"common": True})
     """hf: transformers in this process. vllm: vLLM in processes of its own. openai: a server that
-    speaks OpenAI's API and returns token ids and log-probabilities.
+    speaks OpenAI's API and returns token ids and log-probabilities: vLLM, SGLang, or engine hf as
+    `unirl serve MODEL --tokens` has it.
     """
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What it computes in. auto: as the learner does."""

@@ -14,7 +14,7 @@ MAX_BODY = 32 << 20
 
 async def read_body(receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> dict[str, Any]:
     """receive: of ASGI. Raises BadRequest."""
-    data, message = bytearray(), {"more_body": True}
+    data, message = bytearray(), dict[str, Any](more_body=True)
     while message.get("more_body"):
         message = dict(await receive())
         if message["type"] == "http.disconnect":

@@ -90,6 +90,8 @@ class TokenServer:
                 await serving
 
     def _checked(self, handler: Handler) -> Handler:
+        from starlette.requests import ClientDisconnect
+
         async def handle(request: HttpRequest) -> Response:
             given = request.headers.get("authorization", "").encode()
             if not hmac.compare_digest(given, self._key):
@@ -101,6 +103,8 @@ class TokenServer:
                 return _said(500, str(error))
             except (UniRLError, _Bad) as error:
                 return _said(400, str(error))
+            except ClientDisconnect:
+                return _said(499, "the client has closed the connection")
 
         return handle
 

@@ -83,7 +83,7 @@ def takes_no_weights(url: str, *, needed: bool) -> UniRLError:
         f"{url} takes no new weights",
         "engine vllm needs vLLM's development endpoints and UniRL's worker extension"
         if needed
-        else "only vLLM with VLLM_SERVER_DEV_MODE=1 and SGLang have endpoints for that",
-        "start it with python -m unirl.llm.engines.vllm.server, "
+        else "only vLLM with VLLM_SERVER_DEV_MODE=1, SGLang and engine hf have endpoints for that",
+        "start it with python -m unirl.llm.engines.vllm.server, or unirl serve --tokens, "
         "or use it where weights stay as they are",
     )
