@@ -1,5 +1,5 @@
 """What slow tools cost: agents of four turns in a world that sleeps, with engine hf and a tiny
-model of which a turn takes about 30 ms when it is alone. Turns end by chance, as answers do, after
+model of which a turn takes 20 to 30 ms when it is alone. Turns end by chance, as answers do, after
 eight tokens in the mean.
 
     python benchmarks/agent_tails.py --write
