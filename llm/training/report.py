@@ -48,11 +48,11 @@ def report_groups(
         metrics.mean(f"time/{name}/mean", seconds.mean(), len(seconds))
         metrics.maximum(f"time/{name}/max", seconds.max())
     _report_episodes(tokens.groups, metrics)
-    compute, seconds = (
+    compute, passed = (
         sum(float(one.data[name]) for one in batch.slots)
         for name in ("compute_seconds", "engine_seconds")
     )
-    metrics.ratio("perf/engine_busy", compute, seconds)
+    metrics.ratio("perf/engine_busy", compute, passed)
     metrics.total("faults/engine_retries", sum(float(one.data["retries"]) for one in batch.slots))
 
 

@@ -234,6 +234,20 @@ def test_abort_ends_the_named_requests_only() -> None:
     _run(main())
 
 
+def test_prompts_that_trickle_in_hold_nobody_up() -> None:
+    async def main() -> None:
+        engine, later = _engine(endless=True), []
+        first = asyncio.ensure_future(engine.generate(_requests(["12>"], max_tokens=10)[0]))
+        while not first.done() and len(later) < 100:
+            request = _requests(["a"], first=1 + len(later), max_tokens=60)[0]
+            later.append(asyncio.ensure_future(engine.generate(request)))
+            await asyncio.sleep(0)
+        assert len(later) < 40
+        await asyncio.gather(*later)
+
+    _run(main())
+
+
 def test_a_cancelled_request_frees_its_row() -> None:
     async def main() -> None:
         engine = _engine(endless=True)

@@ -69,6 +69,7 @@ def test_a_tiny_model_finds_the_form_of_a_call(model: str, tmp_path: Path) -> No
     first, last = found[0], found[-1]
     assert first["rewards/steps/mean"] < 0.05
     assert last["rewards/steps/mean"] > 0.15
+    assert 0 < last["perf/engine_busy"] < 1
     assert last["agent/calls"] > 0.8 > 0.2 > first["agent/calls"]
     assert last["agent/ending/infrastructure"] == last["agent/ending/crash"] == 0
     store = open_store(StoreConfig(), tmp_path / "run", create=False)

@@ -96,7 +96,8 @@ class Generation:
         kept, new = [one.num_kept for one in documents], [one.num_new for one in documents]
         with torch.inference_mode():
             for row, one in enumerate(documents, first):
-                self.cache.put(row, one.beginning)
+                if one.beginning is not None:
+                    self.cache.put(row, one.beginning)
         logits = self._read(documents, Extend(self.cache, kept, new, first))
         with torch.inference_mode():
             copies = range(first + len(documents), first + len(rows))
