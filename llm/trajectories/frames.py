@@ -32,6 +32,12 @@ _LENGTH = struct.Struct("<I")
 _FRAME = struct.Struct("<BI")
 _ZLIB, _ZSTD = 1, 2
 
+_USUAL: tuple[tuple[str, Any], ...] = (
+    ("origin", "extended"), ("trained", True), ("reward", None), ("started", 0.0),
+    ("seconds", 0.0), ("messages", ()), ("answer", {}), ("info", {}),
+)  # fmt: skip
+"""Fields of a turn that are left out where they are as Turn has them by default."""
+
 Reader = Callable[[int, int], bytes]
 """Bytes of a body: (offset, length)."""
 
@@ -173,17 +179,10 @@ def _turn_frame(turn: Turn, clean: Callable[[str], str], digest: Hash | None) ->
         logp = array("d", drawn.logp)
     values = {
         "parent": turn.parent,
-        "origin": turn.origin,
-        "trained": turn.trained,
-        "reward": turn.reward,
-        "started": turn.started,
-        "seconds": turn.seconds,
+        **{name: value for name, usual in _USUAL if (value := getattr(turn, name)) != usual},
         "finish": drawn.finish,
         "version": _runs(drawn.version),
         "drawn": _runs(drawn.drawn),
-        "messages": turn.messages,
-        "answer": turn.answer,
-        "info": turn.info,
         "given": [given.typecode, len(given)],
         "tokens": [tokens.typecode, len(tokens)],
         "logp": logp.typecode,
@@ -205,7 +204,8 @@ def _turn(packed: bytes, plain: bytes) -> Turn:
     logp.frombytes(plain)
     version, drawn, finish = (values.pop(name) for name in ("version", "drawn", "finish"))
     completion = Completion(tokens, tuple(logp), _spread(version), finish, _spread(drawn))
-    values["messages"] = tuple(values["messages"])
+    if "messages" in values:
+        values["messages"] = tuple(values["messages"])
     return Turn(given=given, completion=completion, **values)
 
 

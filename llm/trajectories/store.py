@@ -25,8 +25,8 @@ from unirl.llm.agents.episode import Episode, Turn
 from unirl.llm.group import Score
 from unirl.llm.trajectories import frames
 from unirl.llm.trajectories.config import FILE, StoreConfig
-from unirl.llm.trajectories.databases.bucket import Bucket
-from unirl.llm.trajectories.databases.database import BodyDropped, Database
+from unirl.llm.trajectories.databases.bucket import Bucket, key_part
+from unirl.llm.trajectories.databases.database import Database, body_dropped
 from unirl.llm.trajectories.databases.schema import EPISODE, VERSION
 from unirl.llm.trajectories.record import LOST, NO_TICKET, STEP, Record
 from unirl.llm.trajectories.redaction import Redaction
@@ -99,6 +99,7 @@ class TrajectoryStore:
         self.name = ""
         """Begins the keys of its bodies: several stores may share a bucket."""
         self._runs: dict[str, int] = {}
+        self._clean_texts: set[str] = set()
 
     def put(self, record: Record) -> int | None:
         """Its number; None: this very episode was there already."""
@@ -134,7 +135,7 @@ class TrajectoryStore:
         key = None
         if self.bucket is not None:
             day = time.strftime("%Y-%m-%d", time.gmtime(record.created))
-            run, task = (_key_part(each) for each in (record.run, record.task))
+            run, task = (key_part(each) for each in (record.run, record.task))
             key = f"{self.name}/{run}/{day}/{task}/{digest.hex()}.utj"
             self.bucket.put(key, body)
         return record, (digest, body, key)
@@ -166,10 +167,13 @@ class TrajectoryStore:
 
     def _clean(self, value: Any) -> Any:
         """What a column takes: no keys, no half characters, no zeros."""
-        if not isinstance(value, str):
+        if not isinstance(value, str) or value in self._clean_texts:
             return value
         text = self.redaction(value) if self.redaction is not None else value
-        return text.encode("utf-8", "replace").decode().replace("\0", "")
+        text = text.encode("utf-8", "replace").decode().replace("\0", "")
+        if text == value and len(text) < 100 and len(self._clean_texts) < 1000:
+            self._clean_texts.add(text)  # names and scores come again with each episode
+        return text
 
     def _make_way(self, run: int, record: Record, digest: bytes) -> dict[str, Any] | None:
         """What the ledger says of this one's state; None: it is there. An attempt at the same
@@ -263,9 +267,11 @@ class TrajectoryStore:
     def get(self, ep: int) -> Record:
         """The whole episode. Raises UniRLError where there is none, or its body is not kept."""
         with self.lock:
-            row, body = self._row(ep), self._read(ep, 0, 2**31 - 1)
+            row = self._row(ep)
+            with self._reading(ep) as read:
+                body = read(0, 2**31 - 1)
         if not body:
-            raise _no_body(ep, row["state"])
+            raise body_dropped(ep, row["state"])
         try:
             episode, prompt = frames.decode(body)
         except (frames.TornBody, ValueError) as error:
@@ -276,11 +282,12 @@ class TrajectoryStore:
         """One turn, by reading its bytes and where they are."""
         with self.lock:
             try:
-                return frames.read_turn(lambda begin, size: self._read(ep, begin, size), index)
+                with self._reading(ep) as read:
+                    return frames.read_turn(read, index)
             except frames.TornBody as error:
                 row = self._row(ep, "state", "body_size")
                 if row["body_size"] is None:
-                    raise _no_body(ep, row["state"]) from error
+                    raise body_dropped(ep, row["state"]) from error
                 raise _unreadable(ep, error) from error
             except IndexError as error:
                 raise UniRLError(
@@ -302,19 +309,25 @@ class TrajectoryStore:
             )
         return dict(zip(("run", *names), found[0], strict=True))
 
-    def _read(self, ep: int, begin: int, size: int) -> bytes:
+    @contextlib.contextmanager
+    def _reading(self, ep: int) -> Iterator[frames.Reader]:
         key, whole = None, 0
         if self.bucket is not None:
             found = self.database.execute(
                 "SELECT body_key, body_size FROM episode WHERE id = ?", [ep]
             )
             key, whole = found[0] if found else (None, 0)
-        if key is not None and self.bucket is not None:
-            data = self.bucket.read(key, begin, min(size, whole - begin))
-        else:
-            data = self.database.read_body(ep, begin, size)
-        self.bytes_read += len(data)
-        return data
+        with self.database.reading(ep) as read_own:
+
+            def read(begin: int, size: int) -> bytes:
+                if key is not None and self.bucket is not None:
+                    data = self.bucket.read(key, begin, min(size, whole - begin))
+                else:
+                    data = read_own(begin, size)
+                self.bytes_read += len(data)
+                return data
+
+            yield read
 
     def close(self) -> None:
         with self.lock:
@@ -366,21 +379,8 @@ def _record(row: Mapping[str, Any], episode: Episode, prompt: Sequence[int]) -> 
     return record
 
 
-def _key_part(text: str) -> str:
-    """A name as part of a key: no slashes, nothing that a URL would need to escape."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in text) or "_"
-
-
 def _unreadable(ep: int, error: Exception) -> UniRLError:
     return UniRLError(f"episode {ep} cannot be read", f"{error}", "look at another one")
-
-
-def _no_body(ep: int, why: str) -> BodyDropped:
-    return BodyDropped(
-        f"episode {ep} has no tokens and texts any more",
-        f"they were dropped, or have expired ({why})",
-        "its line of the table is all that is left; look at another one",
-    )
 
 
 def each_id(store: TrajectoryStore, which: Filter) -> Iterator[int]:

@@ -92,3 +92,8 @@ class Bucket:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def key_part(text: str) -> str:
+    """A name as part of a key: no slashes, nothing that a URL would need to escape."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in text) or "_"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -21,6 +21,14 @@ class StoreFailed(UniRLError):
 
 class BodyDropped(UniRLError):
     """Tokens and texts of an episode were dropped, or have expired."""
+
+
+def body_dropped(ep: int, why: str) -> BodyDropped:
+    return BodyDropped(
+        f"episode {ep} has no tokens and texts any more",
+        f"they were dropped, or have expired ({why})",
+        "its line of the table is all that is left; look at another one",
+    )
 
 
 class Database(Protocol):
@@ -43,8 +51,8 @@ class Database(Protocol):
         each other.
         """
 
-    def read_body(self, ep: int, begin: int, size: int) -> bytes:
-        """These bytes of a body, and no others. b"" where there is none."""
+    def reading(self, ep: int) -> AbstractContextManager[Callable[[int, int], bytes]]:
+        """Reads bytes of a body, (offset, length), and no others. b"" where there is none."""
 
     def wait_for_disk(self) -> None:
         """From now on what is committed survives a loss of power, too."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from unirl.errors import UniRLError
@@ -16,6 +16,7 @@ _TYPES = {
     "int": "BIGINT",
     "real": "DOUBLE PRECISION",
     "blob": "BYTEA",
+    "in_order": "",
 }
 _SETUP_LOCK = 0x756E6972
 """Of two processes that make the tables, one waits."""
@@ -97,10 +98,14 @@ class PostgresDatabase:
                 "SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", [f"{run}/{ticket}"]
             )
 
-    def read_body(self, ep: int, begin: int, size: int) -> bytes:
-        sql = "SELECT substring(data FROM ?::int FOR ?::int) FROM body WHERE ep = ?"
-        found = self.execute(sql, [begin + 1, min(size, 2**31 - 2 - begin), ep])
-        return bytes(found[0][0]) if found else b""
+    @contextlib.contextmanager
+    def reading(self, ep: int) -> Iterator[Callable[[int, int], bytes]]:
+        def read(begin: int, size: int) -> bytes:
+            sql = "SELECT substring(data FROM ?::int FOR ?::int) FROM body WHERE ep = ?"
+            found = self.execute(sql, [begin + 1, min(size, 2**31 - 2 - begin), ep])
+            return bytes(found[0][0]) if found else b""
+
+        yield read
 
     def wait_for_disk(self) -> None:
         """As it is, unless its owner says otherwise."""

@@ -11,7 +11,7 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from unirl.errors import UniRLError
 from unirl.llm.trajectories.databases.database import SECONDS, Row, StoreFailed
 from unirl.llm.trajectories.databases.schema import statements
 
-_TYPES = {"id": "INTEGER PRIMARY KEY", "int": "INTEGER", "real": "REAL", "blob": "BLOB"}
+_TYPES = {"id": "INTEGER PRIMARY KEY", "int": "INTEGER", "real": "REAL", "blob": "BLOB",
+          "in_order": " WITHOUT ROWID"}  # fmt: skip
 _LOG_PAGES = 4000
 """Of the log before it is merged into the file, with a flush of the disk."""
 _LOG_BYTES = 64 << 20
@@ -108,15 +109,26 @@ class SqliteDatabase:
     def lock_tickets(self, run: int, tickets: Iterable[int]) -> None:
         """There is one writer at a time."""
 
-    def read_body(self, ep: int, begin: int, size: int) -> bytes:
+    @contextlib.contextmanager
+    def reading(self, ep: int) -> Iterator[Callable[[int, int], bytes]]:
         try:
-            with self._connection.blobopen("body", "data", ep, readonly=True) as blob:
-                blob.seek(min(begin, len(blob)))
-                return blob.read(max(0, min(size, len(blob) - begin)))
+            blob = self._connection.blobopen("body", "data", ep, readonly=True)
         except sqlite3.Error as error:
-            if "no such rowid" in str(error):
-                return b""
-            raise self._failed(error) from error
+            if "no such rowid" not in str(error):
+                raise self._failed(error) from error
+            yield lambda begin, size: b""
+            return
+        whole = len(blob)
+
+        def read(begin: int, size: int) -> bytes:
+            try:
+                blob.seek(min(begin, whole))
+                return blob.read(max(0, min(size, whole - begin)))
+            except sqlite3.Error as error:
+                raise self._failed(error) from error
+
+        with blob:
+            yield read
 
     def wait_for_disk(self) -> None:
         self.execute("PRAGMA synchronous = FULL")

@@ -164,6 +164,24 @@ def test_groups_are_leased_by_one_consumer_each(
     assert [each.ticket for each in ledger.groups("test")] == [*range(12), 99]
 
 
+def test_a_consumer_for_each_ticket_holds_one_group(store: TrajectoryStore) -> None:
+    for ticket in range(3):
+        store.put_many(group(ticket))
+    ledger = Ledger(store)
+    held = [ledger.hold(f"reader#{number}", run="test") for number in (0, 0, 1)]
+    assert [each.ticket for each in held if each is not None] == [0, 0, 1]
+    assert ledger.count_for("reader#", "test") == 3 and ledger.count_for("other#", "test") == 1
+    assert ledger.acknowledge_held([("reader#0", 1), ("reader#1", 2), ("reader#7", 2)]) == 2
+    assert ledger.acknowledge_held([("reader#0", 3)]) == 0
+    assert ledger.hold_again("reader#", 1) == 1
+    states = {row["ticket"]: (row["state"], row["trained_version"]) for row in store.find()}
+    assert states == {0: ("trained", 1), 1: ("leased", None), 2: ("done", None)}
+    again = ledger.hold("reader#1", run="test")
+    assert again is not None and again.ticket == 1
+    ledger.hold("other#0", run="test", seconds=-1.0)  # its lease has expired
+    assert ledger.count_for("reader#", "test") == 3
+
+
 def test_expired_bodies_are_gone(store: TrajectoryStore) -> None:
     now = 100 * DAY
     old = store.put(record(straight(1), ticket=1, created=now - 40 * DAY))
