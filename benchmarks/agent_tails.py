@@ -193,7 +193,8 @@ def main() -> None:
         f"more are begun in a group of {GROUP} and the last four are cancelled; "
         f"**{shares[2]:.0%}** where two are, and an episode ends after 5 s. Medians of rounds by "
         "turns. Episodes are counted when they are learned from; groups are lost that were older "
-        "than queue.max_staleness. Tails: 40 % of calls 5 to 30 ms, 50 % 30 to 600, 10 % 600 to 2 400. "
+        "than queue.max_staleness. Tails: 40 % of calls 5 to 30 ms, 50 % 30 to 600, 10 % 600 to "
+        "2 400. "
         f"Model: {flags.layers} layers of {flags.width}, one thread."
     )
     print(body)

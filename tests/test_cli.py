@@ -209,7 +209,7 @@ def test_every_shipped_config_resolves_and_says_what_it_is_for(
         assert text, f"{name} must begin with a comment on what it is for"
         # The folder of its model is made by `unirl model`.
         instead = ["--model", "tiny"] if name == "@digits" else []
-        if name in ("@agent-python", "@agent-search", "@agent-sim"):
+        if name in ("@agent-products", "@agent-python", "@agent-search", "@agent-sim"):
             # A token a character: no word of the tools, and few of the answers, has room.
             small = ["--agent.max-episode-tokens", "100", "--sampling.max-tokens", "16"]
             instead = ["--model", "tiny", "--agent.calls", "brief", *small]

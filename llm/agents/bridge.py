@@ -34,7 +34,8 @@ To call one, answer with
 
 class Bridge:
     """Renders conversations, whole or what follows an answer. options: further keywords of the chat
-    template. describes: False where the model is given no word of its tools.
+    template. describes: False where the model is given no word of its tools. is_brief: calls are in
+    what the model writes, and nothing is put into words for the template.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class Bridge:
         options: Mapping[str, Any] | None = None,
         thoughts: Thoughts = "sampled",
         describes: bool = True,
+        is_brief: bool = False,
     ) -> None:
         self.tokenizer, self.thoughts, self._describes = tokenizer, thoughts, describes
+        self._is_brief = is_brief
         self._options = dict(options or {})
         self._cache: dict[str, tuple[int, ...]] = {}
         marks = {tokenizer.convert_tokens_to_ids(mark) for mark in MARKS}
@@ -70,11 +73,12 @@ class Bridge:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
     ) -> tuple[Sequence[Message], Sequence[Mapping[str, Any]]]:
         """What the template is given: tools that it has no place for stand in the messages."""
-        if not tools or not self._describes:
+        if not tools or self._is_brief:
             return messages, ()
-        if not self._writes_tools(tools):
-            return _described(_plain(messages), tools), ()
-        return messages, tools
+        if self._writes_tools(tools):
+            return messages, tools if self._describes else ()
+        plain = _plain(messages)
+        return _described(plain, tools) if self._describes else plain, ()
 
     def after(
         self,
@@ -85,7 +89,7 @@ class Bridge:
         """What is given behind a path that ends with an answer, so that `messages` follow it; None
         where that cannot be known, and the conversation must be rendered whole.
         """
-        if tools and self._describes and not self._writes_tools(tools):
+        if tools and not self._is_brief and not self._writes_tools(tools):
             messages = _plain(messages)
         tokens = self._known(
             sorted_json(["after", list(messages)]),

@@ -42,6 +42,10 @@ class AgentConfig:
     brief: an answer that begins with "=" calls the first tool with the rest of its line, and "?"
     answers a call that failed, for models from scratch that know neither JSON nor words.
     """
+    describe_tools: bool = True
+    """Whether the model is given the schemas of its tools. False: shorter prompts, for models that
+    know them, or learn of them from their task's messages. With brief calls it never is.
+    """
     max_turns: int = field(default=8, metadata={"common": True})
     """Answers of the model in an episode. More: longer attempts."""
     max_episode_tokens: int = field(default=2048, metadata={"common": True})

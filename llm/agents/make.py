@@ -51,7 +51,9 @@ def make_agent(
 
 def make_bridge(config: AgentConfig, tokenizer: Any, options: Mapping[str, Any]) -> Bridge:
     """tokenizer: of transformers. options: of the chat template."""
-    return Bridge(tokenizer, options, describes=config.calls != "brief")
+    return Bridge(
+        tokenizer, options, describes=config.describe_tools, is_brief=config.calls == "brief"
+    )
 
 
 def session_maker(config: AgentConfig, bridge: Bridge, context: int = 0) -> MakeSession:

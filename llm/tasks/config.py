@@ -50,9 +50,9 @@ class TaskConfig:
     seed: int = 0
     """Of the order in which examples come. What is held out does not depend on it."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Settings of the task: digits (reverse, copy, count, products), shots (products), eval (jsonl, parquet: a file to hold
-    out), subset, split and eval_split (hf), and all of reasoning-gym's. "TASK/KEY" sets one task of
-    a mix.
+    """Settings of the task: digits (reverse, copy, count, products), shots (products: how many
+    stand before the question, worked out), eval (jsonl, parquet: a file to hold out), subset, split
+    and eval_split (hf), and all of reasoning-gym's. "TASK/KEY" sets one task of a mix.
     """
 
     def __post_init__(self) -> None:
