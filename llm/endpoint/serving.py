@@ -7,12 +7,12 @@ import hmac
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from unirl.llm.agents.bridge import Bridge
 from unirl.llm.agents.config import AgentConfig
+from unirl.llm.agents.make import make_bridge
 from unirl.llm.agents.session import Session
 from unirl.llm.endpoint.server import Endpoint, Host
 from unirl.llm.engine import EngineConfig, SamplingConfig
@@ -66,18 +66,28 @@ class Sessions:
 
 
 async def serve(
-    model: ModelConfig, serving: Serving, newest: Newest, ready: Callable[[Endpoint], None]
+    model: ModelConfig,
+    serving: Serving,
+    newest: Newest,
+    ready: Callable[[Endpoint], None],
+    *,
+    agent: AgentConfig | None = None,
+    template_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Until it is cancelled. newest: asked every second. ready: called when it is served."""
-    tokenizer = load_tokenizer(model)
-    bridge = Bridge(tokenizer)
+    """Until it is cancelled. newest: asked every second. ready: called when it is served. agent:
+    what a run was trained with, whose calls are written and whose tools are described alike.
+    """
+    settings = _NO_BUDGET
+    if agent is not None:
+        settings = replace(settings, calls=agent.calls, describe_tools=agent.describe_tools)
+    bridge = make_bridge(settings, load_tokenizer(model), template_options or {})
     engine = HfEngine(model, EngineConfig())
     sampling = SamplingConfig(temperature=serving.temperature, max_tokens=serving.max_tokens)
     context = 0
 
     def make(name: str) -> Session:
         return Session(
-            name, engine.generate, bridge, _NO_BUDGET, sampling,
+            name, engine.generate, bridge, settings, sampling,
             seed=int.from_bytes(name.encode()[-6:], "little"), context=context, roots="all",
         )  # fmt: skip
 

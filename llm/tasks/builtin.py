@@ -46,6 +46,28 @@ class DigitStrings:
         return Example(text=f"{' '.join(text)} {self.sign}", answer=self.answer(text))
 
 
+@dataclass(frozen=True)
+class Products:
+    """a*b of all numbers with n digits; `info` has the call of a calculator."""
+
+    num_digits: int
+    before: tuple[Message, ...]
+    """What stands before each question."""
+
+    def __len__(self) -> int:
+        return self._num_numbers**2
+
+    def __getitem__(self, index: int, /) -> Example:
+        first = 10 ** (self.num_digits - 1)
+        a, b = (first + each for each in divmod(index, self._num_numbers))
+        messages = (*self.before, {"role": "user", "content": f"{a}*{b}"})
+        return Example(answer=str(a * b), messages=messages, info={"call": f"={a}*{b}"})
+
+    @property
+    def _num_numbers(self) -> int:
+        return 9 * 10 ** (self.num_digits - 1)
+
+
 def built_in_task(name: str, config: TaskConfig) -> Task:
     examples, reward, propose = BUILT_IN[name](name, config)
     train, held_out = split(len(examples), config, name, propose)
@@ -69,24 +91,12 @@ def _digits(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
 
 
 def _products(name: str, config: TaskConfig) -> tuple[Examples, str, int | None]:
-    """a*b of numbers with so many digits, as a message; `info` has the call of a calculator. So
-    many shots stand before it: products that were worked out with one.
-    """
-    digits = _whole(name, config, "digits", "1", 1, 2)
-    numbers = range(10 ** (digits - 1), 10**digits)
+    """Before each stand so many shots: products that were worked out with a calculator."""
+    digits = _whole(name, config, "digits", "1", 1, 3)
     shots = _whole(name, config, "shots", "0", 0, 8)
-    first = numbers[len(numbers) // 3]
-    before = [one for i in range(shots) for one in _worked_out(first + i, numbers[-2 - i], i)]
-    found = [
-        Example(
-            answer=str(a * b),
-            messages=(*before, {"role": "user", "content": f"{a}*{b}"}),
-            info={"call": f"={a}*{b}"},
-        )
-        for a in numbers
-        for b in numbers
-    ]
-    return found, "exact", None
+    first, last = 10 ** (digits - 1), 10**digits - 1
+    before = [one for i in range(shots) for one in _worked_out(first * 4 + i, last - first - i, i)]
+    return Products(digits, tuple(before)), "exact", None
 
 
 def _worked_out(a: int, b: int, number: int) -> list[Message]:

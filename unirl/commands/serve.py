@@ -65,18 +65,21 @@ def serve(arguments: Sequence[str]) -> int:
 
     where = Path(positional[0]).expanduser()
     newest: Callable[[], tuple[int, Any] | None]
+    more: dict[str, Any] = {}
     if positional[0] == "tiny" or (where / "config.json").is_file():
         model, newest = ModelConfig(path=positional[0]), _nothing_newer
     else:
         source = _Run(run_folder.find(positional[0]))
         model, newest = source.config.model, source.newest
+        options_of_template = source.config.task.template_options
+        more = {"agent": source.config.agent_config, "template_options": options_of_template}
     serving = Serving(options.host, options.port, key, options.max_tokens, options.temperature)
 
     def ready(endpoint: Any) -> None:
         print(f"serving {positional[0]}  OPENAI_BASE_URL={endpoint.root}/v1", flush=True)
 
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(run(model, serving, newest, ready))
+        asyncio.run(run(model, serving, newest, ready, **more))
     return 0
 
 
