@@ -46,12 +46,24 @@ TOOL = FunctionTool(
 )
 
 
+def items(messages):
+    """As the SDK has them: calls and their results are entries of their own."""
+    for message in messages:
+        if message["role"] == "tool":
+            named = {"call_id": message["tool_call_id"], "output": message["content"]}
+            yield {"type": "function_call_output", **named}
+        elif message["content"]:
+            yield {"role": message["role"], "content": message["content"]}
+        for call in message.get("tool_calls", ()):
+            yield {"type": "function_call", "call_id": call["id"], **call["function"]}
+
+
 async def answer(messages, limit):
-    system, *rest = messages
-    agent = Agent(name="products", instructions=system["content"], tools=[TOOL])
+    system = messages.pop(0)["content"] if messages[0]["role"] == "system" else None
+    agent = Agent(name="products", instructions=system, tools=[TOOL])
     async with limit:
         try:
-            result = await Runner.run(agent, rest, max_turns=2)
+            result = await Runner.run(agent, list(items(messages)), max_turns=2)
         except MaxTurnsExceeded:
             return ""
     return str(result.final_output)
