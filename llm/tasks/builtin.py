@@ -55,7 +55,7 @@ class Products:
     """What stands before each question."""
 
     def __len__(self) -> int:
-        return self._num_numbers**2
+        return self._num_numbers * self._num_numbers
 
     def __getitem__(self, index: int, /) -> Example:
         first = 10 ** (self.num_digits - 1)
@@ -65,7 +65,7 @@ class Products:
 
     @property
     def _num_numbers(self) -> int:
-        return 9 * 10 ** (self.num_digits - 1)
+        return 9 * int(10 ** (self.num_digits - 1))
 
 
 def built_in_task(name: str, config: TaskConfig) -> Task:
