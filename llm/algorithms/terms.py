@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from unirl.llm.algorithms.effect import Bound, Condition, term
@@ -22,6 +22,7 @@ from unirl.vtrace import (
 
 AdvantageKind: TypeAlias = Literal["group", "gae", "vtrace"]
 CriticKind: TypeAlias = Literal["head", "detached", "model"]
+Schedule: TypeAlias = Literal["constant", "linear"]
 Whiten: TypeAlias = Literal["none", "variance", "floor", "std"]
 
 NOT_NEGATIVE = Bound(lambda value: value >= 0, "must be >= 0")
@@ -75,6 +76,9 @@ WITH_MASK = Condition(
 )
 WITH_KL = Condition(lambda a: a.kl_coef > 0, "where kl_coef is above 0", ("kl_coef",))
 WITH_KL_LOSS = Condition(lambda a: a.kl_in == "loss", "with KL in the loss", ("kl_in",))
+WITH_ENTROPY = Condition(
+    lambda a: a.entropy_coef > 0, "where entropy_coef is above 0", ("entropy_coef",)
+)
 WITH_OVERLONG = Condition(
     lambda a: a.overlong_share > 0, "where overlong_share is above 0", ("overlong_share",)
 )
@@ -219,6 +223,8 @@ class Terms:
     """With a critic: how far a value may move in one batch and still learn. 0: no bound."""
     entropy_coef: float = term(0.0, bound=NOT_NEGATIVE)
     """Weight of the bonus for entropy. More: the policy stays random for longer."""
+    entropy_schedule: Schedule = term("constant", WITH_ENTROPY)
+    """linear: the bonus falls to zero at the end of the run (run.anneal_over, run.anneal_from)."""
     mask_truncated: bool = term(False)
     """Completions that were cut off have no loss, but their rewards count in the statistics of
     their group. As in TRL: a mean over tokens leaves theirs out, one over completions counts them.
@@ -296,3 +302,9 @@ class Algorithm(Terms):
         return not (
             self.needs_critic or self.entropy_coef or (self.kl_coef and self.kl_in == "loss")
         )
+
+    def annealed(self, left: float) -> Algorithm:
+        """What it is where this share of the run is left, 1 .. 0."""
+        if self.entropy_schedule == "constant":
+            return self
+        return replace(self, entropy_coef=left * self.entropy_coef)

@@ -262,8 +262,9 @@ class LlmLearner:
         """One step of the optimiser, at the completions `minibatch`, [S]. Returns what it found at
         the tokens of all ranks; None: nothing had a gradient.
         """
-        algorithm, size, train = self._algorithm, tokens.size, minibatch & known.train
-        wants_entropy = algorithm.entropy_coef > 0 or self._config.entropy
+        algorithm = self._algorithm.annealed(self._schedule.left(self.num_steps))
+        size, train = tokens.size, minibatch & known.train
+        wants_entropy = self._algorithm.entropy_coef > 0 or self._config.entropy
         packs = self._packs(tokens, train)
         # What is left out counts all the same: a mean is over the whole step, and over all ranks.
         counted = tokens.loss_mask if algorithm.aggregation == "token-mean" else tokens.mask

@@ -51,6 +51,7 @@ OTHERS: dict[str, Any] = {
     "critic": "detached",
     "value_coef": 0.9,
     "value_clip": 0.1,
+    "entropy_schedule": "linear",
     "overlong_factor": 3.0,
     "overlong_capped": False,
 }
@@ -80,7 +81,8 @@ def is_refused(algorithm: Algorithm, name: str) -> bool:
 
 def result(algorithm: Algorithm) -> Outcome:
     batch = example_batch()
-    return outcome(replace(algorithm, norm_tokens=algorithm.norm_tokens or 24), batch)
+    at_half = algorithm.annealed(0.5)
+    return outcome(replace(at_half, norm_tokens=algorithm.norm_tokens or 24), batch)
 
 
 def test_every_field_is_either_always_in_force_or_refused_somewhere() -> None:
@@ -123,6 +125,7 @@ def test_what_is_refused_changes_neither_loss_nor_gradient(preset: str) -> None:
         ({"norm_tokens": 9}, "algorithm.aggregation is token-mean"),
         ({"whiten_epsilon": 1e-3}, "algorithm.whiten is none"),
         ({"overlong_factor": 2.0}, "algorithm.overlong_share is 0"),
+        ({"entropy_schedule": "linear"}, "algorithm.entropy_coef is 0"),
     ],
     ids=str,
 )  # fmt: skip
@@ -149,3 +152,9 @@ def test_a_setting_without_effect_is_refused_with_what_it_needs(
 def test_what_is_turned_off_in_words_is_no_mistake(config: dict[str, Any]) -> None:
     found = resolve(AlgorithmConfig(**config))
     assert all(getattr(found, name) == config[name] for name in config if name != "preset")
+
+
+def test_the_bonus_for_entropy_falls_to_nothing_where_it_is_to() -> None:
+    linear = resolve(AlgorithmConfig(entropy_coef=0.2, entropy_schedule="linear"))
+    assert [linear.annealed(left).entropy_coef for left in (1.0, 0.25, 0.0)] == [0.2, 0.05, 0.0]
+    assert resolve(AlgorithmConfig(entropy_coef=0.2)).annealed(0.0).entropy_coef == 0.2

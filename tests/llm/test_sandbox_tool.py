@@ -50,12 +50,13 @@ def test_starts_refusals_and_seconds_are_counted(
     assert 0.3 <= counts.seconds - seconds < 5.0
 
     async def in_vain() -> None:
-        monkeypatch.setattr("unirl.llm.sandbox.tool._WAIT_SECONDS", 0.05)
         async with boxed(boxes):
             with pytest.raises(SandboxFailed):
                 await tool.run("print(1)", 5.0)
 
-    held.run(in_vain())
+    with monkeypatch.context() as patched:
+        patched.setattr("unirl.llm.sandbox.tool._WAIT_SECONDS", 0.05)
+        held.run(in_vain())
     assert counts.refusals == 1 and counts.starts == 1
     kill(boxes.pids[0])
     assert held.run(tool.run("print(2)", 5.0)) == "2"

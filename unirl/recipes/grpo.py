@@ -301,8 +301,8 @@ def _require_one_process(what: str) -> None:
     if ranks.world_size > 1:
         raise UniRLError(
             f"only = {what} was started in {ranks.world_size} processes of torchrun",
-            "one process alone writes the groups of a run folder, where nothing is learned, or reads "
-            "those of a store",
+            "one process alone writes the groups of a run folder, where nothing is learned, or "
+            "reads those of a store",
             "start it once, without torchrun; several runs want names and seeds of their own, and "
             "learner.ranks learn together",
         )
