@@ -64,7 +64,7 @@ def test_starts_refusals_and_seconds_are_counted(
 
 
 def kill(pid: int) -> None:
-    """It is dead when this returns: whoever asks whether it is alive is answered no."""
+    """It is dead when this returns: a pool that looks sees it."""
     descriptor = os.pidfd_open(pid)
     try:
         os.kill(pid, signal.SIGKILL)
