@@ -16,10 +16,10 @@ _END = "\0"
 def call_and_answer(
     turns: Sequence[Mapping[str, Any]], answer: str, info: Mapping[str, Any]
 ) -> list[float]:
-    """Step rewards of a task with one call: how much of the first turn is `info["call"]`, and how
-    much of those behind it is what the tool answered, right or not: so both are learned at a time.
-    A half for the share of characters in their places, the end among them, and a half where all
-    are. What is said after a call that failed is worth nothing.
+    """One step reward for each turn, 0 .. 1. The first turn is compared with `info["call"]`, the
+    others with what the tool returned, right or not, so that both are learned at a time: half for
+    the share of characters in their places, the end among them, half where all are equal. A turn
+    behind a failed call earns 0. `answer` is not read: the outcome is judged by it.
     """
     wanted = [str(info.get("call", "")), *(_given(turn) for turn in turns[1:])]
     answered = [True, *map(_was_answered, turns)]
