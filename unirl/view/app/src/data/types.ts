@@ -1,0 +1,162 @@
+// What the server answers. Everything but ids may be missing: runs are written by other versions, and half-written.
+
+export type Axis = "step" | "seconds";
+export type Value = number | null;
+
+export interface RunRow {
+  id: string;
+  name: string;
+  recipe?: string | null;
+  group?: string | null;
+  seed?: number | null;
+  state: string;
+  step?: Value;
+  total_steps?: Value;
+  seconds?: Value;
+  started?: Value;
+  updated?: Value;
+  result?: Value;
+  result_name?: string | null;
+  rate?: Value;
+  unit?: string | null;
+  env?: string | null;
+  model?: string | null;
+  limit?: string | null;
+  part_of?: string | null;
+  error?: string[] | string | null;
+}
+
+export interface PoolState {
+  name: string;
+  role?: string | null;
+  members?: Value;
+  rate?: Value;
+  wait?: Value;
+}
+
+export interface Pipeline {
+  pools?: PoolState[];
+  queue?: { slots?: Value; batch_size?: Value; max_staleness?: Value; ready?: Value; running?: Value };
+  learner?: { rate?: Value; wait?: Value; updates_per_second?: Value; kind?: string | null };
+  weights?: { version?: Value };
+}
+
+export interface Evaluation {
+  step: number;
+  seconds?: Value;
+  mean?: Value;
+  std?: Value;
+  episodes?: Value;
+}
+
+export interface Run extends RunRow {
+  config?: Record<string, unknown>;
+  command?: string | null;
+  pipeline?: Pipeline;
+  evaluations?: Evaluation[];
+  videos?: string[];
+  checkpoints?: (string | { step?: Value; name: string })[];
+  has?: { samples?: boolean; episodes?: boolean; videos?: boolean };
+  parts?: { id: string; name: string }[];
+}
+
+export interface Series {
+  t: number[];
+  v: Value[];
+  low?: Value[];
+  high?: Value[];
+}
+
+export type SeriesAnswer = Record<string, Record<string, Series>>;
+
+export interface RunEvent {
+  time?: number;
+  event: string;
+  step?: Value;
+  seconds?: Value;
+  member?: string;
+  agent?: string;
+  node?: string;
+  pool?: string;
+  size?: Value;
+  cause?: string;
+  [more: string]: unknown;
+}
+
+export interface Staleness {
+  t: number[];
+  ages: number[];
+  share: Value[][];
+}
+
+export interface Comparison {
+  keys: { key: string; values: unknown[]; differs: boolean }[];
+}
+
+export interface EpisodeRow {
+  id: string | number;
+  ticket?: Value;
+  place?: Value;
+  task?: string | null;
+  task_id?: string | null;
+  split?: string | null;
+  ending?: string | null;
+  reward?: Value;
+  version_min?: Value;
+  version_max?: Value;
+  trained_version?: Value;
+  turns?: Value;
+  drawn?: Value;
+  tokens?: Value;
+  seconds?: Value;
+  why?: string | null;
+  state?: string | null;
+  text?: string | null;
+}
+
+export interface EpisodeList {
+  total: number;
+  rows: EpisodeRow[];
+  next?: string | null;
+  facets?: Record<string, (string | { value: string; count?: number })[]>;
+}
+
+export interface Token {
+  text: string;
+  drawn?: boolean;
+  logp?: Value;
+  learner_logp?: Value;
+  version?: Value;
+  advantage?: Value;
+}
+
+export interface Turn {
+  index: number;
+  parent?: number | null;
+  segment?: number | null;
+  role?: string | null;
+  origin?: string | null;
+  tool?: string | null;
+  ok?: boolean | null;
+  error?: string | null;
+  text?: string | null;
+  given?: string | null;
+  calls?: unknown[];
+  reward?: Value;
+  seconds_model?: Value;
+  seconds_tool?: Value;
+  version?: Value;
+  tokens?: Token[];
+  cut?: boolean | number | string | null;
+}
+
+export interface Episode extends Omit<EpisodeRow, "turns"> {
+  rewards?: Record<string, unknown> | null;
+  turns: Turn[];
+}
+
+export interface Group {
+  ticket?: number;
+  prompt?: string | null;
+  rows: EpisodeRow[];
+}
