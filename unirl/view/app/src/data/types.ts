@@ -18,26 +18,31 @@ export interface RunRow {
   result?: Value;
   result_name?: string | null;
   rate?: Value;
-  unit?: string | null;
   env?: string | null;
   model?: string | null;
   limit?: string | null;
   part_of?: string | null;
+  /** Ids of the other policies of this run. */
+  parts?: string[];
   error?: string[] | string | null;
 }
 
 export interface PoolState {
   name: string;
-  role?: string | null;
   members?: Value;
-  rate?: Value;
-  wait?: Value;
+  /** How many it is to have; how many it may have. */
+  wanted?: Value;
+  most?: Value;
+  /** What helps its members: environment workers. */
+  helpers?: Value;
+  share?: Value;
 }
 
 export interface Pipeline {
   pools?: PoolState[];
+  actors?: { rate?: Value; wait?: Value };
   queue?: { slots?: Value; batch_size?: Value; max_staleness?: Value; ready?: Value; running?: Value };
-  learner?: { rate?: Value; wait?: Value; updates_per_second?: Value; kind?: string | null };
+  learner?: { name?: string | null; rate?: Value; wait?: Value; updates_per_second?: Value };
   weights?: { version?: Value };
 }
 
@@ -57,7 +62,6 @@ export interface Run extends RunRow {
   videos?: string[];
   checkpoints?: (string | { step?: Value; name: string })[];
   has?: { samples?: boolean; episodes?: boolean; videos?: boolean };
-  parts?: { id: string; name: string }[];
 }
 
 export interface Series {

@@ -5,6 +5,7 @@ import { ago, duration, number, percent, plain, rate } from "../data/format";
 import { useAnswer, useLive, useThrottle } from "../data/hooks";
 import { link, setQuery } from "../data/route";
 import type { RunRow } from "../data/types";
+import { unitOf } from "../data/units";
 import { axisOf, Loaded, State, Title } from "../parts/controls";
 import { type Column, sortRows, Table } from "../parts/table";
 import { Curves } from "./curves";
@@ -145,7 +146,7 @@ const columns: Column<RunRow>[] = [
     ),
   },
   { key: "result", label: "Result", by: (run) => run.result, numeric: true, cell: (run) => <span title={run.result_name ?? ""}>{number(run.result)}</span> },
-  { key: "rate", label: "Rate", by: (run) => run.rate, numeric: true, minor: true, cell: (run) => rate(run.rate, run.unit) },
+  { key: "rate", label: "Rate", by: (run) => run.rate, numeric: true, minor: true, cell: (run) => rate(run.rate, unitOf(run)) },
   { key: "limit", label: "Limited by", by: (run) => run.limit, cell: (run) => run.limit ?? "–", minor: true },
   { key: "seconds", label: "Time", by: (run) => run.seconds, numeric: true, minor: true, cell: (run) => duration(run.seconds) },
   { key: "updated", label: "Last row", by: (run) => run.updated, numeric: true, cell: (run) => ago(run.updated) },

@@ -6,6 +6,7 @@ import { useAnswer, useLive, useSource, useThrottle } from "../data/hooks";
 import { link } from "../data/route";
 import { url } from "../data/source";
 import type { Run } from "../data/types";
+import { unitOf } from "../data/units";
 import { axisOf, Facts, Loaded, Problem, State, Title } from "../parts/controls";
 import { ConfigTab } from "./config";
 import { EpisodePage } from "./episode";
@@ -83,18 +84,23 @@ function Head({ run, tab, query }: { run: Run; tab: string; query: URLSearchPara
         facts={[
           [run.result_name ?? "Result", number(run.result)],
           ["Steps", number(run.step), share === null ? undefined : `${percent(share)} of ${number(run.total_steps)}`],
-          ["Rate", rate(run.rate, run.unit)],
+          ["Rate", rate(run.rate, unitOf(run))],
           ["Limited by", limited],
           ["Time", duration(run.seconds)],
           ["Version of the weights", number(run.pipeline?.weights?.version)],
         ]}
       />
+      {run.part_of && (
+        <p class="parts">
+          One of several policies of <a href={link(["runs", run.part_of])}>this run</a>.
+        </p>
+      )}
       {!!run.parts?.length && (
         <p class="parts">
-          Policies:{" "}
-          {run.parts.map((part) => (
-            <a key={part.id} href={link(["runs", part.id])}>
-              {plain(part.name)}
+          Other policies of this run:{" "}
+          {run.parts.map((part, i) => (
+            <a key={part} href={link(["runs", part])}>
+              policy {i + 1}
             </a>
           ))}
         </p>

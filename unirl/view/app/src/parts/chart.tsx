@@ -58,9 +58,9 @@ export function Chart({ title, lines, axis, marks = [], height = 260, sync, smal
     if (!own) return;
     const { min, max } = own.scales.x as uPlot.Scale;
     const times = own.data[0];
-    const isWhole = min === times[0] && max === times[times.length - 1];
-    own.setData(align(drawn), isWhole);
-    if (!isWhole) own.redraw();
+    const isEnlarged = typeof min === "number" && typeof max === "number" && (min > (times[0] as number) || max < (times[times.length - 1] as number));
+    own.setData(align(drawn), !isEnlarged);
+    if (isEnlarged) own.redraw();
   }, [drawn, marks]);
 
   function showValues(index: number | null): void {
@@ -173,7 +173,7 @@ function options(lines: Line[], { axis, width, height, sync, small, marks, show 
     series,
     bands,
     legend: { show: false },
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: { range: valueRange } },
     cursor: {
       y: false,
       points: { size: 6 },
@@ -186,6 +186,13 @@ function options(lines: Line[], { axis, width, height, sync, small, marks, show 
     hooks: { setCursor: [(own) => show(own.cursor.idx ?? null)] },
     plugins: [marksPlugin(marks, colour)],
   };
+}
+
+/** A constant is drawn as a line in the middle, and 0 at the bottom of 0 to 1. */
+function valueRange(_: uPlot, low: number | null, high: number | null): uPlot.Range.MinMax {
+  if (low === null || high === null || (low === 0 && high === 0)) return [0, 1];
+  if (low === high) return [low - Math.abs(low) / 2, high + Math.abs(high) / 2];
+  return uPlot.rangeNum(low, high, 0.1, true);
 }
 
 function shortTime(seconds: number): string {

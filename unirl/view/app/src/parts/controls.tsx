@@ -24,11 +24,6 @@ export function State({ state }: { state: string }) {
   );
 }
 
-/** What limits a run, in words. */
-export function limitWords(limit: string | null | undefined): string {
-  return limit ? limit : "–";
-}
-
 export function Facts({ facts }: { facts: [string, ComponentChildren, string?][] }) {
   return (
     <dl class="facts">

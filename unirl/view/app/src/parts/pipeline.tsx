@@ -2,7 +2,8 @@
 
 import { number, percent, plain, plural, rate } from "../data/format";
 import { useWidth } from "../data/hooks";
-import type { Pipeline, Run } from "../data/types";
+import { unitOf } from "../data/units";
+import type { Pipeline, PoolState, Run, Value } from "../data/types";
 
 const MAX_CELLS = 64;
 const NARROW = 560;
@@ -26,8 +27,9 @@ export function PipelineDrawing({ run }: { run: Run }) {
 }
 
 function Drawing({ run, pipeline, width }: { run: Run; pipeline: Pipeline; width: number }) {
-  const pools = pipeline.pools?.length ? pipeline.pools : [{ name: "actors" }];
-  const { queue = {}, learner = {}, weights = {} } = pipeline;
+  const pools: PoolState[] = pipeline.pools?.length ? pipeline.pools : [{ name: "actors" }];
+  const { actors = {}, queue = {}, learner = {}, weights = {} } = pipeline;
+  const unit = unitOf(run);
   const isNarrow = width < NARROW;
   const gap = 14;
   const tall = pools.length * (BOX.height + gap) - gap;
@@ -35,9 +37,10 @@ function Drawing({ run, pipeline, width }: { run: Run; pipeline: Pipeline; width
   const isLive = run.state === "training";
   const limitsActors = run.limit === "actors" || run.limit === "rewards";
   const words = [
-    ...pools.map((pool) => `${pool.name}: ${plural(pool.members ?? 1, "member")}, ${rate(pool.rate, run.unit)}`),
-    `queue: ${number(queue.ready)} finished and ${number(queue.running)} running of ${number(queue.slots)} slots, at most ${number(queue.max_staleness)} updates old`,
-    `learner: ${rate(learner.rate, run.unit)}, waits ${percent(learner.wait)} of its time`,
+    ...pools.map((pool) => [pool.name, ...poolLines(pool)].join(", ")),
+    `actors: ${rate(actors.rate, unit)}, wait ${percent(actors.wait)} of their time`,
+    `queue: ${queueLines(queue).join(", ")}`,
+    `learner: ${rate(learner.rate, unit)}, waits ${percent(learner.wait)} of its time`,
     `weights: version ${number(weights.version)}`,
     run.limit ? `limited by: ${run.limit}` : "",
   ];
@@ -54,19 +57,37 @@ function Drawing({ run, pipeline, width }: { run: Run; pipeline: Pipeline; width
       <Arrow from={place.queue} to={place.learner} isNarrow={isNarrow} isLive={isLive} />
       <WeightsArrow from={place.learner} pools={place.pools} isNarrow={isNarrow} isLive={isLive} label={`weights, version ${number(weights.version)}`} width={width} />
       {pools.map((pool, i) => (
-        <Part key={pool.name} box={place.pools[i] as Box} title={plain(pool.name)} limits={limitsActors} lines={[`${plural(pool.members ?? 1, "member")}${pool.role ? `, ${plain(pool.role)}` : ""}`, rate(pool.rate, run.unit), ...(typeof pool.wait === "number" ? [`waits ${percent(pool.wait)}`] : [])]} />
+        <Part key={pool.name} box={place.pools[i] as Box} title={plain(pool.name)} limits={limitsActors} lines={[...poolLines(pool), ...(pools.length === 1 ? workLines(actors, unit) : [])]} />
       ))}
-      <Part box={place.queue} title="queue" lines={[`${number(queue.ready)} ready, ${number(queue.running)} running`, `of ${number(queue.slots)}; age ≤ ${number(queue.max_staleness)}`]}>
+      <Part box={place.queue} title="queue" lines={queueLines(queue)}>
         <Cells box={place.queue} slots={queue.slots ?? 0} ready={queue.ready ?? 0} running={queue.running ?? 0} />
       </Part>
       <Part
         box={place.learner}
-        title={plain(learner.kind ?? "learner")}
+        title={plain(learner.name ?? "learner")}
         limits={run.limit === "learner"}
-        lines={[rate(learner.rate, run.unit), typeof learner.wait === "number" ? `waits ${percent(learner.wait)}` : "", typeof learner.updates_per_second === "number" ? `${number(learner.updates_per_second, 3)} updates/s` : ""].filter(Boolean)}
+        lines={[...workLines(learner, unit), ...(typeof learner.updates_per_second === "number" ? [`${number(learner.updates_per_second, 3)} updates/s`] : [])]}
       />
     </svg>
   );
+}
+
+function poolLines({ members, wanted, most, helpers, share }: PoolState): string[] {
+  const isPartly = typeof wanted === "number" && typeof members === "number" && wanted !== members;
+  const count = typeof members === "number" ? plural(members, "member") : "";
+  const range = [isPartly ? `of ${number(wanted)}` : "", typeof most === "number" && most !== wanted ? `up to ${number(most)}` : ""];
+  const more = [helpers ? plural(helpers, "helper") : "", typeof share === "number" && share !== 1 ? `share ${number(share)}` : ""];
+  return [[count, ...range].filter(Boolean).join(" "), ...more].filter(Boolean);
+}
+
+function workLines({ rate: value, wait }: { rate?: Value; wait?: Value }, unit: string): string[] {
+  return [rate(value, unit), ...(typeof wait === "number" ? [`waits ${percent(wait)}`] : [])];
+}
+
+function queueLines({ ready, running, slots, max_staleness: bound }: NonNullable<Pipeline["queue"]>): string[] {
+  const size = typeof slots === "number" ? ` of ${number(slots)} slots` : "";
+  const age = typeof bound === "number" ? [`at most ${plural(bound, "update")} old`] : [];
+  return [`${number(ready)} ready, ${number(running)} running${size}`, ...age];
 }
 
 function layout(isNarrow: boolean, width: number, count: number, tall: number, gap: number) {

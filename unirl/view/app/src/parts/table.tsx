@@ -48,7 +48,7 @@ export function Table<Row>({ label, columns, rows, id, sort, onSort, rowClass, s
                   {column.by ? (
                     <button type="button" class="sort" onClick={() => onSort(next)}>
                       {column.label}
-                      <span aria-hidden="true">{isChosen ? (descending ? " ↓" : " ↑") : ""}</span>
+                      <span aria-hidden="true">{isChosen ? (descending ? "\u00a0↓" : "\u00a0↑") : ""}</span>
                     </button>
                   ) : (
                     column.label

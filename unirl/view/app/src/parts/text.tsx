@@ -9,7 +9,7 @@ export function Text({ children, most = PAGE }: { children: string; most?: numbe
   const [shown, setShown] = useState(most);
   return (
     <>
-      <pre class="text">{visible(children.slice(0, shown))}</pre>
+      <pre class="textbox">{visible(children.slice(0, shown))}</pre>
       {children.length > shown && (
         <button type="button" onClick={() => setShown(shown + PAGE * 4)}>
           Show more: {number(children.length - shown)} characters are left
