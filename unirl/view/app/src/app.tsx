@@ -1,7 +1,7 @@
 // The frame of all pages: where one is, what is shown, the way back.
 
-import { useEffect, useRef } from "preact/hooks";
-import { SourceContext } from "./data/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { SourceContext, useSource } from "./data/hooks";
 import { link, useRoute } from "./data/route";
 import type { Source } from "./data/source";
 import { ComparePage } from "./pages/compare";
@@ -33,6 +33,7 @@ export function App({ source }: { source: Source }) {
             Runs
           </a>
         </nav>
+        {source.saved === null && <Connection />}
         {source.saved !== null && (
           <span class="saved">
             saved <time dateTime={new Date(source.saved * 1000).toISOString()}>{new Date(source.saved * 1000).toLocaleString()}</time>
@@ -49,6 +50,17 @@ export function App({ source }: { source: Source }) {
         )}
       </main>
     </SourceContext.Provider>
+  );
+}
+
+function Connection() {
+  const source = useSource();
+  const [isOpen, setOpen] = useState(false);
+  useEffect(() => source.onConnection(setOpen), [source]);
+  return (
+    <span class={isOpen ? "live open" : "live"} role="status">
+      {isOpen ? "● live" : "○ not connected"}
+    </span>
   );
 }
 

@@ -2,7 +2,8 @@
 
 import { createContext } from "preact";
 import { useCallback, useContext, useEffect, useRef, useState } from "preact/hooks";
-import { AnswerError, type LiveHandlers, type Parameters, type Source, url } from "./source";
+import type { LiveHandlers } from "./live";
+import { AnswerError, type Parameters, type Source, url } from "./source";
 
 export const SourceContext = createContext<Source>(undefined as unknown as Source);
 
@@ -50,10 +51,8 @@ export function useLive(runs: string[], handlers: LiveHandlers): void {
   useEffect(
     () =>
       source.live(runs, {
-        row: (run, row) => newest.current.row?.(run, row),
-        event: (run) => newest.current.event?.(run),
-        state: (run, change) => newest.current.state?.(run, change),
-        runs: () => newest.current.runs?.(),
+        rows: () => newest.current.rows?.(),
+        list: () => newest.current.list?.(),
       }),
     [source, runs.join(",")],
   );

@@ -1,15 +1,9 @@
 // Where answers come from: the server, or the JSON block of a page that was saved as one file.
 
-import type { Comparison, EpisodeList, EpisodeRow, Run, RunRow, SeriesAnswer } from "./types";
+import { type LiveHandlers, LiveHub } from "./live";
+import type { Comparison, EpisodeList, EpisodeRow, Run, SeriesAnswer } from "./types";
 
 export type Parameters = Record<string, string | number | undefined>;
-
-export interface LiveHandlers {
-  row?: (run: string, row: Record<string, number | null>) => void;
-  event?: (run: string) => void;
-  state?: (run: string, change: Partial<RunRow>) => void;
-  runs?: () => void;
-}
 
 export interface Source {
   /** Seconds since 1970 at which the page was saved; null: the server answers. */
@@ -17,6 +11,8 @@ export interface Source {
   get<T>(path: string, parameters?: Parameters, signal?: AbortSignal): Promise<T>;
   /** Calls the handlers as news arrive, until the function that it returns is called. */
   live(runs: string[], handlers: LiveHandlers): () => void;
+  /** Says at once, and whenever it changes, whether news arrive. */
+  onConnection(watcher: (isOpen: boolean) => void): () => void;
 }
 
 export class AnswerError extends Error {
@@ -36,6 +32,7 @@ export function url(path: string, parameters: Parameters = {}): string {
 
 class Server implements Source {
   readonly saved = null;
+  private readonly hub = new LiveHub();
 
   async get<T>(path: string, parameters?: Parameters, signal?: AbortSignal): Promise<T> {
     let answer: Response;
@@ -54,23 +51,11 @@ class Server implements Source {
   }
 
   live(runs: string[], handlers: LiveHandlers): () => void {
-    const events = new EventSource(url("/api/live", { runs: runs.join(",") }));
-    const on = <T>(name: string, handle: (data: T) => void) =>
-      events.addEventListener(name, (message) => handle(JSON.parse((message as MessageEvent<string>).data) as T));
-    on<{ run: string; row: Record<string, number | null> }>("row", ({ run, row }) => handlers.row?.(run, row));
-    on<{ run: string }>("event", ({ run }) => handlers.event?.(run));
-    on<{ run: string } & Partial<RunRow>>("state", ({ run, ...change }) => handlers.state?.(run, change));
-    on("runs", () => handlers.runs?.());
-    // What came while the connection was lost is asked for again.
-    let lost = false;
-    events.addEventListener("error", () => {
-      lost = true;
-    });
-    events.addEventListener("open", () => {
-      if (lost) handlers.runs?.();
-      lost = false;
-    });
-    return () => events.close();
+    return this.hub.subscribe(runs, handlers);
+  }
+
+  onConnection(watcher: (isOpen: boolean) => void): () => void {
+    return this.hub.onConnection(watcher);
   }
 }
 
@@ -95,6 +80,10 @@ class Saved implements Source {
   }
 
   live(): () => void {
+    return () => undefined;
+  }
+
+  onConnection(): () => void {
     return () => undefined;
   }
 

@@ -34,7 +34,7 @@ export interface PoolState {
   wanted?: Value;
   most?: Value;
   /** What helps its members: environment workers. */
-  helpers?: Value;
+  helpers?: { role?: string; count?: Value } | null;
   share?: Value;
 }
 
@@ -47,11 +47,13 @@ export interface Pipeline {
 }
 
 export interface Evaluation {
-  step: number;
+  step?: Value;
   seconds?: Value;
-  mean?: Value;
-  std?: Value;
-  episodes?: Value;
+  num_episodes?: Value;
+  return_mean?: Value;
+  return_std?: Value;
+  /** Not during the training. */
+  by_hand?: boolean;
 }
 
 export interface Run extends RunRow {
@@ -60,7 +62,7 @@ export interface Run extends RunRow {
   pipeline?: Pipeline;
   evaluations?: Evaluation[];
   videos?: string[];
-  checkpoints?: (string | { step?: Value; name: string })[];
+  checkpoints?: string[];
   has?: { samples?: boolean; episodes?: boolean; videos?: boolean };
 }
 

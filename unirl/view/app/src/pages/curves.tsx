@@ -29,7 +29,7 @@ export function Curves({ runs, all, axis, name }: CurvesProps) {
   const asked = { runs: ids.join(","), names: metric, points: 400, x: axis };
   const answer = useAnswer<SeriesAnswer>(ids.length ? "/api/series" : null, asked);
   const refresh = useThrottle(answer.reload, 2000);
-  useLive(ids, { row: refresh });
+  useLive(ids, { rows: refresh });
   const lines = useMemo(() => grouped(runs, answer.data ?? {}, metric), [ids.join(","), answer.data, metric]);
   const title = all > runs.length ? `${metric} (the first ${runs.length} of ${all})` : metric;
   return (

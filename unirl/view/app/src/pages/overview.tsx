@@ -16,7 +16,7 @@ const MAX_CHOSEN_BY_ITSELF = 6;
 export function OverviewPage({ query }: { query: URLSearchParams }) {
   const answer = useAnswer<RunRow[]>("/api/runs");
   const refresh = useThrottle(answer.reload, 1000);
-  useLive([], { runs: refresh, state: refresh });
+  useLive([], { list: refresh });
   return (
     <>
       <Title>Runs</Title>

@@ -33,7 +33,7 @@ export function RunPage({ id, rest, query }: RunPageProps) {
     answer.reload();
     setNews((last) => last + 1);
   }, 1500);
-  useLive([id], { row: refresh, event: refresh, state: refresh });
+  useLive([id], { rows: refresh });
   return (
     <Loaded answer={answer}>
       {(run) => {

@@ -4,7 +4,7 @@ import { useEffect, useMemo } from "preact/hooks";
 import { number, plain } from "../data/format";
 import { useAnswer } from "../data/hooks";
 import { link } from "../data/route";
-import { combine, last, type Line } from "../data/series";
+import { at, combine, last, type Line } from "../data/series";
 import type { Axis, Evaluation, Run, RunEvent, RunRow, Series, SeriesAnswer, Staleness } from "../data/types";
 import { Chart } from "../parts/chart";
 import { AxisChoice, Panel } from "../parts/controls";
@@ -30,28 +30,32 @@ export function SummaryTab({ run, axis, news }: { run: Run; axis: Axis; news: nu
   const own = useAnswer<SeriesAnswer>("/api/series", asked);
   const ids = seeds.map((each) => each.id).join(",");
   const others = useAnswer<SeriesAnswer>(ids ? "/api/series" : null, { runs: ids, names: metric, points: 300, x: axis });
+  // Events know their time, evaluations their step.
+  const [clock, by]: [string, Axis] = axis === "step" ? ["step", "seconds"] : ["seconds", "step"];
+  const clocks = useAnswer<SeriesAnswer>("/api/series", { runs: run.id, names: clock, points: 1000, x: by });
   useEffect(() => {
     if (!news) return;
-    for (const each of [own, events, ages]) each.reload();
+    for (const each of [own, events, ages, clocks]) each.reload();
   }, [news]);
 
-  const marks = useMemo(() => marksOf(events.data ?? [], axis), [events.data, axis]);
+  const other = useMemo(() => endsOf(clocks.data?.[run.id]?.[clock]), [clocks.data, clock]);
+  const marks = useMemo(() => marksOf(events.data ?? [], axis, other), [events.data, axis, other]);
   const mine = own.data?.[run.id] ?? {};
   const lines = useMemo(() => withBand(run, metric, mine[metric], others.data, seeds), [own.data, others.data, metric, ids]);
   return (
     <div class="columns">
+      <Panel title="Pipeline" wide>
+        <PipelineDrawing run={run} />
+      </Panel>
       <Panel title="Curve" aside={<AxisChoice axis={axis} />}>
         <Chart title={plain(metric)} lines={lines} axis={axis} marks={marks} height={280} />
-      </Panel>
-      <Panel title="Pipeline">
-        <PipelineDrawing run={run} />
       </Panel>
       <Panel title="Age of samples when they were learned from">
         <StalenessDrawing staleness={ages.data} bound={run.pipeline?.queue?.max_staleness ?? null} />
       </Panel>
-      <Evaluations all={run.evaluations ?? []} axis={axis} marks={marks} />
+      <Evaluations all={run.evaluations ?? []} axis={axis} seconds={axis === "seconds" ? other : undefined} marks={marks} />
       <Discards names={discarded} series={mine} axis={axis} marks={marks} />
-      <Panel title="Faults, restarts, scaling" aside={<a href={link(["runs", run.id, "events"])}>All events</a>}>
+      <Panel title="Faults, restarts, scaling" wide aside={<a href={link(["runs", run.id, "events"])}>All events</a>}>
         <EventList events={(events.data ?? []).filter((event) => event.event !== "started")} limit={8} />
       </Panel>
     </div>
@@ -68,15 +72,29 @@ function withBand(run: Run, metric: string, own: Series | undefined, others: Ser
   return [band, { ...line, series: { t: own.t, v: own.v } }];
 }
 
-function Evaluations({ all, axis, marks }: { all: Evaluation[]; axis: Axis; marks: Mark[] }) {
+/** What only grows has its highest value where a bin ends. */
+function endsOf(series: Series | undefined): Series | undefined {
+  return series && { t: series.t, v: series.high ?? series.v };
+}
+
+interface EvaluationsProps {
+  all: Evaluation[];
+  axis: Axis;
+  /** The seconds of the run by its steps, where these are the axis. */
+  seconds: Series | undefined;
+  marks: Mark[];
+}
+
+function Evaluations({ all, axis, seconds, marks }: EvaluationsProps) {
   const lines = useMemo((): Line[] => {
-    const known = all.filter((each) => typeof each[axis] === "number" && typeof each.mean === "number");
+    const placed = all.map((each) => ({ ...each, place: seconds && typeof each.step === "number" ? at(seconds, each.step)[0] : each[axis] }));
+    const known = placed.filter((each) => typeof each.place === "number" && typeof each.return_mean === "number" && !each.by_hand);
     if (!known.length) return [];
-    const mean = known.map((each) => each.mean as number);
-    const spread = known.map((each) => each.std ?? 0);
-    const series: Series = { t: known.map((each) => each[axis] as number), v: mean, low: mean.map((m, i) => m - (spread[i] ?? 0)), high: mean.map((m, i) => m + (spread[i] ?? 0)) };
+    const mean = known.map((each) => each.return_mean as number);
+    const spread = known.map((each) => each.return_std ?? 0);
+    const series: Series = { t: known.map((each) => each.place as number), v: mean, low: mean.map((m, i) => m - (spread[i] ?? 0)), high: mean.map((m, i) => m + (spread[i] ?? 0)) };
     return [{ label: "mean of the episodes, with their deviation", series, colour: 2 }];
-  }, [all, axis]);
+  }, [all, axis, seconds]);
   return (
     <Panel title="Evaluations">
       {lines.length ? <Chart title="Return of evaluations" lines={lines} axis={axis} marks={marks} height={200} /> : <p class="empty">None so far.</p>}

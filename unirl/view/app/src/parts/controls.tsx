@@ -102,9 +102,17 @@ export function AxisChoice({ axis }: { axis: Axis }) {
   return <Choice label="by" value={axis} choices={choices} onChange={(value) => setQuery({ x: value === "step" ? null : value })} />;
 }
 
-export function Panel({ title, aside, children, id }: { title: string; aside?: ComponentChildren; children: ComponentChildren; id?: string }) {
+interface PanelProps {
+  title: string;
+  aside?: ComponentChildren;
+  /** As wide as the page. */
+  wide?: boolean;
+  children: ComponentChildren;
+}
+
+export function Panel({ title, aside, wide, children }: PanelProps) {
   return (
-    <section class="panel" id={id} aria-label={title}>
+    <section class={wide ? "panel wide" : "panel"} aria-label={title}>
       <header>
         <h2>{title}</h2>
         {aside}

@@ -1,7 +1,8 @@
 // Events on the time axis of a chart: a line, and a sign of its own for each kind.
 
 import type uPlot from "uplot";
-import type { Axis, RunEvent } from "../data/types";
+import { at } from "../data/series";
+import type { Axis, RunEvent, Series } from "../data/types";
 
 export interface Mark {
   place: number;
@@ -30,11 +31,16 @@ export function kindOf(event: RunEvent): Kind {
   return KINDS[event.event] ?? "other";
 }
 
-/** What changed the run while it ran; starts and ends of all members would hide it. */
-export function marksOf(events: RunEvent[], axis: Axis): Mark[] {
+/**
+ * What changed the run while it ran; starts and ends of all members would hide it. steps: the steps of the run by its
+ * seconds, as events know the time alone.
+ */
+export function marksOf(events: RunEvent[], axis: Axis, steps: Series | undefined): Mark[] {
   return events.flatMap((event) => {
     const kind = kindOf(event);
-    const place = event[axis];
+    const known = event[axis];
+    const isTime = axis === "step" && typeof known !== "number" && typeof event.seconds === "number";
+    const place = isTime && steps ? at(steps, event.seconds as number)[0] : known;
     return typeof place === "number" && kind !== "start" && kind !== "end" ? [{ place, kind }] : [];
   });
 }

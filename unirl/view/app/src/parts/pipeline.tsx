@@ -7,7 +7,7 @@ import type { Pipeline, PoolState, Run, Value } from "../data/types";
 
 const MAX_CELLS = 64;
 const NARROW = 560;
-const BOX = { width: 176, height: 86 };
+const BOX = { width: 250, height: 86 };
 
 interface Box {
   x: number;
@@ -76,7 +76,7 @@ function poolLines({ members, wanted, most, helpers, share }: PoolState): string
   const isPartly = typeof wanted === "number" && typeof members === "number" && wanted !== members;
   const count = typeof members === "number" ? plural(members, "member") : "";
   const range = [isPartly ? `of ${number(wanted)}` : "", typeof most === "number" && most !== wanted ? `up to ${number(most)}` : ""];
-  const more = [helpers ? plural(helpers, "helper") : "", typeof share === "number" && share !== 1 ? `share ${number(share)}` : ""];
+  const more = [helpers?.count ? `${number(helpers.count)} × ${plain(helpers.role ?? "helper")}` : "", typeof share === "number" && share !== 1 ? `share ${number(share)}` : ""];
   return [[count, ...range].filter(Boolean).join(" "), ...more].filter(Boolean);
 }
 
@@ -99,7 +99,7 @@ function layout(isNarrow: boolean, width: number, count: number, tall: number, g
     const learner = { ...own, x: 1, y: queue.y + queue.height + 36 };
     return { pools, queue, learner, height: learner.y + learner.height + 14 };
   }
-  const boxWidth = Math.min(BOX.width, (width - 80) / 3);
+  const boxWidth = Math.min(BOX.width, (width - 120) / 3);
   const middle = 14 + Math.max(tall, BOX.height + 16) / 2;
   const pools = Array.from({ length: count }, (_, i) => ({ x: 1, y: middle - tall / 2 + i * (BOX.height + gap), width: boxWidth, height: BOX.height }));
   const queue = { x: (width - boxWidth) / 2, y: middle - BOX.height / 2 - 8, width: boxWidth, height: BOX.height + 16 };
@@ -121,8 +121,8 @@ function Part({ box, title, lines, limits, children }: { box: Box; title: string
       ))}
       {limits && (
         <g class="flag">
-          <rect x={box.x + 10} y={box.y - 10} width={96} height={18} rx={9} />
-          <text x={box.x + 58} y={box.y + 3} text-anchor="middle">
+          <rect x={box.x + 10} y={box.y - 11} width={108} height={19} rx={9.5} />
+          <text x={box.x + 64} y={box.y + 3} text-anchor="middle">
             limits the run
           </text>
         </g>

@@ -4,7 +4,7 @@ import { number, percent } from "../data/format";
 import { useWidth } from "../data/hooks";
 import type { Staleness } from "../data/types";
 
-const ROW = 22;
+const HEIGHT = 220;
 const LEFT = 70;
 const BOTTOM = 24;
 const MAX_COLUMNS = 120;
@@ -45,7 +45,8 @@ export function columnsOf({ t, ages, share }: Staleness, most: number): Cell[] {
 function Drawing({ staleness, bound, width }: { staleness: Staleness; bound: number | null; width: number }) {
   const { ages } = staleness;
   const cells = columnsOf(staleness, Math.min(MAX_COLUMNS, Math.floor((width - LEFT) / 5)));
-  const high = ages.length * ROW;
+  const tall = Math.max(18, Math.min(56, Math.floor(HEIGHT / ages.length)));
+  const high = ages.length * tall;
   const size = (width - LEFT) / Math.max(1, cells.length);
   const newest = cells[cells.length - 1];
   const words = newest ? ages.map((age, i) => `age ${age}: ${percent(newest.share[i])}`).join(", ") : "no rows";
@@ -53,7 +54,7 @@ function Drawing({ staleness, bound, width }: { staleness: Staleness; bound: num
     <>
       <svg width={width} height={high + BOTTOM} role="img" aria-label={`Shares of samples by age over ${cells.length} moments; at the end ${words}`}>
         {ages.map((age, row) => (
-          <text key={age} class="axis" x={LEFT - 8} y={high - row * ROW - 7} text-anchor="end">
+          <text key={age} class="axis" x={LEFT - 8} y={high - (row + 0.5) * tall + 3} text-anchor="end">
             {age === 0 ? "age 0" : age}
           </text>
         ))}
@@ -63,9 +64,9 @@ function Drawing({ staleness, bound, width }: { staleness: Staleness; bound: num
               key={`${column} ${row}`}
               class={`s${Math.round(share * LEVELS)}`}
               x={LEFT + column * size}
-              y={high - (row + 1) * ROW}
+              y={high - (row + 1) * tall}
               width={size + 0.4}
-              height={ROW - 2}
+              height={tall - 2}
             >
               <title>{`step ${number(cell.from)}: age ${ages[row]}, ${percent(share)}`}</title>
             </rect>
