@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from unirl.errors import Restartable, UniRLError
 from unirl.llm.agents.session import Session
-from unirl.llm.group import ENDINGS, Ending
+from unirl.llm.outcome import ENDINGS, Ending
 from unirl.llm.own_code import load_own
 from unirl.llm.tasks.task import Message, Task
 

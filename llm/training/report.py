@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from unirl.core.sample import Batch
-from unirl.llm.group import ENDINGS, EPISODE_COUNTS, FAILED, FINISHES, SCORE, TIMED_OUT, Group
+from unirl.llm.group import EPISODE_COUNTS, FINISHES, Group
+from unirl.llm.outcome import ENDINGS, FAILED, SCORE, TIMED_OUT
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.metrics.metrics import Metrics
 

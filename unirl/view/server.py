@@ -20,7 +20,9 @@ from unirl.view.answers import answer, error
 from unirl.view.columns import ColumnStore
 from unirl.view.details import compared, details, events_of
 from unirl.view.folders import Folders, NotThere, Run
+from unirl.view.live import Live
 from unirl.view.reduce import between, reduced
+from unirl.view.staleness import histogram
 from unirl.view.summary import Summaries
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class View:
         self.folders = Folders(roots)
         self.summaries = Summaries(self.folders)
         self.columns = ColumnStore()
+        self.live = Live(self.runs, self.folders.run, self.owner)
 
     def runs(self) -> list[Mapping[str, Any]]:
         return self.summaries.all()
@@ -57,6 +60,9 @@ class View:
 
     def events(self, id: str) -> list[dict[str, Any]]:
         return events_of(self.owner(self.folders.run(id)))
+
+    def staleness(self, id: str) -> dict[str, Any]:
+        return histogram(self.columns, self.folders.run(id))
 
     def compare(self, ids: str) -> dict[str, Any]:
         runs = _bounded(self.folders.several(ids), "runs", MAX_RUNS)
@@ -126,12 +132,26 @@ def make_app(view: View, token: str, port: int) -> App:
     """The ASGI application."""
     with needs("starlette", "the view has no server", "view"):
         from starlette.applications import Starlette
-        from starlette.responses import FileResponse
+        from starlette.responses import FileResponse, StreamingResponse
         from starlette.routing import Mount, Route
         from starlette.staticfiles import StaticFiles
 
     def index(request: Request) -> Response:
         return FileResponse(ASSETS / "index.html", headers={"cache-control": "no-cache"})
+
+    async def live(request: Request) -> Response:
+        ids = [id for id in request.query_params.get("runs", "").split(",") if id]
+
+        def stream() -> Response:
+            for id in _bounded(ids, "runs", MAX_RUNS) if ids else ():
+                view.folders.run(id)
+            return StreamingResponse(
+                view.live.watch(ids),
+                media_type="text/event-stream",
+                headers={"cache-control": "no-store"},
+            )
+
+        return explained(stream)
 
     def get(path: str, make: Callable[[Request], Any]) -> Route:
         def handle(request: Request) -> Response:
@@ -148,6 +168,8 @@ def make_app(view: View, token: str, port: int) -> App:
         get("/api/runs/{id}", of_run(view.run)),
         get("/api/runs/{id}/names", of_run(view.names)),
         get("/api/runs/{id}/events", of_run(view.events)),
+        get("/api/runs/{id}/staleness", of_run(view.staleness)),
+        Route("/api/live", live, methods=["GET"]),
         get("/api/series", lambda request: view.series(request.query_params)),
         get("/api/compare", lambda request: view.compare(request.query_params.get("runs", ""))),
         Mount("/assets", StaticFiles(directory=ASSETS)),
