@@ -22,15 +22,11 @@ export class LiveHub {
   private watched = "";
   private isPlanned = false;
   private isOpen = false;
-  private wasLost = false;
 
   constructor() {
     document.addEventListener("visibilitychange", () => {
       if (document.hidden) this.close();
-      else {
-        this.wasLost = true;
-        this.plan();
-      }
+      else this.plan();
     });
   }
 
@@ -80,14 +76,10 @@ export class LiveHub {
       tell((each) => each.handlers.list?.());
     });
     events.addEventListener("runs", () => tell((each) => each.handlers.list?.()));
-    events.addEventListener("open", () => {
-      this.setOpen(true);
-      // What came while there was no connection is asked for.
-      if (this.wasLost) tell((each) => (each.handlers.rows?.(), each.handlers.list?.()));
-      this.wasLost = false;
-    });
+    events.addEventListener("open", () => this.setOpen(true));
+    // What was written before the server looked, or while there was no connection, is asked for.
+    events.addEventListener("watching", () => tell(({ handlers }) => (handlers.rows?.(), handlers.list?.())));
     events.addEventListener("error", () => {
-      this.wasLost = true;
       this.setOpen(false);
       // A browser tries again by itself, but not where the answer was an error.
       if (events.readyState === EventSource.CLOSED) setTimeout(() => this.events === events && this.plan(), 5000);

@@ -124,11 +124,14 @@ export interface EpisodeList {
   total: number;
   rows: EpisodeRow[];
   next?: string | null;
+  /** Of those that were to be searched for a text: how many were not, in the time that there is. */
+  unsearched?: number;
   facets?: Record<string, (string | { value: string; count?: number })[]>;
 }
 
 export interface Token {
   text: string;
+  id?: number;
   drawn?: boolean;
   logp?: Value;
   learner_logp?: Value;
@@ -141,19 +144,28 @@ export interface Turn {
   parent?: number | null;
   segment?: number | null;
   role?: string | null;
+  /** How its prompt came about: prompt, extended, forked, rewritten, replayed. */
   origin?: string | null;
+  /** False: nothing is learned from it. */
+  trained?: boolean;
+  /** Names of the tools that it calls. */
   tool?: string | null;
   ok?: boolean | null;
   error?: string | null;
-  text?: string | null;
+  /** What it was given, and what it answered. */
   given?: string | null;
-  calls?: unknown[];
+  text?: string | null;
+  calls?: { name: string; arguments: string }[];
   reward?: Value;
   seconds_model?: Value;
   seconds_tool?: Value;
-  version?: Value;
+  finish?: string | null;
+  versions?: number[];
+  num_given?: Value;
+  num_drawn?: Value;
   tokens?: Token[];
-  cut?: boolean | number | string | null;
+  /** How many tokens were left out. */
+  cut?: Value;
 }
 
 export interface Episode extends Omit<EpisodeRow, "turns"> {

@@ -4,7 +4,7 @@ import { useEffect, useMemo } from "preact/hooks";
 import { duration, number, plain } from "../data/format";
 import { useAnswer, useSource } from "../data/hooks";
 import { link, setQuery } from "../data/route";
-import { COLOUR_WORDS, type ColourBy, known, scaleOf } from "../data/scales";
+import { COLOUR_WORDS, type ColourBy, known, type Scale, scaleOf } from "../data/scales";
 import type { Episode, Run, Turn } from "../data/types";
 import { Facts, Loaded, Title } from "../parts/controls";
 import { Text } from "../parts/text";
@@ -88,13 +88,13 @@ function Steps({ run, id, episode, query }: { run: Run; id: string; episode: Epi
           <section class="panel turn" aria-label={`Turn ${index + 1} of ${turns.length}`}>
             <header class="bar">
               <button type="button" disabled={index === 0} onClick={() => show(index - 1)} aria-keyshortcuts="ArrowLeft">
-                <span aria-hidden="true">← </span>Previous
+                <span aria-hidden="true">←</span>Previous
               </button>
               <h2 aria-live="polite">
                 Turn {index + 1} of {turns.length}
               </h2>
               <button type="button" disabled={index === turns.length - 1} onClick={() => show(index + 1)} aria-keyshortcuts="ArrowRight">
-                Next<span aria-hidden="true"> →</span>
+                Next<span aria-hidden="true">→</span>
               </button>
               <label class="actions">
                 Colour by{" "}
@@ -118,16 +118,16 @@ function Steps({ run, id, episode, query }: { run: Run; id: string; episode: Epi
   );
 }
 
-function TurnView({ turn, label, scale }: { turn: Turn; label: string; scale: ReturnType<typeof scaleOf> }) {
+function TurnView({ turn, label, scale }: { turn: Turn; label: string; scale: Scale }) {
   const facts: [string, string][] = [];
   const add = (name: string, value: string | null | undefined) => value && value !== "–" && facts.push([name, value]);
-  add("Who", turn.role ? plain(turn.role) : null);
-  add("Began", turn.origin && !["prompt", "extended"].includes(turn.origin) ? plain(turn.origin) : null);
-  add("Tool", turn.tool ? plain(turn.tool) : null);
+  add("Path", turn.origin && !["prompt", "extended"].includes(turn.origin) ? plain(turn.origin) : null);
   add("Step reward", number(turn.reward));
-  add("Version", number(turn.version));
+  add("Version", turn.versions?.length ? turn.versions.map((each) => number(each)).join(", ") : null);
   add("Model", duration(turn.seconds_model));
   add("Tools", turn.seconds_tool ? duration(turn.seconds_tool) : null);
+  add("Ended by", turn.finish ? plain(turn.finish) : null);
+  add("Learned from", turn.trained === false ? "no" : null);
   return (
     <>
       {facts.length > 0 && (
@@ -139,34 +139,35 @@ function TurnView({ turn, label, scale }: { turn: Turn; label: string; scale: Re
           ))}
         </p>
       )}
-      {turn.tokens?.length ? <Tokens tokens={turn.tokens} scale={scale} label={label} /> : turn.text ? <Text>{turn.text}</Text> : <p class="empty">No text was stored.</p>}
-      {!!turn.calls?.length && (
+      {turn.given && <Said title="Given">{turn.given}</Said>}
+      {turn.text && <Said title="Answered">{turn.text}</Said>}
+      {turn.calls?.map((call, i) => (
+        <Said key={i} title={turn.ok === false ? "Called, and failed" : "Called"}>{`${call.name}(${call.arguments})`}</Said>
+      ))}
+      {turn.error && <p class="bad">{plain(turn.error)}</p>}
+      {!!turn.tokens?.length && (
         <>
-          <h3>Calls</h3>
-          {turn.calls.map((call, i) => (
-            <Text key={i}>{callText(call)}</Text>
-          ))}
+          <h3>Tokens</h3>
+          <Tokens tokens={turn.tokens} scale={scale} label={label} />
         </>
       )}
-      {turn.ok === false && <p class="bad">This call failed{turn.error ? `: ${plain(turn.error)}` : ""}.</p>}
-      {turn.cut && <p class="note">The rest was cut off by the server.</p>}
+      {!!turn.cut && <p class="note">{number(turn.cut)} more tokens are not shown.</p>}
     </>
   );
 }
 
-function callText(call: unknown): string {
-  if (typeof call === "string") return call;
-  const { function: own, name, arguments: given } = (call ?? {}) as { function?: { name?: string; arguments?: unknown }; name?: string; arguments?: unknown };
-  const called = own?.name ?? name;
-  const argument = own?.arguments ?? given;
-  if (typeof called !== "string") return JSON.stringify(call);
-  return `${called}(${typeof argument === "string" ? argument : argument === undefined ? "" : JSON.stringify(argument)})`;
+function Said({ title, children }: { title: string; children: string }) {
+  return (
+    <>
+      <h3>{title}</h3>
+      <Text>{children}</Text>
+    </>
+  );
 }
 
 function rewardWords(rewards: Record<string, unknown> | null | undefined): string | undefined {
-  const words = Object.entries(rewards ?? {}).map(([name, value]) => {
-    const score = Array.isArray(value) ? value[0] : value;
-    return `${plain(name)} ${typeof score === "number" ? number(score) : plain(score)}`;
-  });
+  const words = Object.entries(rewards ?? {}).map(
+    ([name, value]) => `${plain(name)} ${typeof value === "number" ? number(value) : plain(value)}`,
+  );
   return words.length ? words.join(", ") : undefined;
 }

@@ -15,6 +15,7 @@ const NUMBERS: [string, string][] = [
   ["version_min", "Version from"],
   ["version_max", "to"],
 ];
+const BY_ID: Record<string, string> = { new: "-id", old: "id" };
 const FIELDS = ["task", "ending", "split", ...NUMBERS.map(([name]) => name), "text"];
 
 export function EpisodesTab({ run, query }: { run: Run; query: URLSearchParams }) {
@@ -63,6 +64,7 @@ export function EpisodesTab({ run, query }: { run: Run; query: URLSearchParams }
             <div class="bar">
               <span class="count" role="status" aria-busy={answer.loading}>
                 {number(found.total)} {found.total === 1 ? "episode" : "episodes"}
+                {found.unsearched ? `; there was no time to search ${number(found.unsearched)} more` : ""}
               </span>
               <span class="actions">
                 <button type="button" disabled={!cursor.length} onClick={() => setCursor(cursor.slice(0, -1))}>
@@ -79,12 +81,12 @@ export function EpisodesTab({ run, query }: { run: Run; query: URLSearchParams }
             {found.rows.length ? (
               <Table
                 label="Episodes"
-                columns={columns(run)}
+                columns={columns(run, found.rows)}
                 rows={found.rows}
                 sorted
                 id={(row) => String(row.id)}
-                sort={sort}
-                onSort={(next) => find({ sort: next })}
+                sort={BY_ID[sort] ?? sort}
+                onSort={(next) => find({ sort: next === "id" ? "old" : next === "-id" ? "new" : next })}
               />
             ) : (
               <p class="empty">No episode is like that.</p>
@@ -128,10 +130,10 @@ export function versions({ version_min, version_max }: Pick<EpisodeRow, "version
   return `${number(version_min)} – ${number(version_max)}`;
 }
 
-function columns(run: Run): Column<EpisodeRow>[] {
-  return [
+function columns(run: Run, rows: EpisodeRow[]): Column<EpisodeRow>[] {
+  const all: Column<EpisodeRow>[] = [
     {
-      key: "new",
+      key: "id",
       label: "Episode",
       by: (row) => Number(row.id),
       cell: (row) => <a href={link(["runs", run.id, "episodes", row.id])}>{plain(String(row.id))}</a>,
@@ -152,4 +154,5 @@ function columns(run: Run): Column<EpisodeRow>[] {
     { key: "trained", label: "Learned at", numeric: true, cell: (row) => number(row.trained_version), minor: true },
     { key: "seconds", label: "Time", by: (row) => row.seconds, numeric: true, cell: (row) => duration(row.seconds), minor: true },
   ];
+  return all.filter((column) => column.key !== "text" || rows.some((row) => row.text));
 }

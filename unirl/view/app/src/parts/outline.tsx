@@ -1,6 +1,6 @@
 // The turns of an episode as a list, with the paths on which a fork put them.
 
-import { duration, number, plain } from "../data/format";
+import { duration, number, plain, plural } from "../data/format";
 import type { Turn } from "../data/types";
 
 interface OutlineProps {
@@ -34,13 +34,17 @@ export function Outline({ turns, current, onSelect }: OutlineProps) {
             <li key={i} style={{ paddingLeft: `${Math.min(6, depth[i] ?? 0) * 14}px` }}>
               <button type="button" aria-current={i === current ? "step" : undefined} onClick={() => onSelect(i)}>
                 <span class="first">
-                  {isFork && <span class="fork" title="continues an earlier turn beside another one">⑂ </span>}
-                  {i + 1} {turn.tool ? plain(turn.tool) : turn.role ? plain(turn.role) : ""}
+                  {isFork && (
+                    <span class="fork" role="img" aria-label="fork: another path begins">
+                      ⑂{" "}
+                    </span>
+                  )}
+                  {i + 1} {turn.tool ? `calls ${plain(turn.tool)}` : turn.role ? plain(turn.role) : ""}
                   {turn.ok === false && <span class="bad"> failed</span>}
                 </span>
                 <span class="muted">
                   {[
-                    turn.calls?.length ? `${number(turn.calls.length)} ${turn.calls.length === 1 ? "call" : "calls"}` : "",
+                    turn.num_drawn ? plural(turn.num_drawn, "token") : "",
                     typeof turn.reward === "number" ? `reward ${number(turn.reward)}` : "",
                     typeof turn.seconds_model === "number" ? duration(turn.seconds_model + (turn.seconds_tool ?? 0)) : "",
                   ]
