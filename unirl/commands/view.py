@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import secrets
 import socket
 import sys
@@ -17,7 +18,7 @@ from unirl.config.rules import check_setting
 from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
-    from unirl.view.server import View
+    from unirl.view.view import View
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class ViewOptions:
 def view(arguments: Sequence[str]) -> int:
     positional, options = parse(arguments, ViewOptions)
     from unirl.view.folders import find_roots
-    from unirl.view.server import View
+    from unirl.view.view import View
 
     view = View(find_roots(positional))
     if not view.folders.runs():
@@ -51,11 +52,24 @@ def view(arguments: Sequence[str]) -> int:
             "a run folder has a config.toml or a metrics.jsonl",
             "train something: unirl train @cartpole",
         )
+    if options.save is not None:
+        return _save(view, options.save)
     return _serve(view, options)
 
 
+def _save(view: View, path: Path) -> int:
+    from unirl.view.page import saved_page
+
+    page = saved_page(view, {})
+    # Texts of users: nobody else reads them.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(page)
+    print(f"wrote {path}, {len(page) / 1e6:.1f} MB")
+    return 0
+
+
 def _serve(view: View, options: ViewOptions) -> int:
-    from unirl.view.serving import serve
+    from unirl.view.server import serve
 
     token = secrets.token_urlsafe(24)
     listening = _listen(options)

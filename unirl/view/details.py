@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from unirl.report.console import waiting_share
 from unirl.run_events import NAME as EVENTS
 from unirl.view.answers import cut
-from unirl.view.files import Tail, is_inside, last_rows, text_of
+from unirl.view.files import is_inside, last_rows, text_of
 from unirl.view.folders import Run
+from unirl.view.rows import Array, number
 from unirl.view.summary import Summary
 
 _MOST = 2000
@@ -25,7 +29,7 @@ _SETTING = 4000
 """Characters of a setting."""
 
 
-def details(run: Run, owner: Run, summary: Summary, *, has: Mapping[str, bool]) -> dict[str, Any]:
+def details(run: Run, owner: Run, summary: Summary) -> dict[str, Any]:
     """owner: the run whose config and events these are; another one of a further policy alone."""
     events = last_rows(owner.path, EVENTS, _MOST)
     return {
@@ -38,7 +42,7 @@ def details(run: Run, owner: Run, summary: Summary, *, has: Mapping[str, bool]) 
         "checkpoints": sorted(
             name for name in names_in(run.path, "checkpoints") if name.startswith("step_")
         ),
-        "has": {**has, "videos": bool(videos(owner))},
+        "has": {"videos": bool(videos(owner))},
     }
 
 
@@ -191,23 +195,27 @@ def names_in(folder: Path, below: str) -> Iterator[str]:
                 yield entry.name
 
 
-def events_of(owner: Run) -> list[dict[str, Any]]:
-    """All events, with `seconds` of the run where they can be found: those of its rows, which count
-    no time between a stop and a resume.
+def events_of(owner: Run, columns: Mapping[str, Array]) -> list[dict[str, Any]]:
+    """Its events, with the `seconds` and the `step` of the run at which they happened, as far as
+    its rows say: they count no time between a stop and a resume.
     """
-    rows, _ = Tail(owner.path, EVENTS).rows()
-    began: float | None = None
+    rows = last_rows(owner.path, EVENTS, 5 * _MOST)
+    steps, seconds = columns["step"], columns["seconds"]
+    began: tuple[float, float] | None = None
     found = []
-    for row in rows[-5 * _MOST :]:
-        at = row.get("time")
-        is_start = row.get("member") == "run" and row.get("event") in ("started", "resumed")
-        if is_start:
-            # A later part of the run has another beginning, which its rows do not say.
-            began = at if row["event"] == "started" and isinstance(at, int | float) else None
-        seconds = (
-            round(at - began, 3) if began is not None and isinstance(at, int | float) else None
-        )
+    for row in rows:
+        at = number(row.get("time"))
+        if row.get("member") == "run" and row.get("event") in ("started", "resumed"):
+            # What was learned before continues where the last row was that was kept.
+            kept = int(np.searchsorted(steps, number(row.get("step")), "right"))
+            earlier = row["event"] == "resumed" and kept > 0
+            began = at, float(seconds[kept - 1]) if earlier else 0.0
         texts = {key: cut(value, _SETTING) if isinstance(value, str) else value
                  for key, value in row.items() if not isinstance(value, list | dict)}  # fmt: skip
-        found.append({**texts, "seconds": seconds})
+        passed = began[1] + at - began[0] if began is not None else math.nan
+        if math.isfinite(passed):
+            texts["seconds"] = round(passed, 3)
+            if "step" not in texts and len(steps):
+                texts["step"] = float(np.interp(passed, seconds, steps))
+        found.append(texts)
     return found

@@ -68,10 +68,6 @@ class Folders:
             )
         return found
 
-    def several(self, ids: str) -> list[Run]:
-        """Those of a list with commas, in its order."""
-        return [self.run(id) for id in ids.split(",") if id]
-
 
 class NotThere(UniRLError):
     """What was asked for is not there, or not any more."""

@@ -1,4 +1,4 @@
-"""The server: routes of the page's API, over HTTP on this machine.
+"""The server: routes of the page's API, over HTTP on this machine, until Ctrl-C.
 
 Handlers are plain functions, which Starlette calls in threads; what they read is kept by the parts
 that they ask.
@@ -6,126 +6,27 @@ that they ask.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import socket
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from unirl.errors import UniRLError
 from unirl.llm.packages import needs
 from unirl.view.access import Access, App
 from unirl.view.answers import answer, error
-from unirl.view.columns import ColumnStore
-from unirl.view.details import compared, details, events_of
-from unirl.view.folders import Folders, NotThere, Run
-from unirl.view.live import Live
-from unirl.view.reduce import between, reduced
-from unirl.view.staleness import histogram
-from unirl.view.summary import Summaries
+from unirl.view.folders import NotThere
+from unirl.view.page import ASSETS, saved_page
+from unirl.view.questions import bounded, words
+from unirl.view.view import MAX_RUNS, View
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
 log = logging.getLogger(__name__)
-ASSETS = Path(__file__).parent / "assets"
-MAX_RUNS, MAX_NAMES, MAX_POINTS = 64, 200, 5000
-"""Of one request for series."""
-
-
-class View:
-    """What the pages are made from."""
-
-    def __init__(self, roots: Sequence[Path]) -> None:
-        self.folders = Folders(roots)
-        self.summaries = Summaries(self.folders)
-        self.columns = ColumnStore()
-        self.live = Live(self.runs, self.folders.run, self.owner)
-
-    def runs(self) -> list[Mapping[str, Any]]:
-        return self.summaries.all()
-
-    def run(self, id: str) -> dict[str, Any]:
-        run = self.folders.run(id)
-        return details(run, self.owner(run), self.summaries.of(run), has={})
-
-    def owner(self, run: Run) -> Run:
-        """The run that it is a part of, or itself."""
-        return self.folders.run(run.part_of) if run.part_of else run
-
-    def names(self, id: str) -> list[str]:
-        return self.columns.names(self.folders.run(id))
-
-    def events(self, id: str) -> list[dict[str, Any]]:
-        return events_of(self.owner(self.folders.run(id)))
-
-    def staleness(self, id: str) -> dict[str, Any]:
-        return histogram(self.columns, self.folders.run(id))
-
-    def compare(self, ids: str) -> dict[str, Any]:
-        runs = _bounded(self.folders.several(ids), "runs", MAX_RUNS)
-        return {"keys": compared([self.summaries.of(run).config for run in runs])}
-
-    def series(self, query: Mapping[str, str]) -> dict[str, Any]:
-        runs = _bounded(self.folders.several(query.get("runs", "")), "runs", MAX_RUNS)
-        names = _bounded([name for name in query.get("names", "").split(",") if name],
-                         "names", MAX_NAMES)  # fmt: skip
-        points = int(number(query, "points", 800, 1, MAX_POINTS))
-        axis = choice(query, "x", ("step", "seconds"))
-        begin, end = (number(query, key) if query.get(key) else None for key in ("from", "to"))
-        found = {}
-        for run in runs:
-            columns = self.columns.get(run, names)
-            some = between(columns[axis], begin, end)
-            x = columns[axis][some]
-            found[run.id] = {
-                name: reduced(x, columns[name][some], points)
-                for name in names
-                if np.isfinite(columns[name][some]).any()
-            }
-        return found
-
-
-def _bounded(found: list[Any], name: str, most: int) -> list[Any]:
-    if not 1 <= len(found) <= most:
-        raise UniRLError(
-            f"{name} names {len(found)}",
-            f"1 to {most} at a time, with commas between them",
-            "ask for them in several requests" if found else f"give {name}=...",
-        )
-    return found
-
-
-def number(
-    query: Mapping[str, str],
-    key: str,
-    default: float | None = None,
-    least: float = -1e300,
-    most: float = 1e300,
-) -> float:
-    """A number of a query. Raises UniRLError where it is none, or out of its bounds."""
-    text = query.get(key) or ("" if default is None else str(default))
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not least <= value <= most:
-        raise UniRLError(
-            f"{key} is {text[:40]!r}", f"it is a number from {least:g} to {most:g}", "leave it out"
-        )
-    return value
-
-
-def choice(query: Mapping[str, str], key: str, known: tuple[str, ...]) -> str:
-    """One of some words of a query, by default the first."""
-    value = query.get(key) or known[0]
-    if value not in known:
-        raise UniRLError(
-            f"{key} is {value[:40]!r}", f"it is one of {', '.join(known)}", f"try {known[0]}"
-        )
-    return value
+_FRESH = {"cache-control": "no-cache"}
 
 
 def make_app(view: View, token: str, port: int) -> App:
@@ -133,17 +34,13 @@ def make_app(view: View, token: str, port: int) -> App:
     with needs("starlette", "the view has no server", "view"):
         from starlette.applications import Starlette
         from starlette.responses import FileResponse, StreamingResponse
-        from starlette.routing import Mount, Route
-        from starlette.staticfiles import StaticFiles
-
-    def index(request: Request) -> Response:
-        return FileResponse(ASSETS / "index.html", headers={"cache-control": "no-cache"})
+        from starlette.responses import Response as Plain
+        from starlette.routing import Route
 
     async def live(request: Request) -> Response:
-        ids = [id for id in request.query_params.get("runs", "").split(",") if id]
-
         def stream() -> Response:
-            for id in _bounded(ids, "runs", MAX_RUNS) if ids else ():
+            ids = words(request.query_params, "runs")
+            for id in bounded(ids, "runs", MAX_RUNS) if ids else ():
                 view.folders.run(id)
             return StreamingResponse(
                 view.live.watch(ids),
@@ -153,35 +50,63 @@ def make_app(view: View, token: str, port: int) -> App:
 
         return explained(stream)
 
+    def asset(name: str) -> Response:
+        if name not in (path.name for path in ASSETS.iterdir()):
+            raise NotThere("there is no such file", "index.html names those of the page", "")
+        return FileResponse(ASSETS / name, headers=_FRESH)
+
+    def download(text: str, name: str, kind: str) -> Response:
+        headers = {"content-disposition": f'attachment; filename="{name}"'}
+        return Plain(text, media_type=kind, headers=headers)
+
+    def export(request: Request) -> Response:
+        of = request.path_params
+        made = view.export(of["id"], of["episode"], request.query_params)
+        return download(made.text, made.name, "application/json")
+
+    def page(request: Request) -> Response:
+        return download(saved_page(view, request.query_params), "unirl.html", "text/html")
+
     def get(path: str, make: Callable[[Request], Any]) -> Route:
         def handle(request: Request) -> Response:
             return explained(lambda: make(request))
 
         return Route(path, handle, methods=["GET"])
 
-    def of_run(make: Callable[[str], Any]) -> Callable[[Request], Any]:
-        return lambda request: make(request.path_params["id"])
+    def of_run(path: str, make: Callable[..., Any], *names: str) -> Route:
+        def made(request: Request) -> Any:
+            return make(*(request.path_params[name] for name in ("id", *names)))
 
+        return get(f"/api/runs/{{id}}{path}", made)
+
+    episode = "/episodes/{episode}"
     routes = [
-        Route("/", index, methods=["GET"]),
+        get("/", lambda request: asset("index.html")),
+        get("/assets/{name}", lambda request: asset(request.path_params["name"])),
         get("/api/runs", lambda request: view.runs()),
-        get("/api/runs/{id}", of_run(view.run)),
-        get("/api/runs/{id}/names", of_run(view.names)),
-        get("/api/runs/{id}/events", of_run(view.events)),
-        get("/api/runs/{id}/staleness", of_run(view.staleness)),
-        Route("/api/live", live, methods=["GET"]),
         get("/api/series", lambda request: view.series(request.query_params)),
-        get("/api/compare", lambda request: view.compare(request.query_params.get("runs", ""))),
-        Mount("/assets", StaticFiles(directory=ASSETS)),
+        get("/api/compare", lambda request: view.compare(request.query_params)),
+        get("/api/page", page),
+        Route("/api/live", live, methods=["GET"]),
+        of_run("", view.run),
+        of_run("/names", view.names),
+        of_run("/events", view.events),
+        of_run("/staleness", view.staleness),
+        get(
+            "/api/runs/{id}/episodes",
+            lambda request: view.find_episodes(request.path_params["id"], request.query_params),
+        ),
+        of_run(episode, lambda id, name: view.episodes(id).open(name), "episode"),
+        get(f"/api/runs/{{id}}{episode}/export", export),
+        of_run("/groups/{ticket}", lambda id, ticket: view.episodes(id).group(ticket), "ticket"),
+        of_run("/videos/{name}", lambda id, name: FileResponse(view.video(id, name)), "name"),
     ]
-    unknown = error(("there is no such page", "pages are / and /api/...", "open /"), 404)
 
     async def no_route(request: Request, reason: Exception) -> Response:
-        return unknown
+        return error(("there is no such page", "pages are / and /api/...", "open /"), 404)
 
-    return Access(
-        Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route}), token, port
-    )
+    app = Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route})
+    return Access(app, token, port)
 
 
 def explained(make: Callable[[], Any]) -> Response:
@@ -199,3 +124,27 @@ def explained(make: Callable[[], Any]) -> Response:
         log.exception("a page could not be made")
         what = f"unexpected {type(reason).__name__}: {reason}"[:500]
         return error((what, "the page asked for what the server cannot read", ""), 500)
+
+
+def serve(view: View, listening: socket.socket, token: str, ready: Callable[[], None]) -> None:
+    """Blocks until the process is to end. ready: called when it answers."""
+    with needs("uvicorn", "the view has no server", "view"):
+        import uvicorn
+    config = uvicorn.Config(
+        make_app(view, token, listening.getsockname()[1]),
+        log_level="warning",
+        access_log=False,  # its lines would have the token
+        lifespan="off",
+        timeout_graceful_shutdown=1,  # pages that watch never end by themselves
+    )
+
+    async def run() -> None:
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve([listening]))
+        while not server.started and not task.done():
+            await asyncio.sleep(0.01)
+        if server.started:
+            ready()
+        await task
+
+    asyncio.run(run())

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from unirl.llm.agents.episode import Episode, Turn
-from unirl.llm.engine import NOBODY
 from unirl.llm.trajectories.record import tools_of
 from unirl.view.answers import cut
 
@@ -18,23 +17,18 @@ MAX_TOKENS = 20_000
 """Of an episode that are shown one by one."""
 MAX_TURNS = 1_000
 Spell = Callable[[int], str]
-Learned = Mapping[int, tuple[float | None, float | None]]
-"""By the number of a token among those that a segment holds: the learner's log-probability, and
-the advantage.
-"""
 
 
 def turns_of(
     episode: Episode, spell: Spell, learned: Sequence[Mapping[str, Any]] = ()
 ) -> list[dict[str, Any]]:
-    """learned: what the learner has shown of the episode's tokens, in the order of its slot."""
+    """spell: the text of a token. learned: what the learner has shown of the tokens."""
     segment_of = _segments(episode)
     room = MAX_TOKENS
     found = []
-    shown = _Learned(learned)
+    shown = _learned(episode, learned)
     for index, turn in enumerate(episode.turns[:MAX_TURNS]):
-        # Tokens that are in the slot: a root's prompt may be shared by the group.
-        drawn = list(_drawn(turn, spell, shown))
+        drawn = list(_drawn(turn, spell, shown.get(index, ())))
         given = [{"text": spell(token), "id": token, "drawn": False} for token in turn.given[:room]]
         tokens = [*given, *drawn[: max(0, room - len(given))]]
         left_out = len(turn.given) + len(drawn) - len(tokens)
@@ -70,49 +64,51 @@ def turns_of(
     return found
 
 
-class _Learned:
-    """What the learner has shown, given to drawn tokens one after the other: a slot has the drawn
-    tokens of an episode's segments in this order, unless one was left out.
+def _learned(
+    episode: Episode, rows: Sequence[Mapping[str, Any]]
+) -> dict[int, list[dict[str, float]]]:
+    """What the learner has shown of each turn's tokens, by the turn's number. A slot has an
+    episode's paths one after the other, each turn in the first that holds it; a path that did not
+    fit is left out.
     """
+    names = ("token", "drawn", "new_logp", "advantage")
+    entries = [
+        entry
+        for row in rows
+        for entry in itertools.zip_longest(*(row.get(name) or () for name in names))
+        if entry[1]
+    ]
+    found: dict[int, list[dict[str, float]]] = {}
+    begin, seen = 0, set[int]()
+    for leaf in episode.leaves:
+        for number in episode.path(leaf):
+            turn = episode.turns[number]
+            if number in seen or not turn.trained:
+                continue
+            seen.add(number)
+            some = entries[begin : begin + len(turn.completion.tokens)]
+            # What is shown may end within a turn.
+            if some and all(entry[0] == token for entry, token in zip(
+                some, turn.completion.tokens, strict=False
+            )):  # fmt: skip
+                begin += len(some)
+                named = ((("learner_logp", each[2]), ("advantage", each[3])) for each in some)
+                found[number] = [
+                    {name: value for name, value in pairs if value is not None} for pairs in named
+                ]
+    return found
 
-    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        self._entries = [
-            entry
-            for row in rows
-            for entry in itertools.zip_longest(
-                *(row.get(name) or () for name in ("token", "drawn", "new_logp", "advantage"))
-            )
-            if entry[1]
-        ]
-        self._next = 0
 
-    def take(self, token: int) -> dict[str, Any]:
-        """Of the next drawn token, where it is this one."""
-        if self._next >= len(self._entries):
-            return {}
-        entry = self._entries[self._next]
-        if entry[0] != token:
-            return {}  # it was not in the slot
-        self._next += 1
-        return {
-            name: value
-            for name, value in (("learner_logp", entry[2]), ("advantage", entry[3]))
-            if value is not None
-        }
-
-
-def _drawn(turn: Turn, spell: Spell, shown: _Learned) -> Iterator[dict[str, Any]]:
+def _drawn(
+    turn: Turn, spell: Spell, learned: Sequence[Mapping[str, float]]
+) -> Iterator[dict[str, Any]]:
     completion = turn.completion
-    for token, logp, version, is_drawn in zip(
-        completion.tokens, completion.logp, completion.version, completion.mask, strict=True
-    ):
+    columns = (completion.tokens, completion.logp, completion.version, completion.mask)
+    for number, (token, logp, version, is_drawn) in enumerate(zip(*columns, strict=True)):
         entry: dict[str, Any] = {"text": spell(token), "id": token, "drawn": is_drawn}
         if is_drawn:
-            entry["logp"] = round(logp, 5)
-            if turn.trained:
-                entry |= shown.take(token)
-        if version != NOBODY:
-            entry["version"] = version
+            entry |= {"logp": round(logp, 5), "version": version}
+            entry |= learned[number] if number < len(learned) else {}
         yield entry
 
 
