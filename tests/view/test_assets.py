@@ -50,4 +50,6 @@ def test_licences_of_what_is_bundled_come_with_it() -> None:
 
 def test_no_text_is_inserted_as_markup() -> None:
     for path in (SOURCES / "src").rglob("*.ts*"):
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", path.read_text()), path  # noqa: E501
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", path.read_text()
+        ), path  # noqa: E501
