@@ -120,7 +120,7 @@ def test_an_episode_is_found_stepped_through_and_exported(
     expect(turn).to_have_text("Turn 3 of 3")
     page.keyboard.press("Home")
     expect(turn).to_have_text("Turn 1 of 3")
-    # What is learned from it is the first thing to see: all of a right answer is to become likelier.
+    # What is learned from it is seen first: all of a right answer is to become likelier.
     assert page.locator(".t.drawn.d8").count() == page.locator(".t.drawn").count() > 0
     page.get_by_label("Colour by").select_option("logp")
     assert page.locator(".t.drawn.d8").count() == 0 < page.locator(".t.drawn.s1").count()
