@@ -79,6 +79,7 @@ HEAVY = (
     "supervision/test_fork_server.py",
     "system",
     "test_bench",
+    "test_callbacks.py",
     "test_cli.py",
     "test_docs.py::test_a_short_run",
     "test_docs.py::test_every_metric_of_a_run",

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from unirl.errors import UniRLError as UniRLError
     from unirl.launch import RunResult as RunResult
     from unirl.launch import run as run
+    from unirl.launch.callbacks import Callback as Callback
+    from unirl.launch.callbacks import Training as Training
     from unirl.metrics.metrics import Metrics as Metrics
     from unirl.runners.config import RunConfig as RunConfig
     from unirl.runners.config import RunnerConfig as RunnerConfig
@@ -47,6 +49,7 @@ _HOMES = {
     "core.sample": ("Batch", "Field", "SampleSpec", "Slot", "collate"),
     "errors": ("DiscardSlot", "ReissueSlot", "UniRLError"),
     "launch": ("RunResult", "run"),
+    "launch.callbacks": ("Callback", "Training"),
     "runners.config": ("RunConfig", "RunnerConfig"),
     "runners.plan": ("LearnerPlan", "Plan"),
 }
