@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from unirl.runners.config import RunnerConfig as RunnerConfig
     from unirl.runners.plan import LearnerPlan as LearnerPlan
     from unirl.runners.plan import Plan as Plan
+    from unirl.trained.trained_run import TrainedRun as TrainedRun
+    from unirl.trained.trained_run import load as load
 
 _HOMES = {
     "core.actor": ("Actor", "ActorContext", "AsyncActor"),
@@ -52,6 +54,7 @@ _HOMES = {
     "launch.callbacks": ("Callback", "Training"),
     "runners.config": ("RunConfig", "RunnerConfig"),
     "runners.plan": ("LearnerPlan", "Plan"),
+    "trained.trained_run": ("TrainedRun", "load"),
 }
 
 
