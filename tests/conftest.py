@@ -87,6 +87,7 @@ HEAVY = (
     "test_layers.py",
     "test_packaging.py",
     "test_readme.py",
+    "trained",
     "transports/test_queue_concurrency.py",
     "transports/test_queue_schedules.py",
     "vtrace/test_targets.py::test_compiles",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from unirl.actors.trained_policy import TrainedPolicy as TrainedPolicy
     from unirl.core.actor import Actor as Actor
     from unirl.core.actor import ActorContext as ActorContext
     from unirl.core.actor import AsyncActor as AsyncActor
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from unirl.trained.trained_run import load as load
 
 _HOMES = {
+    "actors.trained_policy": ("TrainedPolicy",),
     "core.actor": ("Actor", "ActorContext", "AsyncActor"),
     "core.learner": ("Learner", "LearnerContext", "LearnerState"),
     "metrics.metrics": ("Metrics",),
