@@ -86,6 +86,7 @@ HEAVY = (
     "test_launch.py",
     "test_layers.py",
     "test_packaging.py",
+    "test_python_page.py",
     "test_readme.py",
     "trained",
     "transports/test_queue_concurrency.py",

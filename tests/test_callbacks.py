@@ -87,7 +87,7 @@ def test_one_that_raises_ends_the_run_with_a_checkpoint_that_can_be_continued(
     assert load_checkpoint(folder).state["version"] == 2
     assert [version for _, version, _, _ in recorder.calls] == [1]  # and none after it
     plan = unirl.make_plan("impala", **SETTINGS)
-    assert unirl.run(plan, folder, console=False, resume=folder).version == 10
+    assert unirl.run(plan, folder, console=False, resume=folder).reason == "total_steps"
 
 
 def test_one_that_raises_at_the_end_costs_neither_checkpoint_nor_metrics(tmp_path: Path) -> None:
@@ -126,7 +126,12 @@ def test_actors_in_processes_and_several_ranks_call_it_in_the_learners_process_o
     result = run(
         tmp_path / "run",
         recorder,
-        **{"runner.kind": "processes", "learner.ranks": 2, "queue.batch_size": 2},
+        **{
+            "runner.kind": "processes",
+            "learner.ranks": 2,
+            "queue.batch_size": 2,
+            "run.total_steps": 3 * 2 * STEPS,
+        },
     )
     versions = [version for _, version, _, _ in recorder.calls]
     assert versions == [*range(1, result.version + 1), result.version]

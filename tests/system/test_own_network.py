@@ -70,10 +70,13 @@ def test_a_checkpoint_is_not_continued_with_another_network(tmp_path: Path) -> N
 def test_it_learns_what_needs_a_memory(tmp_path: Path) -> None:
     settings = {
         "env.id": "unirl/RecallCue-v0",
+        "env.kwargs": {"length": 4},
         "actor.num_envs": 32,
+        "actor.unroll_length": 8,
         "learner.optimizer.lr": 5e-3,
-        "run.total_steps": 150_000,
-        "run.target_return": 0.8,
+        "learner.gamma": 0.95,
+        "run.total_steps": 200_000,
+        "run.target_return": 0.9,
     }
     plan = unirl.make_plan("impala", **settings, **MEMORY)
     assert unirl.run(plan, tmp_path / "run", console=False).reason == "target_return"
