@@ -13,6 +13,7 @@ import pytest
 
 import unirl
 from tests import callbacks as own
+from tests.runners.test_policies import DUEL
 from unirl import cli
 from unirl.errors import UniRLError
 from unirl.metrics.metrics import Metrics
@@ -100,17 +101,7 @@ def test_each_of_several_learners_has_a_training_of_its_own(tmp_path: Path) -> N
     recorder = own.Recorder()
     plan = unirl.make_plan(
         "appo",
-        **{
-            "env.id": "pettingzoo/unirl/Duel",
-            "sampler.agent_policies": [0, 1],
-            "sampler.num_workers": 1,
-            "sampler.num_envs": 8,
-            "sampler.unroll_length": 8,
-            "learner.minibatches": 1,
-            "policy.hidden": (8,),
-            "runner.kind": "inline",
-            "run.total_steps": 500,
-        },
+        **{**DUEL, "sampler.num_workers": 1, "runner.kind": "inline", "run.total_steps": 2000},
     )
     with pytest.raises(UniRLError, match=r"callback tests\.callbacks:fail failed"):
         unirl.run(plan, tmp_path / "run", console=False, callbacks=[recorder, own.fail])

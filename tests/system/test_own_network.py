@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import unirl
+from unirl import cli
 from unirl.errors import UniRLError
 from unirl.runners.cluster.shipping import pack
 from unirl.storage.checkpoint import load_checkpoint
@@ -92,3 +93,33 @@ def test_nodes_of_a_cluster_are_sent_its_module(
     parcel = pack("")
     assert parcel is not None
     assert str(tmp_path / "my_networks_for_test.py") in {path for path, _, _ in parcel.files}
+
+
+BAD = {
+    "policy.module": ("tests.networks:Tors", 'did you mean "Torso"?'),
+    "policy.module ": ("no_such_module:Net", 'there is no module "no_such_module"'),
+    "policy.module  ": ("tests.networks:BatchNorm", "other numbers"),
+    "policy.module   ": ("Net", "it must be module:Class"),
+    "learner.optimizer.lr_schedule": ("tests.schedules:negative", "returned -0.01"),
+    "learner.optimizer.lr_schedule ": ("liner", 'did you mean "linear"?'),
+    "learner.entropy_schedule": ("tests.schedules:wordy", "must return a number"),
+}
+
+
+@pytest.mark.parametrize("key", BAD)
+def test_bad_names_end_the_command_with_2_and_three_parts(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value, message = BAD[key]
+    words = ["train", "impala", f"--{key.strip()}", value, "--runs-dir", str(tmp_path)]
+    assert cli.main(words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and message in "\n".join(lines)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_takes_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    module = ["--policy.module", "tests.networks:Torso", "--policy.kwargs.width", "8"]
+    assert cli.main(["train", "impala", *module, "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert 'module = "tests.networks:Torso"' in printed and "width = 8" in printed

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import unirl
+from tests.runners.test_policies import DUEL
 from unirl.core.seeding import derive_seed
 from unirl.envs.config import EnvConfig
 from unirl.envs.one import make_one
@@ -148,17 +149,7 @@ def test_each_policy_of_several_acts_for_an_agent(tmp_path: Path) -> None:
     run = trained(
         tmp_path / "run",
         "appo",
-        **{
-            "env.id": "pettingzoo/unirl/Duel",
-            "sampler.agent_policies": [0, 1],
-            "sampler.num_workers": 1,
-            "sampler.num_envs": 8,
-            "sampler.unroll_length": 8,
-            "learner.minibatches": 1,
-            "policy.hidden": (8,),
-            "runner.kind": "inline",
-            "run.total_steps": 200,
-        },
+        **{**DUEL, "sampler.num_workers": 1, "runner.kind": "inline", "run.total_steps": 2000},
     )
     env, policies = run.make_env(), [run.policy(0), run.policy(1)]
     observations, _ = env.reset(seed=1)

@@ -34,20 +34,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+LANGUAGE: dict[str, Any] = {
+    "model.path": "tiny",
+    "task.name": "reverse",
+    "task.options": {"digits": "2"},
+    "rollout.group_size": 2,
+    "queue.batch_size": 2,
+    "sampling.max_tokens": 4,
+    "learner.optimizer.lr": 1e-3,
+    "learner.optimizer.lr_schedule": "tests.schedules:warm_then_half",
+    "algorithm.entropy_coef": 0.01,
+    "algorithm.entropy_schedule": "cosine",
+    "run.total_steps": 8,
+    "run.callbacks": ["tests.callbacks:count"],
+}
+
+
 @pytest.fixture(scope="module")
 def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("language") / "run"
-    settings = {
-        "model.path": "tiny",
-        "task.name": "reverse",
-        "task.options": {"digits": "2"},
-        "rollout.group_size": 2,
-        "queue.batch_size": 2,
-        "sampling.max_tokens": 4,
-        "learner.optimizer.lr": 1e-3,
-        "run.total_steps": 8,
-    }
-    unirl.run(unirl.make_plan("grpo", **settings), folder, console=False)
+    unirl.run(unirl.make_plan("grpo", **LANGUAGE), folder, console=False)
     return folder
 
 
@@ -82,8 +88,8 @@ def test_an_evaluation_is_that_of_the_command(
     for options, given in ((["--deterministic"], {"deterministic": True}), ([], {})):
         words = ["eval", str(folder), "--episodes", "3", "--seed", "5", "--json", *options]
         assert cli.main(words) == 0
-        told = json.loads(capsys.readouterr().out)
-        own = json.loads(Path(told["file"]).read_text())
+        printed = json.loads(capsys.readouterr().out)
+        own = json.loads(Path(printed["file"]).read_text())
         result = run.evaluate(3, seed=5, **given)
         assert (result.returns, result.lengths) == (own["returns"], own["lengths"])
     short = run.evaluate(episodes=3, **{"env.max_episode_steps": 4})
@@ -149,6 +155,17 @@ def test_a_language_run_answers_as_it_was_trained_to(language: Path) -> None:
 
     assert asyncio.run(in_a_notebook()) == answers
     assert len(run.evaluate(4).returns) == 4
+
+
+def test_a_language_run_has_schedules_and_callbacks_of_ones_own(language: Path) -> None:
+    columns = unirl.load(language).metrics()
+    assert columns["losses/learning_rate"][-1] == pytest.approx(0.5e-3)
+    assert columns["mine/updates"][-1] == 2 == columns["mine/version"][-1]
+    for key in ("learner.optimizer.lr_schedule", "algorithm.entropy_schedule"):
+        with pytest.raises(UniRLError, match=rf"{key} tests\.schedules:negative returned"):
+            unirl.make_plan("grpo", **{**LANGUAGE, key: "tests.schedules:negative"})
+    with pytest.raises(UniRLError, match=r"entropy_schedule is liner.*constant, linear, cosine"):
+        unirl.make_plan("grpo", **{**LANGUAGE, "algorithm.entropy_schedule": "liner"})
 
 
 def test_the_model_of_a_language_run_has_the_weights_of_its_checkpoint(language: Path) -> None:

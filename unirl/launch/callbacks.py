@@ -115,7 +115,7 @@ AnyCallback: TypeAlias = "Callable[[Training], object] | Callback"
 
 
 class Callbacks:
-    """Those of one run; the first that raises ends it in good order, and is told of at the end.
+    """Those of one run; the first that raises ends it in good order, and is reported at its end.
 
     given: functions and objects. names: `module:function` or `module:Class`, made without
     arguments. Raises UniRLError for what cannot be called.
