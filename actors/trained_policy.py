@@ -98,6 +98,7 @@ class TrainedPolicy:
                 )
             self._player.begin(num_rows)
             self._num_rows = num_rows
+            self._write = action_writer(self._raw.action, num_rows, self._id)
             self._executed = None if self._last is None else self._last.none(num_rows)
         obs = self._shown(observation, is_one, num_rows, action_mask)
         if self._mask is not None:
@@ -108,7 +109,7 @@ class TrainedPolicy:
         action = tree_map(lambda leaf: leaf.numpy(), chosen)
         if self._last is not None:
             self._executed = self._last.executed(action)
-        written = action_writer(self._raw.action, num_rows, self._id)(action)
+        written = self._write(action)
         return one_by_one(self._raw.action, written)[0] if is_one else written
 
     def _shown(self, observation: Any, is_one: bool, num_rows: int, action_mask: Any) -> Any:

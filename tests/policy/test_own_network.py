@@ -16,7 +16,7 @@ from unirl.core.tree import tree_map
 from unirl.envs.config import EnvConfig
 from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig, zero_state
-from unirl.policy.own_inputs import example
+from unirl.policy.own_inputs import example_rows
 from unirl.policy.own_network import check_own_networks
 from unirl.recipes.probe import fingerprint_of
 
@@ -48,7 +48,7 @@ def make(
 
 def rows(space: gymnasium.Space[Any]) -> Any:
     """[T + 1, B, ...]."""
-    flat = example(space, (T + 1) * B)
+    flat = example_rows(space, (T + 1) * B)
     return tree_map(lambda leaf: leaf.unflatten(0, (T + 1, B)), flat)
 
 

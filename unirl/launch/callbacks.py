@@ -99,19 +99,21 @@ class Training:
         self._loop.stop(reason)
 
 
-class Callback(Protocol):
-    """An object whose methods are called; either may be left out. A function is one that has
-    `after_update` alone.
-    """
+class AfterUpdate(Protocol):
+    """An object that is called after every update; a function is called then, too."""
 
-    def after_update(self, training: Training) -> None:
-        """After every update, when its weights are published, and before its row is written."""
+    def after_update(self, training: Training) -> object:
+        """When the update's weights are published, and before its row is written."""
 
-    def at_end(self, training: Training) -> None:
+
+class AtEnd(Protocol):
+    """An object that is called at the end of a run; it may be an AfterUpdate as well."""
+
+    def at_end(self, training: Training) -> object:
         """Once, when the run has ended in good order: its last row and checkpoint are written."""
 
 
-AnyCallback: TypeAlias = "Callable[[Training], object] | Callback"
+Callback: TypeAlias = Callable[[Training], object] | AfterUpdate | AtEnd
 
 
 class Callbacks:
@@ -121,7 +123,7 @@ class Callbacks:
     arguments. Raises UniRLError for what cannot be called.
     """
 
-    def __init__(self, given: Sequence[AnyCallback], names: Sequence[str] = ()) -> None:
+    def __init__(self, given: Sequence[Callback], names: Sequence[str] = ()) -> None:
         found = [(_name(one), one) for one in given] + [(name, _load(name)) for name in names]
         self._after = [(name, _method(name, one, "after_update")) for name, one in found]
         self._at_end = [(name, _method(name, one, "at_end")) for name, one in found]
@@ -188,7 +190,7 @@ def check_callbacks(names: Sequence[str]) -> None:
     Callbacks((), names)
 
 
-def _load(name: str) -> AnyCallback:
+def _load(name: str) -> Callback:
     what = f"run.callbacks {name}"
     if not is_own(name):
         raise UniRLError(

@@ -15,7 +15,7 @@ from unirl.config import to_toml
 from unirl.core.evaluator import EvalResult
 from unirl.descendants import descendants_ended
 from unirl.errors import RunLost, UniRLError
-from unirl.launch.callbacks import AnyCallback, Callbacks, Training
+from unirl.launch.callbacks import Callback, Callbacks, Training
 from unirl.launch.outputs import RunOutputs
 from unirl.launch.rank_processes import rank_processes
 from unirl.launch.resume import (
@@ -73,7 +73,7 @@ def run(
     *,
     resume: Path | str | None = None,
     console: bool = True,
-    callbacks: Sequence[AnyCallback] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> RunResult:
     """Train a plan until it ends; everything it leaves is in `run_dir`.
 
@@ -107,7 +107,7 @@ def run_in_folder(
     resume: Path | None,
     *,
     console: bool,
-    callbacks: Sequence[AnyCallback] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> RunResult:
     """As `run`, in a folder whose lock this process holds, or the first of its ranks."""
     ranks = Ranks.from_environment()

@@ -19,6 +19,9 @@ from unirl.policy.config import PolicyConfig
 from unirl.policy.inputs import space_leaves
 from unirl.policy.normalize import RunningNorm
 
+_LARGE = 10.0
+"""Bound on the numbers of an example."""
+
 
 class OwnInputs(nn.Module):
     """Floats as float32, whitened where policy.normalize_obs is set; uint8 as it is, unscaled;
@@ -72,7 +75,7 @@ class OwnInputs(nn.Module):
         return torch.cat([leaf_at(obs, path).float().flatten(1) for path, _ in self._whitened], 1)
 
 
-def example(space: gymnasium.Space[Any], num_rows: int) -> Any:
+def example_rows(space: gymnasium.Space[Any], num_rows: int) -> Any:
     """Observations [num_rows, ...] as they come out of a slot, the same each time."""
     space = copy.deepcopy(space)
     space.seed(0)
@@ -81,7 +84,9 @@ def example(space: gymnasium.Space[Any], num_rows: int) -> Any:
         drawn = np.stack([np.asarray(leaf.sample()) for _ in range(num_rows)])
         if isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete):
             drawn = drawn.astype(np.int64) - np.asarray(leaf.start)
-        return torch.as_tensor(drawn.astype(np.float32) if drawn.dtype.kind == "f" else drawn)
+        if drawn.dtype.kind == "f":  # bounds may be as large as a float can be
+            drawn = drawn.clip(-_LARGE, _LARGE).astype(np.float32)
+        return torch.as_tensor(drawn)
 
     found = {"/".join(path): read(leaf) for path, leaf in space_leaves(space)}
     return found[""] if list(found) == [""] else unflatten(found)

@@ -28,7 +28,7 @@ from unirl.errors import UniRLError, format_error
 from unirl.imports import load_own
 from unirl.policy.action_head import num_parameters
 from unirl.policy.config import PolicyConfig
-from unirl.policy.own_inputs import OwnInputs, example
+from unirl.policy.own_inputs import OwnInputs, example_rows
 from unirl.policy.recurrent import State, zero_state
 
 _ROWS = 3
@@ -55,7 +55,7 @@ class OwnNetwork(nn.Module):
         self.name, self._core = f"policy.module {config.module}", config.core
         self._arguments = (observation_space, action_space, config, seed)
         self.example = OwnInputs(observation_space, PolicyConfig())(
-            example(observation_space, _ROWS)
+            example_rows(observation_space, _ROWS)
         )
         """A few observations as it gets them."""
         self._num_parameters = num_parameters(action_space)
@@ -167,26 +167,29 @@ class OwnNetwork(nn.Module):
                 "correct its forward",
             ) from error
         self.module.train()
+        return self._width_of(found, bool(more))
+
+    def _width_of(self, found: Any, has_state: bool) -> int:
+        """Of what it returned; UniRLError where that is nothing that a policy can read."""
         returned = list(found) if isinstance(found, tuple | list) else [found]
-        state = returned.pop() if more else {}
-        widths = [one.shape[1:] if isinstance(one, Tensor) else None for one in returned]
-        rows = [one.shape[:1] == (_ROWS,) if isinstance(one, Tensor) else False for one in returned]
-        is_features = len(returned) == 1 and all(rows) and len(widths[0] or ()) == 1
-        self.has_heads = len(returned) == 2
-        has_heads = self.has_heads and all(rows)
-        has_heads = has_heads and widths[0] == (self._num_parameters,) and widths[1] in ((), (1,))
-        sizes = {name: (_ROWS, size) for name, size in self.state_sizes.items()}
-        same = isinstance(state, dict) and sizes == {k: tuple(v.shape) for k, v in state.items()}
-        if not (is_features or has_heads) or not same:
-            after = ", and the next state of the same shapes after them" if more else ""
+        state = returned.pop() if has_state and returned else {}
+        shapes = [tuple(one.shape) if isinstance(one, Tensor) else () for one in returned]
+        parameters = (_ROWS, self._num_parameters)
+        self.has_heads = shapes in ([parameters, (_ROWS,)], [parameters, (_ROWS, 1)])
+        is_features = [shape[:1] for shape in shapes] == [(_ROWS,)] and len(shapes[0]) == 2
+        wanted = {name: (_ROWS, size) for name, size in self.state_sizes.items()}
+        same = isinstance(state, dict) and wanted == {
+            name: tuple(getattr(value, "shape", ())) for name, value in state.items()
+        }
+        if not (is_features or self.has_heads) or not same:
             raise UniRLError(
                 f"{self.name} returned {_shape_of(found)} for {_ROWS} observations",
                 f"it must return features [{_ROWS}, F] for UniRL's heads, or ([{_ROWS}, "
                 f"{self._num_parameters}], [{_ROWS}]): the parameters of the distribution and the "
-                f"value{after}",
+                "value" + ", and the next state of the same shapes after them" * has_state,
                 "correct what its forward returns",
             )
-        return self._num_parameters + 1 if self.has_heads else returned[0].shape[1]
+        return self._num_parameters + 1 if self.has_heads else shapes[0][1]
 
     def _check_parameters(self) -> None:
         """What a checkpoint holds must be all that the network consists of."""

@@ -47,7 +47,8 @@ class Unroll(NamedTuple):
 
 
 class Policy(nn.Module):
-    """Networks for the observations and actions of one environment.
+    """Networks for the observations and actions of one environment, or the user's own
+    (config.module).
 
     Equal seeds give equal weights, and the global random state is left alone. Torsos and core hold
     their parameters in the compute dtype. Heads (policy, value, log_std), embeddings and statistics

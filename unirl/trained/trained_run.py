@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -144,7 +143,7 @@ class TrainedRun:
         """
         from unirl.envs.one import make_one
 
-        return make_one(replace(self._env_config(), **changes), render_mode)
+        return make_one(configs.override(self._env_config(), changes), render_mode)
 
     def model(self) -> Any:
         """The transformers model with the weights of the checkpoint, adapters merged."""
