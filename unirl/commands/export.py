@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from unirl import config as configs
 from unirl.commands import run_folder
 from unirl.commands.arguments import missing_run, parse
 from unirl.commands.command import NoOptions
 from unirl.errors import UniRLError
 from unirl.storage import disk
+from unirl.trained.language import language_config, trained_model
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -37,32 +37,13 @@ def export(arguments: Sequence[str]) -> int:
     return 0
 
 
-def language_config(run_dir: Path) -> Any:
-    module, table = run_folder.read_config(run_dir)
-    config = configs.from_mapping(module.Config, table)
-    from unirl.llm.models.model import ModelConfig
-
-    if not isinstance(getattr(config, "model", None), ModelConfig):
-        raise UniRLError(
-            f"{run_dir} trained no language model",
-            f"its recipe is {module.__name__.rpartition('.')[2]}",
-            "its checkpoints are safetensors that any reader opens: see checkpoints/latest",
-        )
-    return config
-
-
 def _write(config: Any, where: Path, folder: Path) -> int:
     """Model and tokenizer into the folder; the step of the checkpoint."""
-    from unirl.llm.assembly import weights_of
-    from unirl.llm.models.model import load_flat_weights, load_model, load_tokenizer
+    from unirl.llm.models.model import load_tokenizer
     from unirl.storage.checkpoint import load_checkpoint
 
     checkpoint = load_checkpoint(where)
-    # As in training: what an engine had is what is written, adapters added, in the same dtype.
-    weights = weights_of(checkpoint.model, config=config)
-    model = load_model(config.model)
-    load_flat_weights(model, weights)
     folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
+    trained_model(config, checkpoint).save_pretrained(folder)
     load_tokenizer(config.model).save_pretrained(folder)
     return checkpoint.step

@@ -56,6 +56,10 @@ class RunOutputs:
         hooks: list[Hook | None] = [stop, self.evaluate, self.log, samples, self.save]
         self.hooks = [hook for hook in hooks if hook is not None]
 
+    def before_log(self, hook: Hook) -> None:
+        """Add a hook whose metrics are to be in the row of its step."""
+        self.hooks.insert(self.hooks.index(self.log), hook)
+
 
 def _open_sinks(
     loop: TrainLoop, folder: Path, resume_step: int | None, console: bool | None, stack: ExitStack
