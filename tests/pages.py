@@ -3,7 +3,7 @@
 A comment before a block changes that, in the page's source and nowhere else:
 `<!-- shortened: --run.total-steps 2000 -->` appends these words to each `unirl` command of a `sh`
 block; `<!-- shortened: 50_000 -> 5_000 -->` replaces text of a `python` or `toml` block; and
-`<!-- not run: needs a GPU -->` leaves the block alone, for a reason that tests/test_pages.py counts.
+`<!-- not run: needs a GPU -->` leaves the block alone, for a reason that test_pages.py counts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Block:
 
     @property
     def file_name(self) -> str:
-        """A block that begins with a file's name (`# my_env.py`) is that file: later ones use it."""
+        """A block that begins with a file's name (`# my_env.py`) is that file, for later ones."""
         named = re.match(r"# ([\w-]+\.(?:py|toml))\b", self.text)
         return named[1] if named else f"block_{self.line}.py"
 

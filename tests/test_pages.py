@@ -106,9 +106,7 @@ def test_the_blocks_that_are_not_run_are_counted_with_their_reasons() -> None:
     assert found == NOT_RUN
 
 
-@pytest.mark.parametrize(
-    "block", of("python"), ids=lambda block: f"{block.page}:{block.file_name}"
-)
+@pytest.mark.parametrize("block", of("python"), ids=lambda block: f"{block.page}:{block.file_name}")
 def test_a_program_is_short(block: Block) -> None:
     assert len([line for line in block.text.splitlines() if line.strip()]) <= MAX_LINES
 

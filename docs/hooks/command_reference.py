@@ -20,10 +20,11 @@ def commands_page() -> str:
     lines = [
         "# Command line",
         "",
-        "`unirl --help` lists the commands, `unirl COMMAND --help` explains one. `train`, `bench` and `tune`",
-        "also take every key of the recipe's config as a flag ([settings](index.md)); `resume` and `eval` take",
-        "those that may change. An error has three lines (what, the rule, the remedy) and exit code 2; a fault",
-        "of UniRL itself has exit code 1 and leaves its trace in a file. `--debug` shows it.",
+        "`unirl --help` lists the commands, `unirl COMMAND --help` explains one. `train`, `bench`",
+        "and `tune` also take every key of the recipe's config as a flag ([settings](index.md));",
+        "`resume` and `eval` take those that may change. An error has three lines (what, the rule,",
+        "the remedy) and exit code 2; a fault of UniRL itself has exit code 1 and leaves its trace",
+        "in a file. `--debug` shows it.",
         "",
     ]
     for name, command in COMMANDS.items():

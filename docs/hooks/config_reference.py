@@ -30,10 +30,10 @@ def recipe_page(recipe: str) -> str:
         summary,
         "",
         *["```text", diagram.strip("\n"), "```", ""],
-        f"{len(items)} keys. Each is a key of a config file and a flag: `queue.max_staleness = 2` is",
-        "`--queue.max-staleness 2`. The defaults are those of the classes; what `unirl train` sets by the",
-        "environment's kind where nothing is given, it prints (`--dry-run` shows it). Keys marked *common*",
-        f"are in `unirl train {recipe} --help`.",
+        f"{len(items)} keys. Each is a key of a config file and a flag: `queue.max_staleness = 2`",
+        "is `--queue.max-staleness 2`. The defaults are those of the classes; what `unirl train`",
+        "sets by the environment's kind where nothing is given, it prints (`--dry-run` shows it).",
+        f"Keys marked *common* are in `unirl train {recipe} --help`.",
         "",
     ]
     table = None

@@ -28,7 +28,8 @@ def python_page() -> str:
     lines = [
         "# Python",
         "",
-        "What `import unirl` gives: `unirl.run`, `unirl.Plan` and so on. Everything else may move before 1.0.",
+        "What `import unirl` gives: `unirl.run`, `unirl.Plan` and so on. All else may move before",
+        "1.0.",
         "",
     ]
     for module, names in exported().items():
