@@ -18,7 +18,24 @@ PAGES = ["README.md", *pages.PAGES]
 RUN = [page for page in PAGES if any(b.language in ("sh", "python") for b in blocks(page))]
 LANGUAGES = {"python", "sh", "toml", "text"}
 """A block of another kind would be checked by nobody."""
-NOT_RUN: dict[str, int] = {}
+NOT_RUN = {
+    "draws frames for a minute": 1,
+    "installs packages": 3,
+    "loads a model of 135M weights": 2,
+    "measures for minutes": 3,
+    "needs CleanRL": 1,
+    "needs RLlib": 1,
+    "needs Sample Factory": 1,
+    "needs Stable-Baselines3": 1,
+    "needs TRL": 1,
+    "needs a GPU": 3,
+    "needs a cluster": 1,
+    "needs a run that trains meanwhile": 1,
+    "needs the extra multiagent": 1,
+    "needs verl": 1,
+    "serves until it is stopped": 1,
+    "trains for 44 minutes": 1,
+}
 """Why blocks are not run, and how many: a mark more is a change of this file."""
 MAX_LINES = 40
 
