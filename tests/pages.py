@@ -1,8 +1,8 @@
 """Code blocks of the documentation's pages, and what their pages say about how a test runs them.
 
 A comment before a block changes that, in the page's source and nowhere else:
-`<!-- shortened: --run.total-steps 2000 -->` appends these words to each `unirl` command of a `sh`
-block; `<!-- shortened: 50_000 -> 5_000 -->` replaces text of a `python` or `toml` block; and
+`<!-- shortened: --run.total-steps 2000 -->` appends these words to what trains or measures in a
+`sh` block; `<!-- shortened: 50_000 -> 5_000 -->` replaces text of a `python` or `toml` block; and
 `<!-- not run: needs a GPU -->` leaves the block alone, for a reason that test_pages.py counts.
 """
 
@@ -15,6 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+LONG = ("train", "resume", "bench", "tune")
+"""Commands of `unirl` that may take long."""
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]*) -->\n\n?)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -59,7 +61,7 @@ class Block:
         extra = shlex.split(self.note.partition("shortened: ")[2])
         lines = self.text.replace("\\\n", " ").splitlines()
         commands = [words for line in lines if (words := shlex.split(line, comments=True))]
-        return [[*words, *extra] if words[0] == "unirl" else words for words in commands]
+        return [[*words, *extra] if words[1] in LONG else words for words in commands]
 
 
 def blocks(page: str) -> list[Block]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -22,14 +23,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 def recipe_page(recipe: str) -> str:
     module = registry.recipe(recipe)
-    summary, _, diagram = (module.__doc__ or "").partition("\n\n")
     items = fields_help(module.Config)
     lines = [
         f"# Settings of `{recipe}`",
         "",
-        summary,
+        inspect.cleandoc(module.__doc__ or ""),
         "",
-        *["```text", diagram.strip("\n"), "```", ""],
         f"{len(items)} keys. Each is a key of a config file and a flag: `queue.max_staleness = 2`",
         "is `--queue.max-staleness 2`. The defaults are those of the classes; what `unirl train`",
         "sets by the environment's kind where nothing is given, it prints (`--dry-run` shows it).",
