@@ -87,7 +87,6 @@ HEAVY = (
     "test_layers.py",
     "test_packaging.py",
     "test_pages.py::test_every_block_of_a_page",
-    "test_python_page.py",
     "test_site.py",
     "trained",
     "transports/test_queue_concurrency.py",
