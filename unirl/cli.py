@@ -42,6 +42,7 @@ from unirl.commands.session import Crash
 from unirl.commands.train import TrainOptions, train
 from unirl.commands.trajectories import TrajectoriesOptions, trajectories
 from unirl.commands.tune import TuneOptions, tune
+from unirl.commands.view import ViewOptions, view
 from unirl.errors import UniRLError
 from unirl.report.output import lasting_output
 from unirl.storage import disk
@@ -73,6 +74,12 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         ),
         "play": Command("RUN", "Write a video of the policy.", play, PlayOptions),
         "plot": Command("RUN ...", "Draw return against steps and seconds.", plot, PlotOptions),
+        "view": Command(
+            "[RUN|FOLDER ...] [--port N] [--open] [--save FILE]",
+            "Show runs and their trajectories in a browser.",
+            view,
+            ViewOptions,
+        ),
         "card": Command("RUN", "Write a README.md for the run.", card),
         "trajectories": Command(
             "RUN [--task T] [--episode ID] [--export atif|verifiers|otlp] [--key value ...]",

@@ -242,7 +242,8 @@ def _train_once(
             alerts.rows = outputs[0].log
             hooks[0].append(alerts)
         kind, start = "started" if checkpoint is None else "resumed", loop.learner.num_steps
-        about = event(kind, member="run", step=start, recipe=plan.recipe, runner=plan.runner.kind)
+        facts = {"recipe": plan.recipe, "runner": plan.runner.kind, **plan.outline()}
+        about = event(kind, member="run", step=start, **facts)
         log.info("training begins at step %d", start, extra=about)
         with _stop_on_signals(runner.loops):
             runner.run(*hooks)
