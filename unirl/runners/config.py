@@ -74,7 +74,17 @@ class RunConfig:
     ends.
     """
     log_seconds: float = 2.0
-    """Seconds between two rows of metrics.jsonl, TensorBoard and the console."""
+    """Seconds between two rows of metrics.jsonl, trackers and the console."""
+    track: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio", "clearml"], ...] = (
+        "tensorboard",
+    )
+    """Trackers that get the rows of metrics.jsonl besides it. Each but tensorboard is an extra and
+    runs in a process of its own; where it sends to, and as whom, its own variables and files say.
+    """
+    track_project: str = ""
+    """What trackers keep the run under. Empty: what their own variable says (WANDB_PROJECT,
+    MLFLOW_EXPERIMENT_NAME, TRACKIO_PROJECT, CLEARML_PROJECT), or else unirl.
+    """
     checkpoint_steps: int = 1_000_000
     """Steps between two checkpoints; one more is written at the end. Inline runs restart their
     environments at each.
