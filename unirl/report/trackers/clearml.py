@@ -43,25 +43,31 @@ class Clearml:
 
     def open(self, run: TrackedRun) -> str:
         from clearml import Task
+        from clearml.utilities.process.mp import BackgroundMonitor
 
+        Task._report_subprocess_enabled = False  # a fork of this process, which is one by itself
         self._task = Task.init(
             project_name=run.project or os.environ.get("CLEARML_PROJECT") or "unirl",
             task_name=run.name,
             reuse_last_task_id=False,
             continue_last_task=run.id if run.id is not None and not Task.is_offline() else False,
+            # This program is not the one that trains.
             auto_connect_arg_parser=False,
-            # Nor is this program the one that trains.
             auto_connect_frameworks={"detect_repository": False},
             auto_connect_streams=False,
             auto_resource_monitoring=False,
         )
+        # With all of that left out, clearml 2.1 makes what sends rows only after it has started
+        # those that are to send: rows would wait for the end.
+        assert self._task._reporter is not None
+        BackgroundMonitor.start_all(task=self._task)
         self._task.set_initial_iteration(0)  # our steps continue by themselves
         self._task.set_parameters({**run.flat_config("/"), "seed": run.seed})
         self._logger = self._task.get_logger()
         return str(self._task.id)
 
     def log(self, step: int, seconds: float, scalars: Mapping[str, float]) -> None:
-        for name, value in {**scalars, "time/seconds": seconds}.items():
+        for name, value in {**scalars, "seconds": seconds}.items():
             title, _, series = name.partition("/")
             self._logger.report_scalar(title, series or title, value, step)
 

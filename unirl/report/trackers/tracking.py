@@ -96,6 +96,11 @@ class Trackers:
             self._followers.append(_Follower(name, process, Handed.path(folder, name)))
         self._next_look = 0.0
 
+    @property
+    def pids(self) -> dict[str, int]:
+        """Their processes."""
+        return {follower.name: follower.pid for follower in self._followers}
+
     def after_update(self, loop: _Loop) -> None:
         now = time.monotonic()
         if now >= self._next_look:
@@ -127,7 +132,8 @@ class _Follower:
     """The process of one tracker, from outside."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], path: Path) -> None:
-        self._name, self._process, self._path = name, process, path
+        self.name, self.pid = name, process.pid
+        self._process, self._path = process, path
         self._num_errors = 0
         self._has_warned = self._is_gone = False
 
@@ -164,9 +170,9 @@ class _Follower:
             log.warning(
                 "tracker %s: %s; training continues, and what it lacks is sent when the run is"
                 " resumed (logs/tracker-%s.txt)",
-                self._name,
+                self.name,
                 _without_passwords(why),
-                self._name,
+                self.name,
             )
 
 
