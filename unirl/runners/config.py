@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from unirl.config.rules import check_at_least, check_positive
+from unirl.config.spelling import suggestion
 from unirl.core.training_budget import TrainingBudget
 from unirl.errors import UniRLError
+
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio", "clearml")
+"""What run.track may name."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,10 @@ class RunConfig:
     """
     log_seconds: float = 2.0
     """Seconds between two rows of metrics.jsonl, trackers and the console."""
-    track: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio", "clearml"], ...] = (
-        "tensorboard",
-    )
-    """Trackers that get the rows of metrics.jsonl besides it. Each but tensorboard is an extra and
-    runs in a process of its own; where it sends to, and as whom, its own variables and files say.
+    track: tuple[str, ...] = ("tensorboard",)
+    """Trackers that get the rows of metrics.jsonl besides it: tensorboard, wandb, mlflow, trackio,
+    clearml. Each but tensorboard is an extra and runs in a process of its own; where it sends to,
+    and as whom, its own variables and files say.
     """
     track_project: str = ""
     """What trackers keep the run under. Empty: what their own variable says (WANDB_PROJECT,
@@ -133,6 +136,13 @@ class RunConfig:
         check_at_least(1, "run", self, "eval_episodes", "target_window")
         check_at_least(0, "run", self, "seed", "eval_steps", "log_seconds", "max_run_restarts")
         check_positive("run.max_seconds", self.max_seconds, "leave it out for no limit")
+        for index, name in enumerate(self.track):
+            if name not in TRACKERS or name in self.track[:index]:
+                raise UniRLError(
+                    f"run.track names {name!r}",
+                    f"each of {', '.join(TRACKERS)} may be named once",
+                    suggestion(name, TRACKERS) or "leave it out for tensorboard alone",
+                )
         if self.anneal_over == "seconds" and self.max_seconds is None:
             raise UniRLError(
                 "run.anneal_over is seconds and run.max_seconds is not set",

@@ -8,6 +8,7 @@ was killed continues the same run of the tracker, with the rows that it did not 
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -28,6 +29,8 @@ from unirl.storage import disk
 _POLL_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 60.0
 """Between two attempts to reach a server that fails."""
+_END_SECONDS = 60.0
+"""After the run's end, where nobody is left to end this process."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +96,11 @@ class Follower:
         self._is_open = False
 
     def run(self) -> None:
-        is_last, wait = False, _POLL_SECONDS
-        while True:
+        is_last, wait, deadline = False, _POLL_SECONDS, math.inf
+        while time.monotonic() < deadline:
             # Whatever was written before the end was told is read after it.
-            is_last = is_last or _is_told(0)
+            if not is_last and _is_told(0):
+                is_last, deadline = True, time.monotonic() + _END_SECONDS
             try:
                 self._hand_on()
                 if is_last:
@@ -112,9 +116,9 @@ class Follower:
                 self._save()
                 wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
             if is_last:
-                time.sleep(_POLL_SECONDS)  # until it works, or this process is ended
+                time.sleep(_POLL_SECONDS)  # until it works, or the run has waited long enough
             else:
-                is_last = _is_told(wait)
+                _is_told(wait)
 
     def _hand_on(self) -> None:
         if not self._is_open:
