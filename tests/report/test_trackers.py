@@ -35,7 +35,7 @@ Numbers = dict[tuple[str, int], float]
 
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder, and all trackers told by their own variables to write into it."""
+    """A folder, which all trackers write into, by their own variables."""
     folder = tmp_path_factory.mktemp("trackers")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
@@ -277,7 +277,7 @@ def wait_for(condition: Any) -> None:
         time.sleep(0.02)
 
 
-def test_who_is_not_logged_in_is_told_before_the_run_starts(
+def test_where_nobody_is_logged_in_no_run_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("WANDB_MODE", "WANDB_API_KEY", "CLEARML_OFFLINE_MODE", "MLFLOW_TRACKING_URI"):

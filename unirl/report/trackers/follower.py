@@ -78,7 +78,7 @@ class Handed:
 
 
 class Follower:
-    """Hands rows to a tracker until it is told that the last one is written."""
+    """Hands rows to a tracker until the run has written its last one."""
 
     def __init__(self, tracker: Tracker, job: Job) -> None:
         self._tracker, self._job = tracker, job
@@ -98,8 +98,8 @@ class Follower:
     def run(self) -> None:
         is_last, wait, deadline = False, _POLL_SECONDS, math.inf
         while time.monotonic() < deadline:
-            # Whatever was written before the end was told is read after it.
-            if not is_last and _is_told(0):
+            # Whatever was written before the end is read after it.
+            if not is_last and _has_ended(0):
                 is_last, deadline = True, time.monotonic() + _END_SECONDS
             try:
                 self._hand_on()
@@ -118,7 +118,7 @@ class Follower:
             if is_last:
                 time.sleep(_POLL_SECONDS)  # until it works, or the run has waited long enough
             else:
-                _is_told(wait)
+                _has_ended(wait)
 
     def _hand_on(self) -> None:
         if not self._is_open:
@@ -184,7 +184,7 @@ class _Rows:
         return row
 
 
-def _is_told(seconds: float) -> bool:
+def _has_ended(seconds: float) -> bool:
     """Whether standard input says that the last row is written, or the run's process is gone."""
     return bool(select.select([0], [], [], seconds)[0]) or os.getppid() != _PARENT
 

@@ -24,7 +24,7 @@ PACKAGES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run."""
+    """What a tracker gets to know of a run."""
 
     name: str
     project: str
