@@ -52,4 +52,4 @@ def test_no_text_is_inserted_as_markup() -> None:
     for path in (SOURCES / "src").rglob("*.ts*"):
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", path.read_text()
-        ), path  # noqa: E501
+        ), path
