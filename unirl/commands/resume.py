@@ -57,6 +57,13 @@ def _check_checkpoint(plan: Plan, checkpoint: Checkpoint, where: Path) -> None:
             "run.total_steps > the steps of the checkpoint must hold for training to continue",
             f"raise it: unirl resume {shlex.quote(str(where))} --run.total-steps {2 * num_steps}",
         )
+    pause_steps = plan.run.pause_steps
+    if pause_steps is not None and num_steps >= pause_steps:
+        raise UniRLError(
+            f"{where} has reached its pause: {num_steps} of {pause_steps} steps",
+            "run.pause_steps > the steps of the checkpoint must hold for training to continue",
+            f"train to the end: unirl resume {shlex.quote(str(where))} --run.pause-steps none",
+        )
     seconds, max_seconds = float(checkpoint.state["seconds"]), plan.run.max_seconds
     if max_seconds is not None and seconds >= max_seconds:
         raise UniRLError(

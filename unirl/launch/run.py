@@ -55,7 +55,9 @@ class RunResult:
     seconds: float
     """Training time after start-up, earlier sessions included."""
     reason: str
-    """total_steps, target_return, max_seconds, samples (all were learned from) or interrupted."""
+    """total_steps, pause_steps, target_return, max_seconds, samples (all were learned from) or
+    interrupted.
+    """
     checkpoint: Path | None
     """The newest checkpoint."""
     last_eval: EvalResult | None

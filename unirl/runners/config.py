@@ -73,6 +73,10 @@ class RunConfig:
     """Samples to learn from (environment steps without filler rows, or completions) before the run
     ends.
     """
+    pause_steps: int | None = None
+    """End the run after so many samples, before `total_steps`, which schedules continue to fall
+    towards. A resumed run goes further: run.pause_steps none, or a larger one.
+    """
     log_seconds: float = 2.0
     """Seconds between two rows of metrics.jsonl, TensorBoard and the console."""
     checkpoint_steps: int = 1_000_000
@@ -123,6 +127,7 @@ class RunConfig:
         check_at_least(1, "run", self, "eval_episodes", "target_window")
         check_at_least(0, "run", self, "seed", "eval_steps", "log_seconds", "max_run_restarts")
         check_positive("run.max_seconds", self.max_seconds, "leave it out for no limit")
+        check_positive("run.pause_steps", self.pause_steps, "leave it out to train to the end")
         if self.anneal_over == "seconds" and self.max_seconds is None:
             raise UniRLError(
                 "run.anneal_over is seconds and run.max_seconds is not set",

@@ -142,8 +142,11 @@ class TrainLoop:
         return True
 
     def _stop_when_done(self) -> None:
-        if self.learner.num_steps >= self.plan.run.total_steps:
+        run, num_steps = self.plan.run, self.learner.num_steps
+        if num_steps >= run.total_steps:
             self.reason = self.reason or "total_steps"  # others count the same steps
+        elif run.pause_steps is not None and num_steps >= run.pause_steps:
+            self.reason = self.reason or "pause_steps"
         last = self.ledger.num_updates if self.ledger is not None else None
         if last is not None and self.learner.version >= last:
             self.stop("samples")
