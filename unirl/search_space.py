@@ -1,5 +1,5 @@
-"""Which values of which settings are tried: choices or ranges by config key, as `[space]` of a sweep
-and `population.vary` have them.
+"""Which values of which settings are tried: choices or ranges by config key, as `[space]` of a
+sweep and `population.vary` have them.
 
     [space]
     learner.entropy_coef = [0.0, 0.01]
@@ -42,7 +42,9 @@ class Choices:
 
 @dataclass(frozen=True)
 class Range:
-    """A number from low to high. log: drawn evenly over its logarithm. step: low, low + step, ..."""
+    """A number from low to high. log: drawn evenly over its logarithm. step: low, low + step, and
+    so on.
+    """
 
     low: float
     high: float
@@ -148,7 +150,7 @@ def _check_range(key: str, value: Mapping[str, Any], where: str) -> None:
             "low > 0 must hold, and there can be no step",
             "leave log out, or list the values: [1e-4, 1e-3, 1e-2]",
         )
-    step = value.get("step", 1)
+    step = value.get("step", high - low)
     if type(step) not in (int, float) or not 0 < step <= high - low:
         raise UniRLError(
             f"{key} has step {step} ({where})",

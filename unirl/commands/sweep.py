@@ -278,7 +278,7 @@ def _check_objective(options: SweepOptions, plan: Plan) -> None:
         raise UniRLError(
             f'objective.metric is "{metric}", and run.eval_steps is 0',
             "without evaluations no run writes it",
-            "set run.eval_steps to what lies between two, and run.eval_episodes",
+            "set run.eval_steps to the steps between two evaluations",
         )
 
 

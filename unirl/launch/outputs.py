@@ -30,7 +30,8 @@ class RunOutputs:
     """The hooks of one learner; everything they leave is in `folder`. stack: closes what it opens.
 
     resumed: rows of updates that are made again are cut off. console: whether progress is shown as
-    well as logged; None: neither.
+    well as logged; None: neither. leader: those of the first learner, at whose checkpoints this one
+    is saved, too.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class RunOutputs:
         resumed: bool,
         console: bool | None,
         stack: ExitStack,
+        leader: RunOutputs | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         config, step = loop.plan.run, loop.learner.num_steps
@@ -49,7 +51,13 @@ class RunOutputs:
         self.evaluate = _make_eval_hook(loop, folder)
         sinks = _open_sinks(loop, folder, resume_step, console, stack)
         self.log = LogHook(sinks, config.log_seconds, self.evaluate)
-        self.save = CheckpointHook(folder, config.checkpoint_steps, restart_actors, start_step=step)
+        self.save = CheckpointHook(
+            folder,
+            config.checkpoint_steps,
+            restart_actors,
+            start_step=step,
+            leader=leader.save if leader is not None else None,
+        )
         stop = StopHook(config.target_return, config.max_seconds, window=config.target_window)
         samples = SamplesHook(folder, config.log_seconds, resume_step)
         # Evaluated before it is logged: a result is in the row of its step, the last one too.

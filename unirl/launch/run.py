@@ -188,7 +188,7 @@ def _train_once(
         loop = runner.loops[0]
         require_alike(loop, ranks)
         hooks = [cursor_hooks(loop, ranks), *([] for _ in runner.loops[1:])]
-        outputs = []
+        outputs: list[RunOutputs] = []
         if run_dir is None:
             every, step = plan.run.checkpoint_steps, loop.learner.num_steps
             hooks[0].append(CheckpointHook(None, every, runner.restart_actors, start_step=step))
@@ -199,18 +199,22 @@ def _train_once(
                 disk.replace_text(run_dir / "config.toml", to_toml(plan.config, recipe=plan.recipe))
             open_ledgers(runner.loops, run_dir.resolve(), stack)
             hooks[0].append(ScaleHook(run_dir, plan, runner.resize))
-            outputs = [
-                RunOutputs(
+            folders = [learner_folder(run_dir, index) for index in range(len(runner.loops))]
+            if plan.make_hooks is not None:
+                # Before a checkpoint, which then holds what they have done.
+                for own, hook in zip(hooks, plan.make_hooks(runner.loops, folders), strict=True):
+                    own.append(hook)
+            for index, (own, each) in enumerate(zip(hooks, runner.loops, strict=True)):
+                output = RunOutputs(
                     each,
-                    learner_folder(run_dir, index),
+                    folders[index],
                     runner.restart_actors,
                     resumed=checkpoint is not None,
                     console=None if index else console,
                     stack=stack,
+                    leader=outputs[0] if index else None,
                 )
-                for index, each in enumerate(runner.loops)
-            ]
-            for own, output in zip(hooks, outputs, strict=True):
+                outputs.append(output)
                 own += output.hooks
         if alerts is not None:
             alerts.rows = outputs[0].log

@@ -37,7 +37,7 @@ class Record:
 
 
 def load(folder: Path) -> Record | None:
-    """The record in a folder; None where there is none. Raises UniRLError where it cannot be read."""
+    """The record in a folder; None where there is none. UniRLError where it cannot be read."""
     path = folder / NAME
     if not path.is_file():
         return None

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,11 @@ _LOCK_SECONDS = 120.0
 """How long the runs of a sweep that was killed may take to write their checkpoints."""
 
 
+def say_at_once(text: str) -> None:
+    """On standard output, also where that is a file."""
+    print(text, flush=True)
+
+
 @dataclass(frozen=True)
 class Task:
     """What a sweep is to do."""
@@ -40,7 +44,7 @@ class Task:
     """Settings of the next trial."""
     resolve: Callable[[dict[str, Any]], str]
     """The whole config of these settings as TOML; UniRLError where they are not allowed."""
-    say: Callable[[str], None] = partial(print, flush=True)
+    say: Callable[[str], None] = say_at_once
 
 
 class Sweep:
