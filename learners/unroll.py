@@ -262,11 +262,10 @@ class UnrollLearner:
         """Continue as another learner would, but for its settings, its random numbers and its
         episodes: no return has been earned since.
         """
-        generator, settings = self._generator.get_state(), dict(self._tuned)
-        self.load_state_dict(other)
+        generator = self._generator.get_state()
+        counters = {**other.counters, "tuned": dict(self._tuned)}
+        self.load_state_dict(replace(other, counters=counters))
         self._generator.set_state(generator)
-        self._tuned = {}
-        self.tune(settings)
         self._episodes.clear()
 
     def weights(self) -> Weights:

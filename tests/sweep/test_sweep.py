@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -25,7 +24,7 @@ seeds = [1, 2]
 jobs = 2
 
 [space]
-learner.optimizer.lr = [1e-4, 1e30, 3e-3]
+learner.optimizer.lr = [1e-4, 3e-3]
 
 [halving]
 first_steps = 4_000
@@ -105,24 +104,14 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def test_the_best_trial_is_trained_to_the_end_and_others_stop_at_their_rung(swept: Path) -> None:
     trials = record(swept)["trials"]
-    assert [trial["status"] for trial in trials] == ["stopped", "failed", "finished"]
-    assert [[len(run["values"]) for run in trial["runs"]] for trial in trials][::2] == [
-        [1, 1],
-        [2, 2],
-    ]
-    steps = [run["steps"] for trial in trials[::2] for run in trial["runs"]]
+    assert [trial["status"] for trial in trials] == ["stopped", "finished"]
+    assert [[len(run["values"]) for run in each["runs"]] for each in trials] == [[1, 1], [2, 2]]
+    steps = [run["steps"] for trial in trials for run in trial["runs"]]
     assert all(4_000 <= s < 4_800 for s in steps[:2]) and all(s >= 8_000 for s in steps[2:])
 
 
-def test_a_run_that_failed_has_its_reason_and_no_value(swept: Path) -> None:
-    failed = record(swept)["trials"][1]
-    assert "diverged" in failed["reason"]
-    (row,) = [row for row in csv.DictReader((swept / "results.csv").open()) if row["trial"] == "1"]
-    assert row["mean"] == "" and row["status"] == "failed"
-
-
 def test_nothing_is_trained_twice(swept: Path) -> None:
-    for trial in (0, 2):
+    for trial in (0, 1):
         for seed in (1, 2):
             run = swept / f"trial-{trial:03d}-seed-{seed}"
             rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
@@ -139,7 +128,7 @@ def test_the_best_config_is_one_to_train(swept: Path, capsys: pytest.CaptureFixt
     assert best["learner"]["optimizer"]["lr"] == 3e-3
     assert cli.main(["train", f"@{swept / 'best.toml'}", "--dry-run"]) == 0
     results = json.loads((swept / "results.json").read_text())
-    assert [row["trial"] for row in results["trials"]] == [2, 0, 1]
+    assert [row["trial"] for row in results["trials"]] == [1, 0]
     assert results["trials"][0]["std"] > 0
 
 
@@ -150,7 +139,7 @@ def test_a_finished_sweep_shows_its_table_again(
     assert cli.main(["sweep", str(swept)]) == 0
     lines = capsys.readouterr().out.splitlines()
     table = next(i for i, line in enumerate(lines) if line.startswith("trial "))
-    assert lines[table + 1].split()[:2] == ["2", "0.003"] and "finished" in lines[table + 1]
+    assert lines[table + 1].split()[:2] == ["1", "0.003"] and "finished" in lines[table + 1]
     assert abs((swept / "sweep.json").stat().st_size - before) < 5
 
 
@@ -166,7 +155,7 @@ def test_a_dry_run_shows_trials_and_cost(capsys: pytest.CaptureFixture[str]) -> 
     Path("lr.toml").write_text(FILE)
     assert cli.main(["sweep", "lr.toml", "--dry-run", "--run.total-steps", "16000"]) == 0
     out = capsys.readouterr().out
-    assert "3 trials x 2 seed(s), at most 48,000 steps (3 to 4,000, 1 to 8,000, 1 to 16,000)" in out
+    assert "2 trials x 2 seed(s), at most 40,000 steps (2 to 4,000, 1 to 8,000, 1 to 16,000)" in out
     assert not Path("runs").exists()
 
 
@@ -175,13 +164,13 @@ def test_a_dry_run_shows_trials_and_cost(capsys: pytest.CaptureFixture[str]) -> 
     [
         (("", ""), ["nothing.toml"], '"nothing.toml" does not exist'),
         (('"impala"', '"impalla"'), [], 'did you mean "impala"?'),
-        (("jobs = 2", 'method = "girt"'), [], "did you mean"),
+        (("jobs = 2", 'method = "girt"'), [], '"grid", "random" or "optuna"'),
         (("jobs = 2", "jobs = 0"), [], "jobs >= 1"),
         (("", ""), ["--jobs", "0"], "jobs >= 1"),
-        (("learner.optimizer.lr = [1e-4, 1e30, 3e-3]", ""), [], "the space is empty"),
+        (("learner.optimizer.lr = [1e-4, 3e-3]", ""), [], "the space is empty"),
         (("learner.optimizer.lr", "learner.optimizer.rl"), [], "learner.optimizer.lr"),
-        (("1e30", "-1.0"), [], "learner.optimizer.lr = -1.0 is not allowed"),
-        (("1e30", '"fast"'), [], "learner.optimizer.lr"),
+        (("3e-3", "-1.0"), [], "learner.optimizer.lr = -1.0 is not allowed"),
+        (("3e-3", '"fast"'), [], "learner.optimizer.lr"),
         (("learner.optimizer.lr", "run.seed"), [], "seeds = [1, 2, 3]"),
         (("seeds = [1, 2]", "seeds = [1, 1]"), [], "seeds"),
         (("jobs = 2", 'objective.metric = "eval/return_mean"'), [], "run.eval_steps is 0"),
@@ -218,9 +207,18 @@ def test_a_folder_of_another_sweep_is_refused(
     assert Path("mine/notes.txt").exists()
 
 
+def test_a_trial_that_failed_has_a_reason_and_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("lr.toml").write_text(FILE.replace("[1, 2]", "[1]").replace("1e-4, 3e-3", "1e30"))
+    assert cli.main(["sweep", "lr.toml"]) == 2
+    assert "all 1 trials" in (error := capsys.readouterr().err) and "diverged" in error
+    (row,) = csv.DictReader(Path("runs/lr/results.csv").read_text().splitlines())
+    assert row["mean"] == "" and row["status"] == "failed" and "diverged" in row["reason"]
+    assert not Path("runs/lr/best.toml").exists()
+
+
 def test_an_objective_that_no_run_writes_ends_the_sweep(capsys: pytest.CaptureFixture[str]) -> None:
-    text = FILE.replace("[1, 2]", "[1]").replace("1e-4, 1e30, ", "")
-    Path("lr.toml").write_text(text.replace("8_000", "4_000"))
+    text = FILE.replace("[1, 2]", "[1]").replace("1e-4, ", "").replace("8_000", "4_000")
+    Path("lr.toml").write_text(text)
     assert cli.main(["sweep", "lr.toml", "--objective.metric", "charts/episodic_retrun"]) == 2
     assert 'did you mean "charts/episodic_return"?' in capsys.readouterr().err
-    assert os.listdir("runs/lr") and not any(Path("runs/lr").glob("trial-*/.lock"))
+    assert not any(Path("runs/lr").glob("trial-*/.lock"))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from unirl.commands import run_folder
 from unirl.commands.arguments import first, one_run, parse_with_recipe, recipe_to_train
 from unirl.commands.session import is_main_process, start
+from unirl.commands.sweep import sweep
+from unirl.commands.sweep_request import folder_of
 from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
@@ -29,8 +31,10 @@ class ResumeOptions:
 
 def resume(arguments: Sequence[str]) -> int:
     """Train on in the run's folder, from its newest checkpoint or the one that was named; flags
-    change its config.
+    change its config. A sweep is continued as a whole.
     """
+    if folder_of(first(arguments, "resume")) is not None:
+        return sweep(arguments)
     where = run_folder.find(first(arguments, "resume"))
     run_dir = run_folder.folder_of(where)
     module, _ = run_folder.read_config(run_dir, recipe_to_train)

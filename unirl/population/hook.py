@@ -46,6 +46,12 @@ class Peer:
         enough = len(returns) >= self._num_episodes
         return math.fsum(returns) / len(returns) if enough else -math.inf
 
+    def is_sound(self) -> bool:
+        """Whether its weights are numbers."""
+        with self.loop.learning:
+            weights = self.loop.learner.weights().values()
+            return all(bool(w.isfinite().all()) for w in weights if w.is_floating_point())
+
     def settings(self, keys: Sequence[str]) -> dict[str, float]:
         return {key: self.learner.setting(key) for key in keys}
 
@@ -88,7 +94,14 @@ class PopulationHook:
         for key, value in self._own.settings(list(self._space)).items():
             loop.metrics.last(f"population/{key}", value)
         steps = loop.learner.num_steps
-        if steps >= self._next and loop.reason is None:
+        if loop.reason is not None:
+            return
+        if not self._own.is_sound():
+            # A step size was too large. The run is to continue without it, and without losses that
+            # are no numbers.
+            loop.metrics.flush()
+            self._copy_one_of(loop, self._best(), -math.inf)
+        elif steps >= self._next:
             self._next = next_multiple(steps, self._config.every_steps)
             self._compare(loop)
 
@@ -98,31 +111,53 @@ class PopulationHook:
             write_standing(self._peers, list(self._space))
 
     def _compare(self, loop: TrainLoop) -> None:
+        """Copy one of the best where this is one of the worst."""
         scores = [peer.score() for peer in self._peers]
         own = scores[self._index]
-        number = max(1, int(self._config.quantile * len(scores)))
-        order = sorted(range(len(scores)), key=lambda index: (scores[index], index))
-        better = [index for index in order[-number:] if scores[index] > own]
-        if own == -math.inf or self._index not in order[:number] or not better:
+        worst = sorted(range(len(scores)), key=lambda index: (scores[index], index))
+        if own > -math.inf and self._index in worst[: self._number]:
+            better = [index for index in self._best() if scores[index] > own]
+            self._copy_one_of(loop, better, own)
+
+    @property
+    def _number(self) -> int:
+        """How many are the worst, and the best."""
+        return max(1, int(self._config.quantile * len(self._peers)))
+
+    def _best(self) -> list[int]:
+        """Of the others, those whose weights are numbers."""
+        scores = [
+            (peer.score(), index)
+            for index, peer in enumerate(self._peers)
+            if index != self._index and peer.is_sound()
+        ]
+        return [index for _, index in sorted(scores)[-self._number :]]
+
+    def _copy_one_of(self, loop: TrainLoop, others: Sequence[int], score: float) -> None:
+        if not others:
             return
         version = loop.learner.version
         random = Random(derive_seed(self._seed, "population", self._index, version))
-        other = self._peers[random.choice(better)]
+        other = self._peers[random.choice(others)]
         state, settings = other.copy(list(self._space))
         settings = explored(settings, self._space, self._config, random)
         self._own.become(state, settings)
         loop.metrics.total("population/copies", 1)
-        words = ", ".join(f"{key} {value:g}" for key, value in settings.items())
-        scored = {"score": own, "score_of": max(scores[i] for i in better)}
         about = event(
             "copied",
             learner=self._own.name,
             step=loop.learner.num_steps,
             settings=settings,
+            score=_finite(score),
+            score_of=_finite(other.score()),
             **{"from": other.name},
-            **scored,
         )
+        words = ", ".join(f"{key} {value:g}" for key, value in settings.items())
         log.info("%s continues from %s with %s", self._own.name, other.name, words, extra=about)
+
+
+def _finite(score: float) -> float | None:
+    return score if math.isfinite(score) else None
 
 
 def write_standing(peers: Sequence[Peer], keys: Sequence[str]) -> None:
@@ -132,7 +167,7 @@ def write_standing(peers: Sequence[Peer], keys: Sequence[str]) -> None:
             "learner": peer.name,
             "folder": peer.folder.relative_to(peers[0].folder).as_posix(),
             "steps": peer.loop.learner.num_steps,
-            "score": score if math.isfinite(score := peer.score()) else None,
+            "score": _finite(peer.score()),
             "settings": peer.settings(keys),
         }
         for peer in peers

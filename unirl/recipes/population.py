@@ -51,6 +51,11 @@ def with_population(config: Any, plan_one: Callable[[Any], Plan]) -> Plan:
             replace(plan.learner, name=name) for name, plan in zip(names, plans, strict=True)
         ),
         config=replace(first.config, population=population, learner=config.learner),
+        notes=(
+            f"population {population.size} learners, compared every {population.every_steps:,} "
+            f"steps: {', '.join(space)}",
+            *first.notes,
+        ),
         make_hooks=partial(
             _make_hooks, population, space, config.run, first.recipe, [p.config for p in plans]
         ),
