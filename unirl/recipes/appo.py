@@ -87,6 +87,7 @@ def plan(config: Config) -> Plan:
             partial(Handshake, sampler.layout()),
             partial(serve_environments, **settings),
             config.env.step_timeout,
+            cpus=sampler.worker_cpus,
         ),
     )
     return Plan(
