@@ -212,14 +212,14 @@ class _Others:
         from the same batch once more. RankLost where it happens too often, or fails again.
         """
         dead = [each.name.removeprefix("unirl-") for each in self._processes if each.exitcode]
-        about = event("died", member=", ".join(dead), cause=lost.what)
+        about = event("died", member=", ".join(dead or ["learner"]), cause=lost.what)
         log.warning("%s; others take their place", lost.what, extra=about)
         try:
             self._restarts.count(lost.what, lost.parts[-1], lost)
         except ActorFailed as error:
             raise RankLost(*error.parts) from lost
-        self._leave(lost)
         self._end(0.0)
+        self._leave(lost)
         self._meet()
         state = learner.state_dict()
         on_host = replace(
