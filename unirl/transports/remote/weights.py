@@ -13,6 +13,7 @@ import logging
 import mmap
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ longer.
 """
 _SENT_BYTES = 2**24
 _WAIT_SECONDS = 1.0
+_NEAR_SECONDS, _NEAR_BYTES, _RTT_AT = 200e-6, 2**18, 68
+"""A way that answers so soon is filled by so little in flight. Where tcp_info has that time."""
 
 
 @dataclass(eq=False)
@@ -191,6 +194,7 @@ def send_versions(sock: socket.socket, number: int, store: RemoteWeights) -> Non
     node is gone; what a thread does.
     """
     have, is_near = -1, sock.family == socket.AF_UNIX
+    _keep_in_cache(sock)
     known: list[_Buffer] = []
     try:
         while not store.closed:
@@ -209,6 +213,17 @@ def send_versions(sock: socket.socket, number: int, store: RemoteWeights) -> Non
         log.info("a node gets no more weights: %s", error)
     finally:
         sock.close()
+
+
+def _keep_in_cache(sock: socket.socket) -> None:
+    """Let little be in flight where that is enough: the system would let megabytes wait on their
+    way, and then each byte would be fetched from memory three times instead of once.
+    """
+    if sock.family == socket.AF_UNIX or sys.platform != "linux":
+        return
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT_AT + 4)
+    if int.from_bytes(info[_RTT_AT:], sys.byteorder) < 1e6 * _NEAR_SECONDS:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _NEAR_BYTES)
 
 
 def _send_bytes(sock: socket.socket, number: int, store: RemoteWeights, buffer: _Buffer) -> bool:
