@@ -105,9 +105,9 @@ def test_a_rank_that_is_killed_is_replaced_while_actors_keep_what_they_have(
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     steps = [row["step"] for row in rows]
     assert steps == sorted(steps) and steps[-1] == result.num_steps
-    told = [(each["event"], each.get("member")) for each in read_events(tmp_path / "run")]
-    assert told.count(("started", "rank 1")) == told.count(("restarted", "rank 1")) == 1
-    assert ("died", "rank 1") in told and told.count(("started", "run")) == 1
+    records = [(each["event"], each.get("member")) for each in read_events(tmp_path / "run")]
+    assert records.count(("started", "rank 1")) == records.count(("restarted", "rank 1")) == 1
+    assert ("died", "rank 1") in records and records.count(("started", "run")) == 1
     assert not multiprocessing.active_children()
 
 
