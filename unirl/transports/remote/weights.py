@@ -41,7 +41,8 @@ _PIECE_BYTES, _MOST_PIECES = 2**22, 64
 """Pieces that stay in a processor's cache until they are sent; not so many that their waking takes
 longer.
 """
-_SENT_BYTES = 2**24
+_FRAME_BYTES = 2**24
+"""Of one frame at most: the socket's deadline is of each."""
 _WAIT_SECONDS = 1.0
 _NEAR_SECONDS, _NEAR_BYTES, _RTT_AT = 200e-6, 2**18, 68
 """A way that answers so soon is filled by so little in flight. Where tcp_info has that time."""
@@ -194,9 +195,9 @@ def send_versions(sock: socket.socket, number: int, store: RemoteWeights) -> Non
     node is gone; what a thread does.
     """
     have, is_near = -1, sock.family == socket.AF_UNIX
-    _keep_in_cache(sock)
     known: list[_Buffer] = []
     try:
+        _keep_in_cache(sock)
         while not store.closed:
             buffer = store.hold_newer(have, _WAIT_SECONDS, is_whole=is_near)
             if buffer is None:
@@ -234,10 +235,10 @@ def _send_bytes(sock: socket.socket, number: int, store: RemoteWeights, buffer: 
         if end is None:
             return False
         start = max(0, start)
+        end = min(end, start + _FRAME_BYTES)
         values = (buffer.version, store.num_bytes, start, end - start)
         sock.sendall(Frame(Kind.WEIGHTS, number, 0, values).pack())
-        for first in range(start, end, _SENT_BYTES):  # the socket's deadline is of each
-            sock.sendall(data[first : min(end, first + _SENT_BYTES)])
+        sock.sendall(data[start:end])
         start = end
     return True
 
