@@ -300,6 +300,8 @@ class Optimizer:
             for name, value in own.items():
                 value.copy_(self._shard(name, model[name]))
         self._round_masters()
+        for each in (*self._masters.values(), *self._low):
+            each.grad = None  # of an update that was broken off
         for name, tensors in optimizer.items():
             device = self._masters[name].device
             self._state[name] = {

@@ -20,6 +20,7 @@ from unirl.launch.outputs import RunOutputs
 from unirl.launch.rank_processes import rank_processes
 from unirl.launch.resume import (
     check_folder,
+    learner_folder,
     open_checkpoint,
     open_ledgers,
     restore,

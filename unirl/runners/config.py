@@ -124,7 +124,7 @@ class RunConfig:
     """
     max_run_restarts: int = 3
     """How often a run starts again from its checkpoint by itself when what it stands on was lost: a
-    cluster's head, a rank of the learner, or nodes beyond what restarts of members make good.
+    cluster's head, a shard of the learner, or nodes and ranks beyond what restarts make good.
     0: never.
     """
     callbacks: tuple[str, ...] = ()
