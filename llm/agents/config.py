@@ -29,7 +29,7 @@ class AgentConfig:
     """
     world: str = field(default="", metadata={"common": True})
     """An environment that answers what the model says: gym:ID, text:module:Class, openenv:URL,
-    nemo:URL, skyrl:NAME, verifiers:NAME (a taskset).
+    nemo:URL, skyrl:NAME, verifiers:NAME (a taskset), harbor:FOLDER (its tasks, without images).
     """
     function: str = ""
     """module:attr of an own agent: async (session, task) -> a number, an ending, or nothing."""
@@ -68,7 +68,7 @@ class AgentConfig:
     longer. So long may process_reward take for an episode, too; then its group is discarded.
     """
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
-    """Of the tool python."""
+    """Of the tool python, and of harbor's tasks."""
     max_observation: int = 4000
     """Characters of what a tool says that the model is given; the rest is cut out of the middle."""
     retries: int = 2
@@ -96,7 +96,8 @@ class AgentConfig:
     turn_groups: Compare = "state"
     """Which turns of a group's episodes are compared for credit. state: those that were given the
     same (GiGPO); number: those of the same number. token: not turns, but their tokens, each with
-    those in the same place of the turns of the same number; turn_discount is for each token then.
+    those in the same place of turns of the same number, in all groups of a batch: what a prompt
+    always gets wrong is learned from too. turn_discount is for each token then.
     """
     turn_weight: float = 1.0
     """credit both: of the part that comes from step rewards."""

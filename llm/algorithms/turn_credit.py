@@ -2,7 +2,9 @@
 
 Turns are compared with turns of the same group that began in the same state, as in GiGPO (Feng et
 al., arXiv 2505.10978, eq. 6 to 9): an advantage of each turn's discounted return within its step
-group, added to that of the episode. Where tokens are compared, each is a turn of its own.
+group, added to that of the episode. Where tokens are compared, each is a turn of its own, and is
+compared with those of all groups, as in REINFORCE++ (Hu, arXiv 2501.03262): a group that draws the
+same wrong token each time learns that others earn more there.
 """
 
 from __future__ import annotations
@@ -80,7 +82,9 @@ class Turns:
                         reward.append(math.fsum(paid[i] for i in unit))
                         episode.append(first_episode + owner)
                         state = tuple(tokens[i] for i in given.get(each, ()))
-                        key = (g, state) if compare == "state" else (g, order[owner], place)
+                        key: Hashable = order[owner], place  # of all groups
+                        if compare != "token":
+                            key = g, state if compare == "state" else order[owner]
                         step_group.append(known.setdefault(key, len(known)))
                     order[owner] += 1
             first_episode += group.size

@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
     "agent.max_episode_tokens": 64,
     "agent.process_reward": "unirl.llm.agents.process:call_and_answer",
     "agent.credit": "turn",
-    "agent.turn_groups": "number",
+    "agent.turn_groups": "token",
     "agent.turn_discount": 0.0,
     "reward.weights": {"steps": 1.0},
     "sampling.max_tokens": 6,
