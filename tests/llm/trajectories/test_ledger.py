@@ -343,10 +343,19 @@ def test_runs_of_one_name_in_one_database_have_tickets_of_their_own(tmp_path: Pa
             assert ledger.stats()["store/marked"] == 2
 
 
-def test_a_run_with_a_database_of_several_keeps_its_id_in_its_config() -> None:
-    settings = {"agent.tools": ["calculator"], "store.url": "env:SHARED", "model.path": "tiny"}
-    plan = unirl.make_plan("agent", **settings, **{"task.name": "products"})
-    own = plan.config.store.run_id  # type: ignore[union-attr]
-    assert own
-    again = unirl.make_plan("agent", **settings, **{"task.name": "products", "store.run_id": own})
-    assert again.config.store.run_id == own  # type: ignore[union-attr]
+def test_a_run_with_a_database_of_several_keeps_its_id_in_its_config(tmp_path: Path) -> None:
+    def run_id(**more: str) -> str:
+        plan = unirl.make_plan("agent", **settings, **more)
+        return str(plan.config.store.run_id)  # type: ignore[union-attr]
+
+    settings: dict[str, Any] = {
+        "agent.tools": ["calculator"],
+        "agent.calls": "brief",
+        "model.path": "tiny",
+        "task.name": "products",
+        "agent.max_episode_tokens": 64,
+        "sampling.max_tokens": 8,
+        "store.url": f"sqlite:///{tmp_path / 'shared.db'}",
+    }
+    own = run_id()
+    assert own and run_id() != own and run_id(**{"store.run_id": own}) == own
