@@ -62,7 +62,9 @@ class AgentConfig:
     max_invalid: int = 3
     """Calls in a row that nothing can be made of; then the episode ends as invalid."""
     episode_seconds: float = 300.0
-    """How long an episode may take; then it ends, and is judged as it is."""
+    """How long an episode may take, repeated attempts included; then it ends, and is judged as it
+    is, unless an attempt before it has failed.
+    """
     tool_seconds: float = 30.0
     """How long a call or a step of the world may take; the model is given word of a call that took
     longer. So long may process_reward take for an episode, too; then its group is discarded.

@@ -239,20 +239,27 @@ class AgentRollout:
         self, prompt: Prompt, key: str, seed: int, place: int, sampling: SamplingConfig
     ) -> Attempt:
         """An episode, tried again where it failed for what the policy cannot have caused. Its
-        ending is "infrastructure" where that was so each time.
+        ending is "infrastructure" where that was so each time. All attempts have one deadline; an
+        attempt that reaches it after others have failed is not scored.
         """
         async with self._room:
-            for retried in range(self._agent_config.retries + 1):
+            ends, retried = time.monotonic() + self._agent_config.episode_seconds, 0
+            while True:
                 own = derive_seed(seed, "attempt", retried) if retried else seed
-                if retried:
-                    await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2 ** (retried - 1), 30.0))
-                episode = await self._episode(prompt, f"{key}.{retried}", own, sampling)
-                if episode.ending != "infrastructure":
-                    break
-            return Attempt(episode, place, retried)
+                left = ends - time.monotonic()
+                episode = await self._episode(prompt, f"{key}.{retried}", own, sampling, left)
+                if retried and episode.ending == "time":
+                    episode.ending = "infrastructure"
+                pause = min(_FIRST_PAUSE_SECONDS * 2**retried, 30.0)
+                is_last = retried == self._agent_config.retries
+                is_over = episode.ending != "infrastructure" or is_last
+                if is_over or time.monotonic() + pause >= ends:
+                    return Attempt(episode, place, retried)
+                await asyncio.sleep(pause)
+                retried += 1
 
     async def _episode(
-        self, prompt: Prompt, key: str, seed: int, sampling: SamplingConfig
+        self, prompt: Prompt, key: str, seed: int, sampling: SamplingConfig, seconds: float
     ) -> Episode:
         session = self._make_session(
             key, self.engine.generate, sampling=sampling, seed=seed, prompt=prompt.tokens
@@ -263,12 +270,12 @@ class AgentRollout:
         )
         try:
             with self._live.drawing():
-                async with asyncio.timeout(self._agent_config.episode_seconds):
+                async with asyncio.timeout(seconds):
                     episode.ending = await self._agent.run(task, session)
         except EpisodeEnded as ended:
             episode.ending, episode.why = ended.ending, str(ended)
         except TimeoutError as error:
-            is_late = time.monotonic() - started >= self._agent_config.episode_seconds
+            is_late = time.monotonic() - started >= seconds
             episode.ending, episode.why = "time" if is_late else "crash", format_error(error)
         except MessagesRefused as refused:
             episode.ending, episode.why = "crash", format_error(refused)

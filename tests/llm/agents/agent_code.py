@@ -117,6 +117,12 @@ def too_few(turns: Any, answer: str, info: Any) -> list[Any]:
     return [[1.0] for turn in turns]
 
 
+async def fails_and_then_hangs(session: Session, task: AgentTask) -> float:
+    if session.id.endswith(".0"):
+        raise Restartable("the world is gone", "a test wants it to", "try again")
+    return await sleeps(session, task)
+
+
 async def never_asks(session: Session, task: AgentTask) -> float:
     raise ImportError("a program that does not work")
 

@@ -167,6 +167,14 @@ def test_a_larger_group_is_whole_without_an_episode_that_fails(model: str) -> No
         produce(model, **settings)
 
 
+def test_attempts_share_a_deadline_and_one_that_reaches_it_is_not_scored(model: str) -> None:
+    settings = {"agent.function": f"{CODE}fails_and_then_hangs", "agent.episode_seconds": 2.0}
+    started = time.monotonic()
+    with pytest.raises(DiscardSlot, match="infrastructure"):
+        produce(model, **settings)
+    assert time.monotonic() - started < 12
+
+
 def test_a_process_reward_that_hangs_holds_nothing_up(model: str) -> None:
     settings = {"agent.function": f"{CODE}two_turns", "agent.process_reward": f"{CODE}hangs"}
     started = time.monotonic()
