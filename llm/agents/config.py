@@ -8,7 +8,7 @@ from typing import Literal
 
 from unirl.config.rules import check_at_least, check_positive
 from unirl.errors import UniRLError
-from unirl.llm.own_code import load_own
+from unirl.imports import load_own
 from unirl.llm.sandbox.config import SandboxConfig
 
 Credit = Literal["outcome", "turn", "both"]

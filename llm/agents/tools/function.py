@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from unirl.errors import Restartable, UniRLError, format_error
+from unirl.imports import load_own
 from unirl.llm.agents.threads import OwnThread, Threads
 from unirl.llm.agents.tools.schema import schema_of
 from unirl.llm.agents.tools.tool import Call, Opened, ToolSource, ToolSpec
 from unirl.llm.agents.worlds.world import WorldFailed
-from unirl.llm.own_code import load_own
 
 
 def own_tools(name: str) -> ToolSource:

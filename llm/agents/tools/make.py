@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from unirl.errors import UniRLError
+from unirl.imports import is_own
 from unirl.llm.agents.tools.calculator import calculator
 from unirl.llm.agents.tools.function import FunctionTool, own_tools
 from unirl.llm.agents.tools.mcp import McpTools
 from unirl.llm.agents.tools.search import make_corpus
 from unirl.llm.agents.tools.tool import Tools, ToolSource
-from unirl.llm.own_code import is_own
 
 
 def make_tools(

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from unirl.config.spelling import suggestion
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, suggestion
 from unirl.llm.agents.worlds.foreign import ForeignWorld
 from unirl.llm.agents.worlds.gym import GymWorld
 from unirl.llm.agents.worlds.harbor import HarborWorld
