@@ -124,8 +124,8 @@ def test_tests_that_do_not_end_are_worth_nothing_and_those_that_say_nothing_fail
 
 
 def test_a_reward_may_be_json(tmp_path: Path) -> None:
-    told = 'echo \'{"reward": 0.25, "speed": 3}\' > /logs/verifier/reward.json'
-    (seen,) = played(write(tmp_path, **{"tests/test.sh": told}), ["Done."])
+    script = 'echo \'{"reward": 0.25, "speed": 3}\' > /logs/verifier/reward.json'
+    (seen,) = played(write(tmp_path, **{"tests/test.sh": script}), ["Done."])
     assert seen.reward == 0.25
 
 
