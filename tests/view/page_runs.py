@@ -21,7 +21,7 @@ HOSTILE = (
     "<img src=x onerror=\"document.title='attacked'\"><script>document.title='attacked'</script>"
     "</script><!-- \x1b[31mred\x1b[0m \u202egnp.exe " + "A" * 20_000
 )
-"""What a model may have written: elements, a terminal's sequences, other directions, a long line."""
+"""What a model may write: elements, a terminal's sequences, other directions, a long line."""
 CARTPOLE = """recipe = "impala"
 
 [env]

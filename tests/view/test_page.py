@@ -162,7 +162,7 @@ def test_hostile_text_is_text(shared: Visit, ids: dict[str, str]) -> None:
     page = shared.open(f"#/runs/{ids['agent']}/episodes/{episode_of(shared, ids, 'hostile')}")
     main = page.locator("main")
     expect(main).to_contain_text("<img src=x onerror=")
-    expect(main).to_contain_text("\u241b[31mred")
+    expect(main).to_contain_text(r"\x1b[31mred")
     assert "\u202e" not in (main.text_content() or "")
     assert page.locator("main img, main script").count() == 0
     assert page.title().startswith("Episode")

@@ -52,13 +52,12 @@ export function plural(count: number, noun: string): string {
 
 /**
  * Text of a model or tool as it can be shown: control characters, with which a text could act on a
- * terminal, and those that change the direction of what follows, become visible signs.
+ * terminal, and those that change the direction of what follows, are written out: \x1b, \u202e.
  */
 export function visible(text: string): string {
   return text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g, (sign) => {
-    const code = sign.charCodeAt(0);
-    if (code < 0x20) return String.fromCharCode(0x2400 + code);
-    return code === 0x7f ? "\u2421" : `[U+${code.toString(16).toUpperCase().padStart(4, "0")}]`;
+    const code = sign.charCodeAt(0).toString(16);
+    return code.length > 2 ? `\\u${code.padStart(4, "0")}` : `\\x${code.padStart(2, "0")}`;
   });
 }
 

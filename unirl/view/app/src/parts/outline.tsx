@@ -36,7 +36,7 @@ export function Outline({ turns, current, onSelect }: OutlineProps) {
                 <span class="first">
                   {isFork && (
                     <span class="fork" role="img" aria-label="fork: another path begins">
-                      ⑂{" "}
+                      ↳{" "}
                     </span>
                   )}
                   {i + 1} {turn.tool ? `calls ${plain(turn.tool)}` : turn.role ? plain(turn.role) : ""}

@@ -3,7 +3,7 @@
 import { useState } from "preact/hooks";
 import { number, visible } from "../data/format";
 
-const PAGE = 6000;
+const PAGE = 2000;
 
 export function Text({ children, most = PAGE }: { children: string; most?: number }) {
   const [shown, setShown] = useState(most);
@@ -11,7 +11,7 @@ export function Text({ children, most = PAGE }: { children: string; most?: numbe
     <>
       <pre class="textbox">{visible(children.slice(0, shown))}</pre>
       {children.length > shown && (
-        <button type="button" onClick={() => setShown(shown + PAGE * 4)}>
+        <button type="button" onClick={() => setShown(shown + PAGE * 10)}>
           Show more: {number(children.length - shown)} characters are left
         </button>
       )}
