@@ -17,6 +17,7 @@ from torch import Tensor
 
 from unirl.core.learner import LearnerState
 from unirl.core.sample import Batch
+from unirl.core.schedule import Schedule
 from unirl.core.seeding import derive_seed
 from unirl.core.training_budget import ScheduleProgress, TrainingBudget
 from unirl.core.weights import Weights
@@ -95,6 +96,8 @@ class LlmLearner:
         self._whole: tuple[int, Weights] = -1, {}
         """Where the policy is divided: version and weights that were gathered last."""
         self._schedule = ScheduleProgress(budget, self._ranks.leading)
+        key = "algorithm.entropy_schedule"
+        self._entropy_schedule = Schedule(algorithm.entropy_schedule, key, self._schedule)
         self._update = Optimizer(
             policy, config.optimizer, schedule=self._schedule, reduce=self._ranks.reduce
         )
@@ -260,7 +263,7 @@ class LlmLearner:
         """One step of the optimiser, at the completions `minibatch`, [S]. Returns what it found at
         the tokens of all ranks; None: nothing had a gradient.
         """
-        algorithm = self._algorithm.annealed(self._schedule.left(self.num_steps))
+        algorithm = self._algorithm.annealed(self._entropy_schedule.factor(self.num_steps))
         size, train = tokens.size, minibatch & known.train
         wants_entropy = self._algorithm.entropy_coef > 0 or self._config.entropy
         packs = self._packs(tokens, train)

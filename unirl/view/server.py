@@ -106,6 +106,7 @@ def make_app(view: View, token: str, port: int) -> App:
         return error(("there is no such page", "pages are / and /api/...", "open /"), 404)
 
     app = Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route})
+    app.router.redirect_slashes = False
     return Access(app, token, port)
 
 
