@@ -27,6 +27,7 @@ export function OverviewPage({ query }: { query: URLSearchParams }) {
 
 function Runs({ runs, query }: { runs: RunRow[]; query: URLSearchParams }) {
   const [filter, setFilter] = useState(query.get("filter") ?? "");
+  const remember = useThrottle(() => setQuery({ filter }), 500);
   const sort = query.get("sort") ?? "-updated";
   const asked = query.get("runs");
   const chosen = useMemo(() => new Set(asked === null ? newest(runs) : asked.split(",").filter(Boolean)), [asked, runs]);
@@ -75,7 +76,7 @@ function Runs({ runs, query }: { runs: RunRow[]; query: URLSearchParams }) {
               value={filter}
               onInput={(event) => {
                 setFilter(event.currentTarget.value);
-                setQuery({ filter: event.currentTarget.value });
+                remember();
               }}
             />
           </label>
