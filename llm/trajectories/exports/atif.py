@@ -244,6 +244,7 @@ def _answered(
         "origin": turn.origin,
         "trained": turn.trained,
         "reward": turn.reward,
+        "token_rewards": turn.token_rewards,
         "started": turn.started,
         "seconds": turn.seconds,
         "info": turn.info,
@@ -349,6 +350,7 @@ def _read_turn(
             Completion(tokens, logp, tuple(ours["version"]), ours["finish"], tuple(ours["drawn"])),
             messages=tuple(messages),
             answer=ours["answer"] if "answer" in ours else _answer(step),
+            token_rewards=tuple(ours.get("token_rewards", ())),
             **{name: ours[name] for name in names},
         )
     before: tuple[int, ...] = ()
