@@ -253,6 +253,10 @@ def test_a_server_that_refuses_is_counted_and_its_password_stays_secret(
     loop, one = Loop(), Trackers(["mlflow"], tmp_path, tmp_path, seed=1)
     wait_for(lambda: (one.at_end(loop), loop.num_errors > 1)[1])
     one.close()
+    again = Trackers(["mlflow"], tmp_path, tmp_path, seed=1, resume_step=1)
+    again.at_end(later := Loop())
+    again.close()
+    assert later.num_errors == 0, "what an earlier session had counted is not counted again"
     assert len([text for text in caplog.messages if "tracker mlflow" in text]) == 1
     assert "s3cret" not in caplog.text
 
@@ -290,6 +294,9 @@ def test_where_nobody_is_logged_in_no_run_starts(
         assert cli.main([*words, *SMALL]) == 2
         error = capsys.readouterr().err
         assert len(error.splitlines()) == 3 and remedy in error
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "gopher://here")
+    with pytest.raises(unirl.UniRLError, match="with gopher:"):
+        check_trackers(["mlflow"])
     assert not (tmp_path / "runs").exists()
 
 

@@ -62,11 +62,6 @@ class ActFunction(nn.Module):
         self.inputs = [*_observed(self._policy, observation_space), *self._states()]
         self.outputs = self._find_outputs()
 
-    @property
-    def num_observed(self) -> int:
-        """How many inputs are not state."""
-        return sum(port.kind != STATE for port in self.inputs)
-
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Outputs, in the order of `outputs`, of inputs in the order of `inputs`."""
         return tuple(value for _, value in self._named(values))

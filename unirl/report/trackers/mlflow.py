@@ -41,7 +41,14 @@ class Mlflow:
                 "it does so with packages sqlalchemy and alembic, and one of them is missing",
                 "pip install 'unirl[mlflow]', or set MLFLOW_TRACKING_URI to a server",
             )
-        mlflow.MlflowClient()  # refuses an address that it cannot send to
+        try:
+            mlflow.MlflowClient()
+        except mlflow.MlflowException as error:
+            raise UniRLError(
+                f"run.track names mlflow, which cannot send to an address with {scheme}:",
+                str(error).splitlines()[0],
+                "set MLFLOW_TRACKING_URI to a server, or to sqlite:///PATH",
+            ) from error
 
     def open(self, run: TrackedRun) -> str:
         import mlflow

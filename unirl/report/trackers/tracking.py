@@ -83,17 +83,18 @@ class Trackers:
         """folder: of the metrics, which is run_dir or in it. resume_step: as of the metrics."""
         run_dir, self._folder = run_dir.resolve(), folder.resolve()
         title = "-".join([run_dir.name, *self._folder.relative_to(run_dir).parts])
-        step = -1 if resume_step is None else resume_step
         (folder / "logs").mkdir(exist_ok=True)
         self._followers = []
         for name in names:
             config = str(run_dir / "config.toml")
-            job = Job(name, title, project, str(self._folder), config, seed, step)
-            if resume_step is None:
-                Handed.path(folder, name).unlink(missing_ok=True)
+            job = Job(name, title, project, str(self._folder), config, seed)
+            path = Handed.path(folder, name)
+            handed = Handed() if resume_step is None else Handed.read(path)
+            handed.begin(-1 if resume_step is None else resume_step)
+            handed.save(path)
             with open(folder / "logs" / f"tracker-{name}.txt", "ab") as file:
                 process = _start([json.dumps(asdict(job))], file)
-            self._followers.append(_Follower(name, process, Handed.path(folder, name)))
+            self._followers.append(_Follower(name, process, path))
         self._next_look = 0.0
 
     @property
