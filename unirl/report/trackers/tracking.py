@@ -160,7 +160,12 @@ class _Follower:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(deadline - time.monotonic(), 0.0))
         if not Handed.read(self._path).is_closed:
-            self._warn(f"it has not taken everything within {END_SECONDS:g} s of the run's end")
+            log.warning(
+                "tracker %s has not taken everything within %g s of the run's end; the rest is sent"
+                " when the run is resumed",
+                self.name,
+                END_SECONDS,
+            )
 
     def kill(self) -> None:
         _kill(self._process)
@@ -169,8 +174,8 @@ class _Follower:
         if not self._has_warned:
             self._has_warned = True
             log.warning(
-                "tracker %s: %s; training continues, and what it lacks is sent when the run is"
-                " resumed (logs/tracker-%s.txt)",
+                "tracker %s: %s (logs/tracker-%s.txt); training does not wait, and what it lacks is"
+                " sent later, or when the run is resumed",
                 self.name,
                 _without_passwords(why),
                 self.name,
@@ -196,4 +201,5 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _without_passwords(text: str) -> str:
-    return re.sub(r"://[^/@\s]+@", "://", text)
+    """Its first line, without what stands between :// and @."""
+    return re.sub(r"://[^/@\s]+@", "://", text).partition("\n")[0][:200]
