@@ -272,8 +272,8 @@ def test_a_tracker_that_dies_is_said_once(tmp_path: Path, caplog: pytest.LogCapt
     assert [text for text in caplog.messages if "mlflow" in text] == [
         "tracker mlflow: its process ended with code -9 (logs/tracker-mlflow.txt); training does"
         " not wait, and what it lacks is sent later, or when the run is resumed",
-        "tracker mlflow has not taken everything within 15 s of the run's end; the rest is sent when"
-        " the run is resumed",
+        "tracker mlflow has not taken everything within 15 s of the run's end; the rest is sent"
+        " when the run is resumed",
     ]
 
 
