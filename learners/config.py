@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from unirl.config.rules import check_at_least, check_positive
+from unirl.core.schedule import ScheduleName, check_name
 from unirl.device import check_device
 from unirl.errors import UniRLError
 from unirl.learners.optimizer import OptimizerConfig
@@ -36,8 +38,10 @@ class UnrollLearnerConfig:
     """Weight of the value loss."""
     entropy_coef: float = field(default=0.01, metadata={"common": True})
     """Weight of the entropy bonus. More: explores longer."""
-    entropy_schedule: Literal["constant", "linear"] = "constant"
-    """linear: falls to zero at the end of the run (run.anneal_over, run.anneal_from)."""
+    entropy_schedule: ScheduleName = "constant"
+    """linear, cosine: falls to zero at the end of the run (run.anneal_over, run.anneal_from).
+    module:function of your own: as with learner.optimizer.lr_schedule.
+    """
     reward_clip: float | None = None
     """Rewards are clamped to +- this before learning (1 for Atari, as in Nature DQN); logged
     returns stay raw.
@@ -80,6 +84,7 @@ class UnrollLearnerConfig:
                 "both must lie in [0, 1]",
                 "0.99 and 1 are usual",
             )
+        check_name(self.entropy_schedule, "learner.entropy_schedule")
         check_at_least(0, "learner", self, "rho_clip", "pg_rho_clip", "c_clip")
         check_at_least(0, "learner", self, "value_coef", "entropy_coef")
         check_at_least(1, "learner", self, "ranks", "epochs", "minibatches")
@@ -100,6 +105,31 @@ class UnrollLearnerConfig:
                 "learner.epochs * learner.minibatches >= 2 must hold, it is 1",
                 "set learner.epochs to 2 or more, or lr_schedule to linear",
             )
+
+
+TUNABLE = (
+    "learner.optimizer.lr",
+    "learner.optimizer.max_grad_norm",
+    "learner.entropy_coef",
+    "learner.value_coef",
+    "learner.lambda_",
+    "learner.policy_clip",
+    "learner.rho_clip",
+    "learner.c_clip",
+)
+"""Settings that may change while a learner trains: they scale a loss or a step, and nothing that
+is kept from update to update, or that actors know, depends on them.
+"""
+
+
+def tuned(config: UnrollLearnerConfig, settings: Mapping[str, float]) -> UnrollLearnerConfig:
+    """With other values of some of TUNABLE."""
+    own, optimizer = {}, {}
+    for key, value in settings.items():
+        table, _, name = key.rpartition(".")
+        (optimizer if table == "learner.optimizer" else own)[name] = value
+    changed: Any = {**own, "optimizer": replace(config.optimizer, **optimizer)}  # type: ignore[arg-type]
+    return replace(config, **changed)
 
 
 def check_minibatches(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from unirl.config.rules import check_at_least, check_positive
+from unirl.core.schedule import Schedule, ScheduleName, check_name
 from unirl.core.training_budget import ScheduleProgress
 from unirl.core.tree import Tree
 from unirl.errors import UniRLError
@@ -35,10 +36,11 @@ class OptimizerConfig:
     """adam, or rmsprop as in IMPALA and A3C."""
     lr: float = field(default=6e-4, metadata={"common": True})
     """Step size. More: faster, until it diverges."""
-    lr_schedule: Literal["constant", "linear", "adaptive"] = "constant"
-    """linear: falls to zero at the end of the run (run.anneal_over, run.anneal_from). adaptive:
-    after each pass over a batch, divided by 1.5 where the policy moved more than 2 target_kl, times
-    1.5 where less than half of it; 1e-5 to 1e-2.
+    lr_schedule: Literal["adaptive"] | ScheduleName = "constant"
+    """linear: falls to zero at the end of the run (run.anneal_over, run.anneal_from). cosine: so
+    too, slowly at both ends. module:function of your own: from the share of the run that is done, 0
+    to 1, to what lr is multiplied by. adaptive: after each pass over a batch, divided by 1.5 where
+    the policy moved more than 2 target_kl, times 1.5 where less than half of it; 1e-5 to 1e-2.
     """
     target_kl: float = 0.01
     """adaptive: how far one batch should move the policy, in nats. More: larger steps."""
@@ -58,6 +60,7 @@ class OptimizerConfig:
     """The step size rises from zero over so many samples. More: a gentler start."""
 
     def __post_init__(self) -> None:
+        check_name(self.lr_schedule, "learner.optimizer.lr_schedule", "adaptive")
         check_positive("learner.optimizer.lr", self.lr, "start from 6e-4")
         check_positive("learner.optimizer.max_grad_norm", self.max_grad_norm, "start from 0.5")
         check_positive("learner.optimizer.epsilon", self.epsilon, "start from 1e-5")
@@ -81,8 +84,8 @@ class OptimizerConfig:
 class Optimizer:
     """Owns the optimiser and the float32 master copy of every parameter that computes in less.
 
-    The module's own parameters of float32 and above are their own masters. schedule: what a linear
-    schedule falls with. reduce: sums gradients over the processes that share a batch; None: alone.
+    The module's own parameters of float32 and above are their own masters. schedule: what schedules
+    follow. reduce: sums gradients over the processes that share a batch; None: alone.
     """
 
     def __init__(
@@ -93,7 +96,9 @@ class Optimizer:
         schedule: ScheduleProgress,
         reduce: Reduce | None = None,
     ) -> None:
-        self._module, self._config, self._schedule = module, config, schedule
+        self._module, self.config = module, config
+        key = "learner.optimizer.lr_schedule"
+        self._schedule = Schedule(config.lr_schedule, key, schedule)
         self._reduce = reduce
         self._parameters = {
             name: parameter
@@ -116,13 +121,11 @@ class Optimizer:
 
     def lr(self, num_steps: int) -> float | Tensor:
         """The step size after `num_steps` samples; a tensor where it is adaptive."""
-        if self._config.lr_schedule == "adaptive":
+        if self.config.lr_schedule == "adaptive":
             return self.adaptive_lr
         # The first step is not of size zero: it would only cost time.
-        rise = min(1.0, (num_steps + 1) / (self._config.warmup_steps + 1))
-        if self._config.lr_schedule == "constant":
-            return self._config.lr * rise
-        return self._config.lr * rise * self._schedule.left(num_steps)
+        rise = min(1.0, (num_steps + 1) / (self.config.warmup_steps + 1))
+        return self.config.lr * rise * self._schedule.factor(num_steps)
 
     def adapt(self, kl: Tensor) -> None:
         """Correct the adaptive step size by how far the policy has moved, in nats; a scalar.
@@ -131,7 +134,7 @@ class Optimizer:
         that has not moved, as before the first step on a batch, changes nothing.
         """
         low, high = ADAPTIVE_BOUNDS
-        far, near = kl > 2 * self._config.target_kl, kl < self._config.target_kl / 2
+        far, near = kl > 2 * self.config.target_kl, kl < self.config.target_kl / 2
         moved = kl > _ROUNDING
         lr = self.adaptive_lr
         lower = (lr / _ADAPTIVE_FACTOR).clamp_(min=low)
@@ -171,7 +174,7 @@ class Optimizer:
         return norm
 
     def _clip(self) -> Tensor:
-        masters, bound = list(self._masters.values()), self._config.max_grad_norm
+        masters, bound = list(self._masters.values()), self.config.max_grad_norm
         if not self._is_sharded or self._reduce is None:
             return nn.utils.clip_grad_norm_(masters, bound)
         gradients = [master.grad for master in masters if master.grad is not None]
@@ -189,7 +192,7 @@ class Optimizer:
 
     def _move(self, names: list[str], lr: float | Tensor) -> None:
         """One step of the optimiser for the masters of these names, which all have a gradient."""
-        config, masters = self._config, [self._masters[name] for name in names]
+        config, masters = self.config, [self._masters[name] for name in names]
         if isinstance(lr, Tensor):
             lr = lr.float()  # CUDA's fused kernel reads no other kind
         gradients = [master.grad for master in masters if master.grad is not None]
@@ -232,7 +235,7 @@ class Optimizer:
 
     def _new_state(self, name: str) -> dict[str, Tensor]:
         master = self._masters[name]
-        if self._config.name == "adam":
+        if self.config.name == "adam":
             state = {
                 "step": torch.zeros((), dtype=torch.float32, device=master.device),
                 "exp_avg": torch.zeros_like(master, requires_grad=False),
@@ -240,7 +243,7 @@ class Optimizer:
             }
         else:
             state = {"square_avg": torch.zeros_like(master, requires_grad=False)}
-            if self._config.momentum:
+            if self.config.momentum:
                 state["momentum_buffer"] = torch.zeros_like(master, requires_grad=False)
         self._state[name] = state
         return state
@@ -297,6 +300,8 @@ class Optimizer:
             for name, value in own.items():
                 value.copy_(self._shard(name, model[name]))
         self._round_masters()
+        for each in (*self._masters.values(), *self._low):
+            each.grad = None  # of an update that was broken off
         for name, tensors in optimizer.items():
             device = self._masters[name].device
             self._state[name] = {

@@ -12,7 +12,7 @@ import tempfile
 import textwrap
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -40,12 +40,15 @@ from unirl.commands.resume import ResumeOptions, resume
 from unirl.commands.scale import scale
 from unirl.commands.serve import ServeOptions, serve
 from unirl.commands.session import Crash
+from unirl.commands.sweep import sweep
 from unirl.commands.train import TrainOptions, train
 from unirl.commands.trajectories import TrajectoriesOptions, trajectories
 from unirl.commands.tune import TuneOptions, tune
+from unirl.commands.view import ViewOptions, view
 from unirl.errors import UniRLError
 from unirl.report.output import lasting_output
 from unirl.storage import disk
+from unirl.sweep.config import SweepOptions
 
 EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -74,6 +77,12 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         ),
         "play": Command("RUN", "Write a video of the policy.", play, PlayOptions),
         "plot": Command("RUN ...", "Draw return against steps and seconds.", plot, PlotOptions),
+        "view": Command(
+            "[RUN|FOLDER ...] [--port N] [--open] [--save FILE]",
+            "Show runs and their trajectories in a browser.",
+            view,
+            ViewOptions,
+        ),
         "card": Command("RUN", "Write a README.md for the run.", card),
         "trajectories": Command(
             "RUN [--task T] [--episode ID] [--export atif|verifiers|otlp] [--key value ...]",
@@ -95,6 +104,13 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "Try shapes of a plan and write the fastest as TOML.",
             tune,
             TuneOptions,
+        ),
+        "sweep": Command(
+            "FILE|RUN [--dry-run] [--key value ...]",
+            "Train many trials of a config and find the best.",
+            sweep,
+            SweepOptions,
+            outlives_console=True,
         ),
         "doctor": Command(
             "[RECIPE|@CONFIG ...] [--json] [--ray.address A]",
@@ -135,9 +151,19 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a bug, 2 for what the user can fix."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _find_own_modules()
     command = COMMANDS.get(words[0]) if words else None
     with lasting_output() if command and command.outlives_console else nullcontext():
         return _run(words)
+
+
+def _find_own_modules() -> None:
+    """What settings name (env.import_module, a reward) may be a file of the current folder, as with
+    `python -m unirl`. It comes last, so that it replaces nothing that is installed.
+    """
+    with suppress(FileNotFoundError):  # the folder was deleted
+        if "" not in sys.path and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
 
 
 def _run(words: list[str]) -> int:

@@ -8,15 +8,14 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from unirl import config as configs
 from unirl.commands import run_folder
 from unirl.commands.arguments import missing_run, parse
 from unirl.errors import UniRLError
 from unirl.export.formats import OF_LANGUAGE, OF_POLICIES, Format, check_formats
 from unirl.imports import large_imports
 from unirl.storage import disk
+from unirl.trained.language import find_language_config, trained_model
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ def write(where: Path, folder: Path, options: ExportOptions) -> tuple[int, str]:
     use the files, in Markdown.
     """
     run_dir = run_folder.folder_of(where)
-    language = _find_language_config(run_dir)
+    language = find_language_config(run_dir)
     with large_imports():
         from unirl.export.write import write_language, write_policy
         from unirl.storage.checkpoint import load_checkpoint
@@ -66,34 +65,14 @@ def write(where: Path, folder: Path, options: ExportOptions) -> tuple[int, str]:
     check_formats(formats, is_language=language is not None)
     if language is not None:
         checkpoint = load_checkpoint(where)
-        return checkpoint.step, write_language(language, checkpoint.model, folder)
+        return checkpoint.step, write_language(
+            language, trained_model(language, checkpoint), folder
+        )
     plan, checkpoint = run_folder.load(where)
     if options.policy:
         checkpoint = load_checkpoint(_of_policy(where, options.policy, len(plan.learners)))
     usage = write_policy(plan, checkpoint.model, folder, formats, options.policy)
     return checkpoint.step, usage
-
-
-def language_config(run_dir: Path) -> Any:
-    """The config of a run that trained a language model. Raises UniRLError for others."""
-    config = _find_language_config(run_dir)
-    if config is None:
-        raise UniRLError(
-            f"{run_dir} trained no language model",
-            f"its recipe is {run_folder.read_config(run_dir)[0].__name__.rpartition('.')[2]}",
-            "its checkpoints are safetensors that any reader opens: see checkpoints/latest",
-        )
-    return config
-
-
-def _find_language_config(run_dir: Path) -> Any:
-    module, table = run_folder.read_config(run_dir)
-    if "model" not in getattr(module.Config, "__dataclass_fields__", {}):
-        return None
-    config = configs.from_mapping(module.Config, table)
-    from unirl.llm.models.model import ModelConfig
-
-    return config if isinstance(config.model, ModelConfig) else None
 
 
 @contextlib.contextmanager

@@ -41,6 +41,10 @@ def train(arguments: Sequence[str]) -> int:
         changed = configs.override(chosen.config, {"run.target_return": options.target})
         chosen = replace(chosen, config=changed)
     plan = chosen.plan()
+    if plan.run.callbacks:
+        from unirl.launch.callbacks import check_callbacks
+
+        check_callbacks(plan.run.callbacks)
     if plan.run.alerts:
         from unirl.report.alerts import receivers
 

@@ -36,16 +36,11 @@ def write_policy(
 
 def write_language(config: Any, model: Any, folder: Path) -> str:
     """Model and tokenizer in Hugging Face's layout, into a folder that exists; returns how to use
-    them, in Markdown. config: of a recipe with a language model.
+    them, in Markdown. config: of a recipe with a language model. model: of transformers.
     """
-    from unirl.llm.assembly import weights_of
-    from unirl.llm.models.model import load_flat_weights, load_model, load_tokenizer
+    from unirl.llm.models.model import load_tokenizer
 
-    # As in training: what an engine had is what is written, adapters added, in the same dtype.
-    weights = weights_of(model, config=config)
-    loaded = load_model(config.model)
-    load_flat_weights(loaded, weights)
-    loaded.save_pretrained(folder)
+    model.save_pretrained(folder)
     load_tokenizer(config.model).save_pretrained(folder)
     return _LANGUAGE_USAGE
 

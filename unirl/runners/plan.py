@@ -4,11 +4,11 @@ executes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unirl.config.rules import check_finite
 from unirl.core.actor import AnyActor
@@ -23,6 +23,9 @@ from unirl.core.tree import flatten
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
+
+if TYPE_CHECKING:
+    from unirl.runners.loop import Hook, TrainLoop
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,10 @@ class Plan:
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     run: RunConfig = field(default_factory=RunConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    make_hooks: Callable[[Sequence[TrainLoop], Sequence[Path]], Sequence[Hook]] | None = None
+    """From all loops, restored, and their folders to a hook of each: what its learners do with each
+    other between their updates.
+    """
     notes: tuple[str, ...] = ()
     """What people should know at the start besides what `describe` says: a line each."""
 
@@ -186,6 +193,34 @@ class Plan:
         for learner in self.learners:
             lines += _describe_queue(learner)
         return "\n".join([*lines, *self.notes])
+
+    def outline(self) -> dict[str, Any]:
+        """Pools and queues as JSON can hold them, for programs that show the pipeline."""
+        return {
+            "pools": [
+                {
+                    "name": pool.name,
+                    "members": pool.bounds[0],
+                    "most": pool.bounds[1],
+                    "helpers": None
+                    if pool.helpers is None
+                    else {"role": pool.helpers.role, "count": pool.helpers.count},
+                    "share": pool.share,
+                    "learners": [self.learners[index].name for index in self.learners_of(pool)],
+                }
+                for pool in self.pools
+            ],
+            "queues": [
+                {
+                    "learner": learner.name,
+                    "slots": learner.queue.num_slots,
+                    "batch_size": learner.queue.batch_size,
+                    "max_staleness": learner.queue.max_staleness,
+                    "window": learner.queue.window,
+                }
+                for learner in self.learners
+            ],
+        }
 
 
 def _describe_queue(learner: LearnerPlan) -> list[str]:
