@@ -298,7 +298,7 @@ def test_where_nobody_is_logged_in_no_run_starts(
         error = capsys.readouterr().err
         assert len(error.splitlines()) == 3 and remedy in error
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "gopher://here")
-    with pytest.raises(unirl.UniRLError, match="with gopher:"):
+    with pytest.raises(unirl.UniRLError, match="does not write to gopher:"):
         check_trackers(["mlflow"])
     assert not (tmp_path / "runs").exists()
 
