@@ -68,6 +68,11 @@ CASES: dict[str, tuple[Space[Any], Space[Any], PolicyConfig]] = {
         Discrete(5, start=2),
         PolicyConfig(),
     ),
+    "own": (
+        NUMBERS,
+        HYBRID,
+        PolicyConfig(module="tests.networks:WholeMemory", core="own", normalize_obs=True),
+    ),
     "critic": (
         Dict({"obs": NUMBERS, "secret": NUMBERS, "action_mask": ActionMask(12)}),
         HYBRID,
