@@ -13,6 +13,7 @@ from gymnasium import Space, spaces
 from unirl.action_space import parts
 from unirl.export.act import ActFunction, Port
 from unirl.export.policy import TrainedPolicy
+from unirl.policy import Policy
 from unirl.policy.inputs import ObservationInputs
 
 FILE = "policy.json"
@@ -29,7 +30,7 @@ def write_description(trained: TrainedPolicy, function: ActFunction, folder: Pat
         "format": FORMAT,
         "inputs": [_port(port) for port in function.inputs],
         "outputs": [_port(port) for port in function.outputs],
-        "processing": _processing(trained.policy.inputs),
+        "processing": _processing(trained.policy),
         "actions": _actions(trained.action_space, ()),
         "observation_space": str(trained.observation_space),
         "action_space": str(trained.action_space),
@@ -42,10 +43,22 @@ def _port(port: Port) -> dict[str, Any]:
     return {**dataclasses.asdict(port), "shape": ["batch", *port.shape]}
 
 
-def _processing(inputs: ObservationInputs) -> dict[str, Any]:
+def _processing(policy: Policy) -> dict[str, Any]:
     """In the order in which networks get them: images, each by a network of its own, and one vector
     of all else.
     """
+    inputs, norm = policy.inputs, policy.inputs.norm
+    normalizer = None
+    if norm is not None:
+        normalizer = {
+            "mean": "inputs.norm.mean",
+            "variance": "inputs.norm.var",
+            "epsilon": norm.epsilon,
+            "clip": norm.clip,
+            "formula": "clip((x - mean) / sqrt(variance + epsilon), -clip, clip)",
+        }
+    if not isinstance(inputs, ObservationInputs):
+        return {"network": policy.config.module, "normalizer": normalizer}
     names = [name for name, _ in inputs.named_buffers()]
     images = [
         {
@@ -58,7 +71,11 @@ def _processing(inputs: ObservationInputs) -> dict[str, Any]:
         for image in inputs.images
     ]
     vector: list[dict[str, Any]] = [
-        {"input": "/".join(leaf.path) or "obs", "scale": leaf.scale, "normalized": leaf.normalized}
+        {
+            "input": "/".join(leaf.path) or "obs",
+            "scale": leaf.scale,
+            "normalized": leaf.normalized and norm is not None,
+        }
         for leaf in inputs.floats
     ]
     vector += [
@@ -69,16 +86,6 @@ def _processing(inputs: ObservationInputs) -> dict[str, Any]:
         }
         for leaf in inputs.indices  # type: ignore[union-attr]
     ]
-    norm = inputs.norm
-    normalizer = None
-    if norm is not None:
-        normalizer = {
-            "mean": "inputs.norm.mean",
-            "variance": "inputs.norm.var",
-            "epsilon": norm.epsilon,
-            "clip": norm.clip,
-            "formula": "clip((x - mean) / sqrt(variance + epsilon), -clip, clip)",
-        }
     statistics = [f"inputs.{name}" for name in names if "pixel_norms" in name]
     return {
         "images": images,

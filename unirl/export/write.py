@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from unirl.errors import UniRLError
 from unirl.export.description import write_description
 from unirl.export.formats import Format
 from unirl.export.onnx import write_onnx
@@ -27,11 +29,31 @@ def write_policy(
     write_description(trained, function, folder)
     if "safetensors" in formats:
         write_safetensors(trained, folder)
+    own = trained.policy.config.module
     if "onnx" in formats:
-        write_onnx(function, folder)
+        with _own_explained(own, "ONNX"):
+            write_onnx(function, folder)
     if "torchscript" in formats:
-        write_torchscript(function, folder)
+        with _own_explained(own, "TorchScript"):
+            write_torchscript(function, folder)
     return usage(trained, function, plan.config.env, formats)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _own_explained(own: str, what: str) -> Iterator[None]:
+    """What the user's own network does may be nothing that a format knows."""
+    try:
+        yield
+    except UniRLError:
+        raise
+    except Exception as error:
+        if not own:
+            raise
+        raise UniRLError(
+            f"policy.module {own} cannot be written as {what}",
+            f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}",
+            "keep to operations of torch alone in its forward, or leave this format out",
+        ) from error
 
 
 def write_language(config: Any, model: Any, folder: Path) -> str:
