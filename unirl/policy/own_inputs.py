@@ -59,7 +59,7 @@ class OwnInputs(nn.Module):
         found = {path: _read(leaf_at(obs, path)) for path in self._names}
         if self.norm is not None:
             sizes = [int(np.prod(shape)) for _, shape in self._whitened]
-            columns = self.norm.normalize(self._floats(obs)).split(sizes, dim=1)
+            columns = torch.split(self.norm.normalize(self._floats(obs)), sizes, 1)
             for (path, shape), column in zip(self._whitened, columns, strict=True):
                 found[path] = column.reshape(-1, *shape)
         if list(found) == [()]:
