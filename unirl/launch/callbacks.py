@@ -211,10 +211,10 @@ def _load(name: str) -> Callback:
         ) from error
 
 
-def _name(callback: object) -> str:
+def _name(callback: Any) -> str:
     """What messages call it."""
     named = callback if hasattr(callback, "__qualname__") else type(callback)
-    return f"{getattr(callback, '__module__', '')}:{named.__qualname__}"  # type: ignore[attr-defined]
+    return f"{getattr(callback, '__module__', '')}:{named.__qualname__}"
 
 
 def _method(name: str, callback: Any, which: str) -> Callable[[Training], object] | None:
