@@ -68,6 +68,12 @@ CASES: dict[str, tuple[Space[Any], Space[Any], PolicyConfig]] = {
         Discrete(5, start=2),
         PolicyConfig(),
     ),
+    "own": (NESTED, HYBRID, PolicyConfig(module="tests.networks:Whole", normalize_obs=True)),
+    "own, with memory": (
+        NUMBERS,
+        Box(-0.1, 0.1, (3,), np.float64),
+        PolicyConfig(module="tests.networks:WholeMemory", core="own"),
+    ),
     "critic": (
         Dict({"obs": NUMBERS, "secret": NUMBERS, "action_mask": ActionMask(12)}),
         HYBRID,
@@ -150,7 +156,8 @@ def test_an_exported_policy_acts_as_the_policy(name: str, read: Any, tmp_path: P
         acted = one.policy.act(obs, state, deterministic=True)
         write = action_writer(one.action_space, num_rows)
         action = write(tree_map(lambda leaf: leaf.numpy(), acted.action))
-        chosen = one.policy.decide(obs, state)[0]
+        with torch.no_grad():
+            chosen = one.policy.decide(obs, state)[0]
         for port, value in zip(function.outputs, act(feed), strict=True):
             assert value.shape == (num_rows, *port.shape) and value.dtype == port.dtype
             if port.kind == "logits":

@@ -14,6 +14,8 @@ from unirl.action_space import parts
 from unirl.export.act import ActFunction, Port
 from unirl.export.policy import TrainedPolicy
 from unirl.policy.inputs import ObservationInputs
+from unirl.policy.normalize import RunningNorm
+from unirl.policy.own_inputs import OwnInputs
 
 FILE = "policy.json"
 FORMAT = 1
@@ -42,10 +44,12 @@ def _port(port: Port) -> dict[str, Any]:
     return {**dataclasses.asdict(port), "shape": ["batch", *port.shape]}
 
 
-def _processing(inputs: ObservationInputs) -> dict[str, Any]:
+def _processing(inputs: ObservationInputs | OwnInputs) -> dict[str, Any]:
     """In the order in which networks get them: images, each by a network of its own, and one vector
-    of all else.
+    of all else. A network of the user's own gets them as they are, floats normalized.
     """
+    if isinstance(inputs, OwnInputs):
+        return {"own": True, "normalizer": _normalizer(inputs.norm)}
     names = [name for name, _ in inputs.named_buffers()]
     images = [
         {
@@ -69,22 +73,24 @@ def _processing(inputs: ObservationInputs) -> dict[str, Any]:
         }
         for leaf in inputs.indices  # type: ignore[union-attr]
     ]
-    norm = inputs.norm
-    normalizer = None
-    if norm is not None:
-        normalizer = {
-            "mean": "inputs.norm.mean",
-            "variance": "inputs.norm.var",
-            "epsilon": norm.epsilon,
-            "clip": norm.clip,
-            "formula": "clip((x - mean) / sqrt(variance + epsilon), -clip, clip)",
-        }
     statistics = [f"inputs.{name}" for name in names if "pixel_norms" in name]
     return {
         "images": images,
         "vector": vector,
-        "normalizer": normalizer,
+        "normalizer": _normalizer(inputs.norm),
         "image_statistics": statistics,
+    }
+
+
+def _normalizer(norm: RunningNorm | None) -> dict[str, Any] | None:
+    if norm is None:
+        return None
+    return {
+        "mean": "inputs.norm.mean",
+        "variance": "inputs.norm.var",
+        "epsilon": norm.epsilon,
+        "clip": norm.clip,
+        "formula": "clip((x - mean) / sqrt(variance + epsilon), -clip, clip)",
     }
 
 
