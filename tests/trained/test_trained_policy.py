@@ -36,7 +36,10 @@ SPACES: dict[str, dict[str, Any]] = {
         "policy.core": "own",
     },
     "mask": {"env.kwargs": {"action": "choices", "mask": "obs"}},
-    "text": {"env.id": "unirl-test/Words-v0"},
+    "text": {
+        "env.id": "unirl-test/Words-v0",
+        "env.drop_observations": ["mission", "given/mission"],
+    },
 }
 
 

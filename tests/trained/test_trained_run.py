@@ -111,6 +111,18 @@ def test_changes_that_change_nothing_or_are_unknown_are_refused(
         unirl.load(folder).evaluate(1, **changes)
 
 
+def test_an_environment_that_cannot_be_made_as_asked_is_refused(folder: Path) -> None:
+    run = unirl.load(folder)
+    assert run.make_env("rgb_array", max_episode_steps=7).spec.max_episode_steps == 7
+    for changes, message in (
+        ({"kwargs": {"legs": 2}}, r"does not take these arguments: \['legs'\]"),
+        ({"max_episode_step": 7}, r"did you mean max_episode_steps"),
+        ({"id": "CartPol-v1"}, r'Did you mean "CartPole-v1"'),
+    ):
+        with pytest.raises(UniRLError, match=message):
+            run.make_env(**changes)
+
+
 def test_an_evaluation_of_no_episode_is_refused(folder: Path) -> None:
     with pytest.raises(UniRLError, match=r"evaluation of 0 episodes"):
         unirl.load(folder).evaluate(0)
