@@ -65,13 +65,14 @@ def _processing(inputs: ObservationInputs | OwnInputs) -> dict[str, Any]:
         {"input": "/".join(leaf.path) or "obs", "scale": leaf.scale, "normalized": leaf.normalized}
         for leaf in inputs.floats
     ]
+    indices: Any = inputs.indices
     vector += [
         {
             "input": "/".join(leaf.path) or "obs",
             "as": "one-hot" if leaf.table is None else "embedding",
             "num_values": leaf.num_values,
         }
-        for leaf in inputs.indices  # type: ignore[union-attr]
+        for leaf in indices
     ]
     statistics = [f"inputs.{name}" for name in names if "pixel_norms" in name]
     return {

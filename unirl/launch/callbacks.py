@@ -202,7 +202,7 @@ def _load(name: str) -> Callback:
     if not isinstance(found, type):
         return found  # type: ignore[no-any-return]
     try:
-        return found()
+        return found()  # type: ignore[no-any-return]
     except Exception as error:
         raise UniRLError(
             f"{what} could not be made: {format_error(error)}",
