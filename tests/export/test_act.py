@@ -19,7 +19,7 @@ from unirl.envs.spaces import action_writer, obs_reader
 from unirl.export.act import ActFunction, Port
 from unirl.export.description import write_description
 from unirl.export.onnx import write_onnx
-from unirl.export.policy import TrainedPolicy
+from unirl.export.policy import ExportedPolicy
 from unirl.export.safetensors import write_safetensors
 from unirl.export.torchscript import write_torchscript
 from unirl.policy import Policy, PolicyConfig
@@ -82,7 +82,7 @@ CASES: dict[str, tuple[Space[Any], Space[Any], PolicyConfig]] = {
 }
 
 
-def trained(name: str) -> TrainedPolicy:
+def trained(name: str) -> ExportedPolicy:
     """A policy with statistics, whose actions differ from row to row."""
     observation_space, action_space, config = CASES[name]
     policy = Policy(observation_space, action_space, config, seed=1)
@@ -91,7 +91,7 @@ def trained(name: str) -> TrainedPolicy:
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
     obs = tree_map(lambda leaf: leaf[None], observed(observation_space, 16)[1])
     policy.update_normalizer(obs, torch.ones(1, 16, dtype=torch.bool))
-    return TrainedPolicy(policy, observation_space, action_space)
+    return ExportedPolicy(policy, observation_space, action_space)
 
 
 def observed(space: Space[Any], num_rows: int) -> tuple[Any, Any]:

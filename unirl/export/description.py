@@ -12,7 +12,7 @@ from gymnasium import Space, spaces
 
 from unirl.action_space import parts
 from unirl.export.act import ActFunction, Port
-from unirl.export.policy import TrainedPolicy
+from unirl.export.policy import ExportedPolicy
 from unirl.policy.inputs import ObservationInputs
 from unirl.policy.normalize import RunningNorm
 from unirl.policy.own_inputs import OwnInputs
@@ -22,7 +22,7 @@ FORMAT = 1
 """Version of this file's layout."""
 
 
-def write_description(trained: TrainedPolicy, function: ActFunction, folder: Path) -> None:
+def write_description(trained: ExportedPolicy, function: ActFunction, folder: Path) -> None:
     """Inputs and outputs by name, in order; how inputs are processed; what an action consists of;
     the networks, whose weights policy.safetensors holds by these names.
     """

@@ -11,7 +11,7 @@ from unirl.errors import UniRLError, format_error
 from unirl.export.description import write_description
 from unirl.export.formats import Format
 from unirl.export.onnx import write_onnx
-from unirl.export.policy import TrainedPolicy, trained_policy
+from unirl.export.policy import ExportedPolicy, exported_policy
 from unirl.export.readme import usage
 from unirl.export.safetensors import write_safetensors
 from unirl.export.torchscript import write_torchscript
@@ -24,7 +24,7 @@ def write_policy(
     """Write a policy into a folder that exists; returns how to use it, in Markdown. model: of the
     checkpoint of this learner of the plan.
     """
-    trained = trained_policy(plan.learners[learner_index], model, plan.recipe)
+    trained = exported_policy(plan.learners[learner_index], model, plan.recipe)
     function = trained.function()
     write_description(trained, function, folder)
     if "safetensors" in formats:
@@ -39,7 +39,7 @@ def write_policy(
 
 
 @contextmanager
-def _own_network(trained: TrainedPolicy, name: Format) -> Iterator[None]:
+def _own_network(trained: ExportedPolicy, name: Format) -> Iterator[None]:
     """In this block a network of the user's own may turn out to be what a format cannot hold."""
     module = trained.policy.config.module
     try:
