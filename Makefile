@@ -2,6 +2,7 @@
 # and draws their curves.
 # `make test` lints, type-checks and tests everything. Both need python >= 3.11, make, git and a C++ compiler, no more.
 # `make test-fast` runs the tests without processes, trainings and models: two minutes, for the loop while editing.
+# `make docs` builds the documentation into site/: open site/index.html, which needs no network.
 # `make gpu`  on a machine with a GPU, prepared or not: its tests and its figures. Elsewhere it says what it would run.
 #
 # Settings: TORCH=2.13.0 (exact version), VENV=.venv, PYTHON=python3.12, PYTEST_ARGS="-k queue", JOBS=2 (tests side by
@@ -29,10 +30,10 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: run test test-fast lint style bench clean help
+.PHONY: run test test-fast lint style bench docs clean help
 
 help:
-	@sed -n '1,8s/^# \{0,1\}//p' Makefile
+	@sed -n '1,9s/^# \{0,1\}//p' Makefile
 
 run: $(VENV)/run.stamp
 	$(BIN)/unirl train impala @$(CONFIG) --name $(NAME) --overwrite
@@ -70,6 +71,11 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/unirl bench scripts queue
 	$(BIN)/unirl bench scripts classic
 
+# Strict: a link, an anchor or a name that leads nowhere ends it. Fewer packages than the tests need, and any of them will do.
+docs: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html is the documentation"
+
 # The machine's own torch, which was built for its GPU, and what else is there; the rest from wheels carried along
 # (requirements/gpu.txt), without a network. GPU_ARGS="--parts tests,sim --within 540", see benchmarks/gpu.py.
 WHEELS ?= wheels
@@ -85,7 +91,7 @@ gpu:
 
 # Environments, runs and everything that can be made again; runs/ is yours and stays.
 clean:
-	rm -rf $(VENV) .venv-gpu build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-gpu build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(TORCH_STAMP):
@@ -107,10 +113,15 @@ $(VENV)/run.stamp: pyproject.toml $(TORCH_STAMP)
 	@$(PIP) --no-build-isolation --editable '.[plot,llm]'
 	@touch $@
 
+$(VENV)/docs.stamp: pyproject.toml $(TORCH_STAMP)
+	@echo "installing unirl with what builds the documentation"
+	@$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
 $(VENV)/dev.stamp: pyproject.toml $(TORCH_STAMP)
 	@echo "installing unirl with all environments and developer tools"
 	@$(PIP) --no-build-isolation --editable '.[all,dev]'
-	@touch $@ $(VENV)/run.stamp
+	@touch $@ $(VENV)/run.stamp $(VENV)/docs.stamp
 
 # Real vLLM on a machine without a GPU, into the same environment. The package alone comes last: what it asks for besides
 # would replace torch. On GPUs: pip install vllm.

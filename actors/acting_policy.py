@@ -14,7 +14,7 @@ from unirl.policy import Policy, PolicyConfig, zero_state
 
 
 class ActingPolicy:
-    """Acts in evaluations. `begin` comes before the first action."""
+    """Acts in evaluations and for users. `begin` comes before the first action."""
 
     def __init__(
         self,
@@ -42,9 +42,15 @@ class ActingPolicy:
         if self._state:
             self._state = zero_state(self._state, rows)
 
-    def act(self, obs: Any) -> Any:
-        """Actions [B, ...] for a tree of tensors [B, ...]."""
+    @property
+    def remembers(self) -> bool:
+        """Whether what it does depends on earlier steps."""
+        return self._policy.core is not None
+
+    def act(self, obs: Any, *, deterministic: bool | None = None) -> Any:
+        """Actions [B, ...] for a tree of tensors [B, ...]. deterministic: None: as it was made."""
+        likeliest = self._deterministic if deterministic is None else deterministic
         action, _, self._state = self._policy.act(
-            obs, self._state, generator=self._generator, deterministic=self._deterministic
+            obs, self._state, generator=self._generator, deterministic=likeliest
         )
         return action

@@ -34,6 +34,7 @@ from unirl.envs.guard import explained, final, making, stepping
 from unirl.envs.last_action import LastAction
 from unirl.envs.make import agents_of, make_vec, settle_mask
 from unirl.envs.obs_check import ShapeCheck, check_finite
+from unirl.envs.one import gymnasium_env
 from unirl.envs.sim.make import make_device_env
 from unirl.envs.spaces import action_writer, obs_reader, one_by_one
 from unirl.envs.vector import VectorEnv
@@ -266,15 +267,10 @@ class PolicyEvaluator:
 
     def _drawing_env(self) -> gymnasium.Env[Any, Any]:
         config = self._config
-        spec = catalog.find_spec(config)
+        catalog.find_spec(config)  # what is wrong with the id, it says
         with making(config.id, config.make_timeout):
             try:
-                env = gymnasium.make(
-                    spec,
-                    max_episode_steps=config.max_episode_steps,
-                    render_mode="rgb_array",
-                    **config.kwargs,
-                )
+                env = gymnasium_env(config, "rgb_array")
                 return ShapeCheck(viewed(env, config), config.id)
             except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
                 raise catalog.missing_package(config, ModuleNotFoundError(str(error))) from error

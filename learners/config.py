@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from unirl.config.rules import check_at_least, check_positive
+from unirl.core.schedule import ScheduleName, check_name
 from unirl.device import check_device
 from unirl.errors import UniRLError
 from unirl.learners.optimizer import OptimizerConfig
@@ -37,8 +38,10 @@ class UnrollLearnerConfig:
     """Weight of the value loss."""
     entropy_coef: float = field(default=0.01, metadata={"common": True})
     """Weight of the entropy bonus. More: explores longer."""
-    entropy_schedule: Literal["constant", "linear"] = "constant"
-    """linear: falls to zero at the end of the run (run.anneal_over, run.anneal_from)."""
+    entropy_schedule: ScheduleName = "constant"
+    """linear, cosine: falls to zero at the end of the run (run.anneal_over, run.anneal_from).
+    module:function of your own: as with learner.optimizer.lr_schedule.
+    """
     reward_clip: float | None = None
     """Rewards are clamped to +- this before learning (1 for Atari, as in Nature DQN); logged
     returns stay raw.
@@ -81,6 +84,7 @@ class UnrollLearnerConfig:
                 "both must lie in [0, 1]",
                 "0.99 and 1 are usual",
             )
+        check_name(self.entropy_schedule, "learner.entropy_schedule")
         check_at_least(0, "learner", self, "rho_clip", "pg_rho_clip", "c_clip")
         check_at_least(0, "learner", self, "value_coef", "entropy_coef")
         check_at_least(1, "learner", self, "ranks", "epochs", "minibatches")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from unirl.config.rules import check_at_least, check_positive
+from unirl.core.schedule import Schedule, ScheduleName, check_name
 from unirl.core.training_budget import ScheduleProgress
 from unirl.core.tree import Tree
 from unirl.errors import UniRLError
@@ -35,10 +36,11 @@ class OptimizerConfig:
     """adam, or rmsprop as in IMPALA and A3C."""
     lr: float = field(default=6e-4, metadata={"common": True})
     """Step size. More: faster, until it diverges."""
-    lr_schedule: Literal["constant", "linear", "adaptive"] = "constant"
-    """linear: falls to zero at the end of the run (run.anneal_over, run.anneal_from). adaptive:
-    after each pass over a batch, divided by 1.5 where the policy moved more than 2 target_kl, times
-    1.5 where less than half of it; 1e-5 to 1e-2.
+    lr_schedule: Literal["adaptive"] | ScheduleName = "constant"
+    """linear: falls to zero at the end of the run (run.anneal_over, run.anneal_from). cosine: so
+    too, slowly at both ends. module:function of your own: from the share of the run that is done, 0
+    to 1, to what lr is multiplied by. adaptive: after each pass over a batch, divided by 1.5 where
+    the policy moved more than 2 target_kl, times 1.5 where less than half of it; 1e-5 to 1e-2.
     """
     target_kl: float = 0.01
     """adaptive: how far one batch should move the policy, in nats. More: larger steps."""
@@ -58,6 +60,7 @@ class OptimizerConfig:
     """The step size rises from zero over so many samples. More: a gentler start."""
 
     def __post_init__(self) -> None:
+        check_name(self.lr_schedule, "learner.optimizer.lr_schedule", "adaptive")
         check_positive("learner.optimizer.lr", self.lr, "start from 6e-4")
         check_positive("learner.optimizer.max_grad_norm", self.max_grad_norm, "start from 0.5")
         check_positive("learner.optimizer.epsilon", self.epsilon, "start from 1e-5")
@@ -81,8 +84,8 @@ class OptimizerConfig:
 class Optimizer:
     """Owns the optimiser and the float32 master copy of every parameter that computes in less.
 
-    The module's own parameters of float32 and above are their own masters. schedule: what a linear
-    schedule falls with. reduce: sums gradients over the processes that share a batch; None: alone.
+    The module's own parameters of float32 and above are their own masters. schedule: what schedules
+    follow. reduce: sums gradients over the processes that share a batch; None: alone.
     """
 
     def __init__(
@@ -93,7 +96,9 @@ class Optimizer:
         schedule: ScheduleProgress,
         reduce: Reduce | None = None,
     ) -> None:
-        self._module, self.config, self._schedule = module, config, schedule
+        self._module, self.config = module, config
+        key = "learner.optimizer.lr_schedule"
+        self._schedule = Schedule(config.lr_schedule, key, schedule)
         self._reduce = reduce
         self._parameters = {
             name: parameter
@@ -120,9 +125,7 @@ class Optimizer:
             return self.adaptive_lr
         # The first step is not of size zero: it would only cost time.
         rise = min(1.0, (num_steps + 1) / (self.config.warmup_steps + 1))
-        if self.config.lr_schedule == "constant":
-            return self.config.lr * rise
-        return self.config.lr * rise * self._schedule.left(num_steps)
+        return self.config.lr * rise * self._schedule.factor(num_steps)
 
     def adapt(self, kl: Tensor) -> None:
         """Correct the adaptive step size by how far the policy has moved, in nats; a scalar.
@@ -297,6 +300,8 @@ class Optimizer:
             for name, value in own.items():
                 value.copy_(self._shard(name, model[name]))
         self._round_masters()
+        for each in (*self._masters.values(), *self._low):
+            each.grad = None  # of an update that was broken off
         for name, tensors in optimizer.items():
             device = self._masters[name].device
             self._state[name] = {

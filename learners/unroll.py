@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unirl.core.learner import LearnerContext, LearnerState
 from unirl.core.sample import Batch, SampleSpec, collate
+from unirl.core.schedule import Schedule
 from unirl.core.seeding import derive_seed
 from unirl.core.training_budget import ScheduleProgress, TrainingBudget
 from unirl.core.tree import tree_map
@@ -72,6 +73,8 @@ class UnrollLearner:
         self._spec, self._config = spec, config
         self._ranks = ranks or Ranks()
         self._schedule = ScheduleProgress(budget, self._ranks.leading)
+        key = "learner.entropy_schedule"
+        self._entropy_schedule = Schedule(config.entropy_schedule, key, self._schedule)
         self._optimizer = Optimizer(
             self.policy, config.optimizer, schedule=self._schedule, reduce=self._ranks.reduce
         )
@@ -240,9 +243,7 @@ class UnrollLearner:
         return Losses(*(Loss(*sums[i : i + 2]) for i in range(0, len(sums), 2)))
 
     def _entropy_coef(self) -> float:
-        if self._config.entropy_schedule == "constant":
-            return self._config.entropy_coef
-        return self._config.entropy_coef * self._schedule.left(self.num_steps)
+        return self._config.entropy_coef * self._entropy_schedule.factor(self.num_steps)
 
     def setting(self, key: str) -> float:
         """The value of one of TUNABLE."""

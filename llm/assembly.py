@@ -89,7 +89,12 @@ def probe(
     check_effect(config.model)
     if config.only != "rollout":
         _require_trainable(config, algorithm)
-        config.run.check_anneals(config.learner.optimizer.lr_schedule, algorithm.entropy_schedule)
+        config.run.check_schedules(
+            {
+                "learner.optimizer.lr_schedule": config.learner.optimizer.lr_schedule,
+                "algorithm.entropy_schedule": algorithm.entropy_schedule,
+            }
+        )
     if generates:
         config.rollout.load_function(), config.rollout.load_filter()
         if config.agent_config is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from unirl.actors.trained_policy import TrainedPolicy as TrainedPolicy
     from unirl.core.actor import Actor as Actor
     from unirl.core.actor import ActorContext as ActorContext
     from unirl.core.actor import AsyncActor as AsyncActor
@@ -32,13 +33,18 @@ if TYPE_CHECKING:
     from unirl.errors import UniRLError as UniRLError
     from unirl.launch import RunResult as RunResult
     from unirl.launch import run as run
+    from unirl.launch.callbacks import Callback as Callback
+    from unirl.launch.callbacks import Training as Training
     from unirl.metrics.metrics import Metrics as Metrics
     from unirl.runners.config import RunConfig as RunConfig
     from unirl.runners.config import RunnerConfig as RunnerConfig
     from unirl.runners.plan import LearnerPlan as LearnerPlan
     from unirl.runners.plan import Plan as Plan
+    from unirl.trained.trained_run import TrainedRun as TrainedRun
+    from unirl.trained.trained_run import load as load
 
 _HOMES = {
+    "actors.trained_policy": ("TrainedPolicy",),
     "core.actor": ("Actor", "ActorContext", "AsyncActor"),
     "core.learner": ("Learner", "LearnerContext", "LearnerState"),
     "metrics.metrics": ("Metrics",),
@@ -47,8 +53,10 @@ _HOMES = {
     "core.sample": ("Batch", "Field", "SampleSpec", "Slot", "collate"),
     "errors": ("DiscardSlot", "ReissueSlot", "UniRLError"),
     "launch": ("RunResult", "run"),
+    "launch.callbacks": ("Callback", "Training"),
     "runners.config": ("RunConfig", "RunnerConfig"),
     "runners.plan": ("LearnerPlan", "Plan"),
+    "trained.trained_run": ("TrainedRun", "load"),
 }
 
 

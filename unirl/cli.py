@@ -12,7 +12,7 @@ import tempfile
 import textwrap
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -23,7 +23,7 @@ from unirl.commands.arguments import recipe_and_files
 from unirl.commands.bench import BenchOptions, ClusterOptions, bench
 from unirl.commands.command import Command
 from unirl.commands.doctor import DoctorOptions, doctor
-from unirl.commands.export import export
+from unirl.commands.export import ExportOptions, export
 from unirl.commands.inspect import (
     EvalOptions,
     PlayOptions,
@@ -35,6 +35,7 @@ from unirl.commands.inspect import (
 )
 from unirl.commands.listing import list_things
 from unirl.commands.model import model
+from unirl.commands.push import PushOptions, push
 from unirl.commands.resume import ResumeOptions, resume
 from unirl.commands.scale import scale
 from unirl.commands.serve import ServeOptions, serve
@@ -43,6 +44,7 @@ from unirl.commands.sweep import sweep
 from unirl.commands.train import TrainOptions, train
 from unirl.commands.trajectories import TrajectoriesOptions, trajectories
 from unirl.commands.tune import TuneOptions, tune
+from unirl.commands.view import ViewOptions, view
 from unirl.errors import UniRLError
 from unirl.report.output import lasting_output
 from unirl.storage import disk
@@ -75,6 +77,12 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         ),
         "play": Command("RUN", "Write a video of the policy.", play, PlayOptions),
         "plot": Command("RUN ...", "Draw return against steps and seconds.", plot, PlotOptions),
+        "view": Command(
+            "[RUN|FOLDER ...] [--port N] [--open] [--save FILE]",
+            "Show runs and their trajectories in a browser.",
+            view,
+            ViewOptions,
+        ),
         "card": Command("RUN", "Write a README.md for the run.", card),
         "trajectories": Command(
             "RUN [--task T] [--episode ID] [--export atif|verifiers|otlp] [--key value ...]",
@@ -118,7 +126,16 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             ServeOptions,
         ),
         "export": Command(
-            "RUN DIR", "Write a trained language model in Hugging Face's layout.", export
+            "RUN DIR [--format hf|onnx|torchscript|safetensors]",
+            "Write what a run learned as files that are used without UniRL.",
+            export,
+            ExportOptions,
+        ),
+        "push": Command(
+            "RUN USER/NAME [--private]",
+            "Write what a run learned, and its card, to the Hugging Face hub.",
+            push,
+            PushOptions,
         ),
         "algorithms": Command(
             "[NAME | diff A B]",
@@ -134,9 +151,19 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a bug, 2 for what the user can fix."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _find_own_modules()
     command = COMMANDS.get(words[0]) if words else None
     with lasting_output() if command and command.outlives_console else nullcontext():
         return _run(words)
+
+
+def _find_own_modules() -> None:
+    """What settings name (env.import_module, a reward) may be a file of the current folder, as with
+    `python -m unirl`. It comes last, so that it replaces nothing that is installed.
+    """
+    with suppress(FileNotFoundError):  # the folder was deleted
+        if "" not in sys.path and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
 
 
 def _run(words: list[str]) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class UniRLError(Exception):
     """An error explained in up to three short parts; the CLI prints it without a traceback and
@@ -24,6 +27,13 @@ class UniRLError(Exception):
     def parts(self) -> tuple[str, ...]:
         """The non-empty parts, in order."""
         return tuple(part for part in (self.what, self.rule, self.remedy) if part)
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """'did you mean "..."?' for the nearest known word, or nothing."""
+    by_lower = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return f'did you mean "{by_lower[near[0]]}"?' if near else ""
 
 
 def format_error(error: BaseException) -> str:

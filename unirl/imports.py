@@ -1,5 +1,5 @@
-"""Imports of modules that a setting names, and of what is large: torch is half a million objects,
-transformers as many again.
+"""Imports of what a setting names, a module or `module:attribute` of the user's own, and of what is
+large: torch is half a million objects, transformers as many again.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import Any
 
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, suggestion
 
 
 def import_named(name: str, what: str) -> ModuleType:
@@ -30,6 +31,33 @@ def import_named(name: str, what: str) -> ModuleType:
             f'there is no module "{error.name}" on the import path',
             "check the spelling, and that its folder is installed or on PYTHONPATH",
         ) from None
+
+
+def is_own(name: str) -> bool:
+    module, colon, attribute = name.partition(":")
+    return bool(colon) and _is_dotted(module) and _is_dotted(attribute)
+
+
+def load_own(name: str, what: str) -> Any:
+    """What `module:attribute` names; UniRLError when there is no such thing.
+
+    what: how messages call it, such as 'reward "my.code:score"'.
+    """
+    module_name, _, path = name.partition(":")
+    found: Any = import_named(module_name, what)
+    for attribute in path.split("."):
+        if not hasattr(found, attribute):
+            raise UniRLError(
+                f"{what} does not exist",
+                f'"{module_name}" has no attribute "{attribute}"',
+                suggestion(attribute, dir(found)) or f"define it in {module_name}",
+            )
+        found = getattr(found, attribute)
+    return found
+
+
+def _is_dotted(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
 
 
 @contextmanager

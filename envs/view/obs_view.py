@@ -47,9 +47,15 @@ class ObsView:
             entries = {OBS: shown} if self._wraps else dict(shown.spaces)  # type: ignore[attr-defined]
             entry = MASK if self._source == "info" else self._source
             shown = spaces.Dict({**entries, entry: ActionMask(self._num_options)})
-        self.space = shown
+        self.raw_space, self.space = observation_space, shown
+        """What the environment gives, and what is shown of it."""
         self.changes = self._read is not None or bool(self._source)
         """False where observations are shown as they are: a view is then not needed."""
+
+    @property
+    def reads_info(self) -> bool:
+        """Whether it takes masks from the environment's info."""
+        return self._source == "info"
 
     def __call__(self, obs: Any, info: Mapping[str, Any], over: bool) -> Any:
         """over: the episode ended with this observation."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from unirl.errors import Restartable, UniRLError
+from unirl.imports import load_own
 from unirl.llm.agents.session import Session
-from unirl.llm.group import ENDINGS, Ending
-from unirl.llm.own_code import load_own
+from unirl.llm.outcome import ENDINGS, Ending
 from unirl.llm.tasks.task import Message, Task
 
 

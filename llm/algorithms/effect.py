@@ -15,7 +15,7 @@ from unirl.errors import UniRLError
 
 
 class Bound(NamedTuple):
-    holds: Callable[[float], bool]
+    holds: Callable[[Any], bool]
     rule: str
     remedy: str = "leave it out for the preset's"
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from unirl.core.schedule import NAMES, ScheduleName, is_schedule
 from unirl.llm.algorithms.effect import Bound, Condition, term
 from unirl.vtrace import (
     Aggregation,
@@ -22,7 +23,6 @@ from unirl.vtrace import (
 
 AdvantageKind: TypeAlias = Literal["group", "gae", "vtrace"]
 CriticKind: TypeAlias = Literal["head", "detached", "model"]
-Schedule: TypeAlias = Literal["constant", "linear"]
 Whiten: TypeAlias = Literal["none", "variance", "floor", "std"]
 
 NOT_NEGATIVE = Bound(lambda value: value >= 0, "must be >= 0")
@@ -33,6 +33,8 @@ POSITIVE = Bound(
 OFF_OR_ABOVE_ONE = Bound(
     lambda value: value == 0 or value > 1, "must be 0 (off) or above 1", "3 is usual"
 )
+
+SCHEDULE = Bound(is_schedule, f"must be {', '.join(NAMES)}, or module:function of your own")
 
 WITH_GROUPS = Condition(
     lambda a: a.advantage == "group", "with the advantage group", ("advantage",)
@@ -223,8 +225,10 @@ class Terms:
     """With a critic: how far a value may move in one batch and still learn. 0: no bound."""
     entropy_coef: float = term(0.0, bound=NOT_NEGATIVE)
     """Weight of the bonus for entropy. More: the policy stays random for longer."""
-    entropy_schedule: Schedule = term("constant", WITH_ENTROPY)
-    """linear: the bonus falls to zero at the end of the run (run.anneal_over, run.anneal_from)."""
+    entropy_schedule: ScheduleName = term("constant", WITH_ENTROPY, bound=SCHEDULE)
+    """linear, cosine: the bonus falls to zero at the end of the run (run.anneal_over,
+    run.anneal_from). module:function of your own: as with learner.optimizer.lr_schedule.
+    """
     mask_truncated: bool = term(False)
     """Completions that were cut off have no loss, but their rewards count in the statistics of
     their group. As in TRL: a mean over tokens leaves theirs out, one over completions counts them.
@@ -303,8 +307,8 @@ class Algorithm(Terms):
             self.needs_critic or self.entropy_coef or (self.kl_coef and self.kl_in == "loss")
         )
 
-    def annealed(self, left: float) -> Algorithm:
-        """What it is where this share of the run is left, 1 .. 0."""
+    def annealed(self, factor: float) -> Algorithm:
+        """What it is where entropy_schedule has come to this."""
         if self.entropy_schedule == "constant":
             return self
-        return replace(self, entropy_coef=left * self.entropy_coef)
+        return replace(self, entropy_coef=factor * self.entropy_coef)

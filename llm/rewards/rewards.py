@@ -10,11 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from unirl.config.spelling import suggestion
-from unirl.errors import UniRLError, format_error
+from unirl.errors import UniRLError, format_error, suggestion
+from unirl.imports import is_own
 from unirl.llm.engine import Completion
-from unirl.llm.group import SCORE, Score
-from unirl.llm.own_code import is_own
+from unirl.llm.outcome import SCORE, Score
 from unirl.llm.rewards.code import AsyncReward, PooledReward, is_async_function, own_function
 from unirl.llm.rewards.code_tests import CodeTestsReward
 from unirl.llm.rewards.complaints import Complaints

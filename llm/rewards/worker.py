@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from unirl.errors import format_error
-from unirl.llm.own_code import load_own
+from unirl.imports import load_own
 from unirl.supervision.process_settings import die_with_parent, leave_signals_to_learner
 
 _ERROR_CHARACTERS = 2000

@@ -11,8 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from unirl.config.spelling import suggestion
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, suggestion
 from unirl.llm.packages import needs
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.task import Example, Examples, Message, Subset, Task, checked_options, split

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from unirl.config.spelling import suggestion
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, suggestion
 from unirl.llm.packages import needs
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.task import MOST_HELD_OUT, Example, Subset, Task, checked_options

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from unirl.config.spelling import suggestion
-from unirl.errors import UniRLError
-from unirl.llm.own_code import is_own, load_own
+from unirl.errors import UniRLError, suggestion
+from unirl.imports import is_own, load_own
 from unirl.llm.tasks.builtin import BUILT_IN, built_in_task
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.files import READERS, file_task

@@ -8,9 +8,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from unirl.config.spelling import suggestion
 from unirl.core.seeding import derive_seed
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, suggestion
 from unirl.llm.tasks.config import TaskConfig
 
 Message: TypeAlias = Mapping[str, Any]

@@ -33,8 +33,8 @@ _FRAME = struct.Struct("<BI")
 _ZLIB, _ZSTD = 1, 2
 
 _USUAL: tuple[tuple[str, Any], ...] = (
-    ("origin", "extended"), ("trained", True), ("reward", None), ("started", 0.0),
-    ("seconds", 0.0), ("messages", ()), ("answer", {}), ("info", {}),
+    ("origin", "extended"), ("trained", True), ("reward", None), ("token_rewards", ()),
+    ("started", 0.0), ("seconds", 0.0), ("messages", ()), ("answer", {}), ("info", {}),
 )  # fmt: skip
 """Fields of a turn that are left out where they are as Turn has them by default."""
 
@@ -137,6 +137,17 @@ def decode(body: bytes) -> tuple[Episode, tuple[int, ...]]:
     return Episode(turns=turns, **values), tuple(prompt)
 
 
+def plain_texts(body: bytes) -> list[str]:
+    """The JSON of each frame, to look for something in: tokens are left out."""
+    bounds = _bounds(lambda begin, size: body[begin : begin + size])
+    found = []
+    for begin, end in itertools.pairwise(bounds):
+        packed = _unpacked(body[begin:end])[0]
+        size = _LENGTH.unpack_from(packed)[0]
+        found.append(packed[_LENGTH.size : _LENGTH.size + size].decode("utf-8", "replace"))
+    return found
+
+
 def read_turn(read: Reader, index: int) -> Turn:
     """One turn, by reading where the frames are up to it, and its frame."""
     # Frame 0 is the head; the end of the frame before is where this one begins.
@@ -204,8 +215,9 @@ def _turn(packed: bytes, plain: bytes) -> Turn:
     logp.frombytes(plain)
     version, drawn, finish = (values.pop(name) for name in ("version", "drawn", "finish"))
     completion = Completion(tokens, tuple(logp), _spread(version), finish, _spread(drawn))
-    if "messages" in values:
-        values["messages"] = tuple(values["messages"])
+    for name in ("messages", "token_rewards"):
+        if name in values:
+            values[name] = tuple(values[name])
     return Turn(given=given, completion=completion, **values)
 
 

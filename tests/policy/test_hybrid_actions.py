@@ -17,7 +17,7 @@ from torch import Tensor
 from unirl.action_space import ActionMask, num_options
 from unirl.core.tree import flatten, tree_map
 from unirl.policy import Policy, PolicyConfig
-from unirl.policy.action_head import make_action_head
+from unirl.policy.action_head import linear_layers, make_action_head
 from unirl.policy.distributions import Distribution
 
 FINITE = spaces.Dict(
@@ -64,7 +64,7 @@ def is_allowed(mask: Tensor) -> Tensor:
 
 
 def head(space: Any = FINITE) -> torch.nn.Module:
-    module = make_action_head(space, 4, 0.5, generator())
+    module = make_action_head(space, linear_layers(4, generator()), 0.5)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator(1)))

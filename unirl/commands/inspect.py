@@ -11,22 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unirl import config as configs
 from unirl.commands import run_folder
 from unirl.commands.arguments import first, missing_run, one_run, parse, parse_with_recipe
 from unirl.commands.command import NoOptions
 from unirl.errors import UniRLError
+from unirl.trained.trained_run import TrainedRun, check_changes, no_evaluation
 
 if TYPE_CHECKING:
     from unirl.runners.plan import Plan
-
-
-_ONLY_TRAINING = ("env.random_burst_probability", "env.random_burst_steps", "env.episodic_life")
-"""Settings that evaluations leave out (actors/evaluate.py)."""
-_TRAINING_TABLES = ("queue", "runner", "run")
-_ENV_TRAINING_TABLES = ("actor", "sampler", "learner")
-"""With a recipe over environments; an engine of language models reads more."""
-_OWN_FLAGS = {"run.seed": "--seed", "run.eval_episodes": "--episodes"}
 
 
 @dataclass(frozen=True)
@@ -95,18 +87,15 @@ def evaluate(arguments: Sequence[str]) -> int:
     module, _ = run_folder.read_config(run_folder.folder_of(where))
     positional, options, changes = parse_with_recipe(arguments, EvalOptions, module.Config)
     one_run(positional, "eval")
-    _check_changes(changes, has_env="env" in module.Config.__dataclass_fields__)
-    plan, checkpoint = run_folder.load(where, changes)
-    if plan.learner.make_evaluator is None:
-        raise _no_evaluation(plan, "evaluated")
+    has_env = "env" in module.Config.__dataclass_fields__
+    check_changes(changes, has_env=has_env, as_flags=True)
     from unirl.runners.evaluation import write_evaluation
 
-    deterministic = options.is_deterministic(plan)
-    weights = plan.learner.weights_in(checkpoint.model)
-    with closing(plan.learner.make_evaluator(options.seed)) as evaluator:
-        result = evaluator.evaluate(weights, options.episodes, deterministic=deterministic)
+    run = TrainedRun(where, changes)
+    deterministic = options.is_deterministic(run.plan)
+    result = run.evaluate(options.episodes, deterministic=deterministic, seed=options.seed)
     numbers: dict[str, Any] = {
-        "step": checkpoint.step,
+        "step": run.step,
         "num_episodes": len(result.returns),
         "deterministic": deterministic,
         "seed": options.seed,
@@ -119,8 +108,8 @@ def evaluate(arguments: Sequence[str]) -> int:
     if not options.json:  # at once: the file may not be possible
         _print_result(numbers)
     path = write_evaluation(
-        run_folder.folder_of(where),
-        checkpoint.step,
+        run.folder,
+        run.step,
         result,
         deterministic,
         seed=options.seed,
@@ -152,7 +141,7 @@ def play(arguments: Sequence[str]) -> int:
     from unirl.report.video import write_video
 
     if plan.learner.make_evaluator is None:
-        raise _no_evaluation(plan, "shown as a video")
+        raise no_evaluation(plan, "shown as a video")
     player = plan.learner.make_evaluator(options.seed)
     if not isinstance(player, WatchableEvaluator):
         player.close()
@@ -199,25 +188,3 @@ def card(arguments: Sequence[str]) -> int:
 
     print(f"wrote {write_card(run_dir)}")
     return 0
-
-
-def _check_changes(changes: Mapping[str, Any], has_env: bool) -> None:
-    tables = (*_TRAINING_TABLES, *(_ENV_TRAINING_TABLES if has_env else ()))
-    for key in changes:
-        in_training = key in _ONLY_TRAINING or key.partition(".")[0] in tables
-        if in_training and key != "run.eval_deterministic":
-            own = _OWN_FLAGS.get(key)
-            raise UniRLError(
-                f"{configs.flag_of(key)} has no effect on an evaluation",
-                "unirl eval plays whole episodes without random-action bursts; how many and from"
-                " which seed is its own to say",
-                f"use {own}" if own else "leave it out",
-            )
-
-
-def _no_evaluation(plan: Plan, how: str) -> UniRLError:
-    return UniRLError(
-        f'recipe "{plan.recipe}" cannot be {how}',
-        "its plan has no evaluator that could",
-        "set make_evaluator in the recipe's plan",
-    )

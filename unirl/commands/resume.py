@@ -15,6 +15,7 @@ from unirl.commands.session import is_main_process, start
 from unirl.commands.sweep import sweep
 from unirl.commands.sweep_request import folder_of
 from unirl.errors import UniRLError
+from unirl.report.trackers.tracking import check_trackers
 
 if TYPE_CHECKING:
     from unirl.runners.plan import Plan
@@ -44,6 +45,8 @@ def resume(arguments: Sequence[str]) -> int:
     with run_folder.held(run_dir) if is_main_process() else nullcontext():
         plan, checkpoint = run_folder.load(where, changes)
         _check_checkpoint(plan, checkpoint, where)
+        if is_main_process():
+            check_trackers(plan.run.track)
         return start(plan, run_dir, ["resume", *arguments], options.console, resume_from=where)
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from unirl.commands import run_folder
 from unirl.commands.arguments import parse
-from unirl.commands.export import language_config
 from unirl.config.rules import check_at_least, check_setting
 from unirl.errors import UniRLError
+from unirl.trained.language import language_config
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from unirl import config as configs
 from unirl.commands import run_folder
 from unirl.commands.arguments import Chosen, choose, env_id_of
 from unirl.commands.session import is_main_process, start
+from unirl.report.trackers.tracking import check_trackers
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,17 @@ def train(arguments: Sequence[str]) -> int:
         changed = configs.override(chosen.config, {"run.target_return": options.target})
         chosen = replace(chosen, config=changed)
     plan = chosen.plan()
+    if plan.run.callbacks:
+        from unirl.launch.callbacks import check_callbacks
+
+        check_callbacks(plan.run.callbacks)
     if plan.run.alerts:
         from unirl.report.alerts import receivers
 
         receivers(plan.run.alerts)  # before --overwrite deletes anything
     is_main = is_main_process()
+    if is_main and not options.dry_run:
+        check_trackers(plan.run.track)
     names = (options.name, chosen.name, _default_name(chosen))
     run_dir = run_folder.in_runs_dir(options.runs_dir, next(n for n in names if n is not None))
     if options.dry_run:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from unirl.config.field_help import FieldHelp, fields_help, flag_of
 from unirl.config.flags import parse_flags
 from unirl.config.reading import check_keys, from_mapping, load_toml, override
-from unirl.config.spelling import suggestion
 from unirl.config.tables import merge, nest
 from unirl.config.wording import shown
 from unirl.config.writing import to_toml
+from unirl.errors import suggestion
 
 __all__ = [
     "FieldHelp",

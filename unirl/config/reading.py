@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 from unirl.config.field_help import flag_of
 from unirl.config.fields import dataclass_in, default, fields, hints, kind_at
 from unirl.config.rules import check_finite
-from unirl.config.spelling import suggestion, unknown_key
+from unirl.config.spelling import unknown_key
 from unirl.config.tables import canonical, merge, nest
 from unirl.config.values import Spelled, as_text, checked
 from unirl.config.wording import describe
 from unirl.config.writing import to_mapping
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, suggestion
 
 T = TypeVar("T")
 

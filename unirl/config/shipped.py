@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unirl.config.spelling import suggestion
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, suggestion
 
 
 def shipped_configs() -> dict[str, Path]:

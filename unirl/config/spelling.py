@@ -1,9 +1,9 @@
-"""Did you mean: the nearest known word or key, for error messages."""
+"""Did you mean: the nearest known key, for error messages."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from unirl.config.field_help import fields_help, flag_of
@@ -13,13 +13,6 @@ RENAMED: Mapping[str, str] = MappingProxyType(
     {f"env.push_{name}": f"env.random_burst_{name}" for name in ("probability", "steps")}
 )
 """Keys that had another name once, each with the one it has now."""
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """'did you mean "..."?' for the nearest known word, or nothing."""
-    by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return f'did you mean "{by_lower[near[0]]}"?' if near else ""
 
 
 def unknown_key(cls: type, key: str, source: str = "", flag: bool = False) -> UniRLError:

@@ -14,10 +14,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from unirl.config.field_help import flag_of
 from unirl.config.fields import dataclass_in, fields, hints, is_mapping, members
-from unirl.config.spelling import suggestion
 from unirl.config.wording import describe, kind_of, shown
 from unirl.config.writing import value_to_toml
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, suggestion
 
 SWITCH_WORDS: Mapping[str, bool] = MappingProxyType(
     {word: True for word in ("true", "yes", "on", "1")}

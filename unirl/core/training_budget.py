@@ -45,7 +45,11 @@ class ScheduleProgress:
         """What linear schedules have left after `num_steps` samples, from 1 to 0: the share of the
         run that is left, over that which is left when they begin to fall.
         """
+        return min(1.0, (1.0 - self.done(num_steps)) / (1.0 - self.budget.anneal_from))
+
+    def done(self, num_steps: int) -> float:
+        """The share of the run that is over after `num_steps` samples, from 0 to 1."""
         used = num_steps / self.budget.total_steps
         if self.budget.max_seconds is not None:
             used = max(used, self._seconds / self.budget.max_seconds)
-        return min(1.0, max(0.0, 1.0 - used) / (1.0 - self.budget.anneal_from))
+        return min(1.0, used)

@@ -15,6 +15,7 @@ from unirl.config import to_toml
 from unirl.core.evaluator import EvalResult
 from unirl.descendants import descendants_ended
 from unirl.errors import RunLost, UniRLError
+from unirl.launch.callbacks import Callback, Callbacks, Training
 from unirl.launch.outputs import RunOutputs
 from unirl.launch.rank_processes import rank_processes
 from unirl.launch.resume import (
@@ -30,6 +31,7 @@ from unirl.learners.parallel import Ranks
 from unirl.report.alerts import Alerts
 from unirl.report.log import log_to_file
 from unirl.report.output import lasting_output
+from unirl.report.trackers.tracking import check_trackers
 from unirl.run_events import event
 from unirl.runners.hooks import CheckpointHook
 from unirl.runners.loop import TrainLoop
@@ -55,8 +57,8 @@ class RunResult:
     seconds: float
     """Training time after start-up, earlier sessions included."""
     reason: str
-    """total_steps, pause_steps, target_return, max_seconds, samples (all were learned from) or
-    interrupted.
+    """total_steps, pause_steps, target_return, max_seconds, samples (all were learned from),
+    interrupted, or what a callback said.
     """
     checkpoint: Path | None
     """The newest checkpoint."""
@@ -67,7 +69,12 @@ class RunResult:
 
 
 def run(
-    plan: Plan, run_dir: Path | str, *, resume: Path | None = None, console: bool = True
+    plan: Plan,
+    run_dir: Path | str,
+    *,
+    resume: Path | str | None = None,
+    console: bool = True,
+    callbacks: Sequence[Callback] = (),
 ) -> RunResult:
     """Train a plan until it ends; everything it leaves is in `run_dir`.
 
@@ -76,7 +83,8 @@ def run(
     `ranks`.
 
     resume: a run folder or checkpoint to continue from. console: whether to show progress on
-    standard output.
+    standard output. callbacks: called after every update and at the end, before those of
+    run.callbacks; under torchrun by the first process alone.
     Ctrl-C, SIGTERM or a closed terminal (SIGHUP, unless it is ignored: nohup) once: the current
     update is finished and a checkpoint written. Ctrl-C or SIGTERM twice: KeyboardInterrupt.
     SIGQUIT ends all at once.
@@ -87,22 +95,33 @@ def run(
     run.max_run_restarts times.
     """
     run_dir, is_main = Path(run_dir), Ranks.from_environment().is_main
+    if is_main:
+        check_trackers(plan.run.track)
     with disk.explained(run_dir, "free some space, then start it again"):
         lock = locked(run_dir) if is_main else nullcontext()
         with lock:
-            return run_in_folder(plan, run_dir, resume, console=console)
+            resume = None if resume is None else Path(resume)
+            return run_in_folder(plan, run_dir, resume, console=console, callbacks=callbacks)
 
 
-def run_in_folder(plan: Plan, run_dir: Path, resume: Path | None, *, console: bool) -> RunResult:
+def run_in_folder(
+    plan: Plan,
+    run_dir: Path,
+    resume: Path | None,
+    *,
+    console: bool,
+    callbacks: Sequence[Callback] = (),
+) -> RunResult:
     """As `run`, in a folder whose lock this process holds, or the first of its ranks."""
     ranks = Ranks.from_environment()
     plan = plan_for_ranks(plan, ranks)
     with disk.explained(run_dir, f"free some space, then: unirl resume {run_dir}"):
         checkpoint = open_checkpoint(plan, resume, ranks)
         if not ranks.is_main:
-            return _train(plan, None, checkpoint, ranks, console=False)
+            return _train(plan, None, checkpoint, ranks, Callbacks(()), console=False)
+        called = Callbacks(callbacks, plan.run.callbacks)
         check_folder(plan, run_dir, checkpoint)
-        return _train(plan, run_dir, checkpoint, ranks, console=console)
+        return _train(plan, run_dir, checkpoint, ranks, called, console=console)
 
 
 def _train(
@@ -110,6 +129,7 @@ def _train(
     run_dir: Path | None,
     checkpoint: Checkpoint | None,
     ranks: Ranks,
+    callbacks: Callbacks,
     *,
     console: bool,
 ) -> RunResult:
@@ -128,7 +148,9 @@ def _train(
                 stack.enter_context(alerts)
             log.info("plan:\n%s", plan.describe())
         try:
-            return _train_until_done(plan, run_dir, checkpoint, ranks, alerts, console=console)
+            return _train_until_done(
+                plan, run_dir, checkpoint, ranks, alerts, callbacks, console=console
+            )
         except Exception as error:
             cause = error.what if isinstance(error, UniRLError) else f"{error}"
             about = event("gave_up", member="run", cause=f"{type(error).__name__}: {cause}")
@@ -142,6 +164,7 @@ def _train_until_done(
     checkpoint: Checkpoint | None,
     ranks: Ranks,
     alerts: Alerts | None,
+    callbacks: Callbacks,
     *,
     console: bool,
 ) -> RunResult:
@@ -149,7 +172,9 @@ def _train_until_done(
     limit, again = plan.run.max_run_restarts, 0
     while True:
         try:
-            return _train_once(plan, run_dir, checkpoint, ranks, alerts, again, console=console)
+            return _train_once(
+                plan, run_dir, checkpoint, ranks, alerts, callbacks, again, console=console
+            )
         except RunLost as error:
             if run_dir is None or again >= limit:
                 raise
@@ -167,6 +192,7 @@ def _train_once(
     checkpoint: Checkpoint | None,
     ranks: Ranks,
     alerts: Alerts | None,
+    callbacks: Callbacks,
     again: int,
     *,
     console: bool,
@@ -189,6 +215,7 @@ def _train_once(
         require_alike(loop, ranks)
         hooks = [cursor_hooks(loop, ranks), *([] for _ in runner.loops[1:])]
         outputs: list[RunOutputs] = []
+        trainings: list[Training] = []
         if run_dir is None:
             every, step = plan.run.checkpoint_steps, loop.learner.num_steps
             hooks[0].append(CheckpointHook(None, every, runner.restart_actors, start_step=step))
@@ -207,7 +234,8 @@ def _train_once(
             for index, (own, each) in enumerate(zip(hooks, runner.loops, strict=True)):
                 output = RunOutputs(
                     each,
-                    folders[index],
+                    run_dir,
+                    index,
                     runner.restart_actors,
                     resumed=checkpoint is not None,
                     console=None if index else console,
@@ -215,15 +243,19 @@ def _train_once(
                     leader=outputs[0] if index else None,
                 )
                 outputs.append(output)
+                trainings.append(Training(each, output, run_dir))
+                output.before_log(callbacks.hook(trainings[-1]))
                 own += output.hooks
         if alerts is not None:
             alerts.rows = outputs[0].log
             hooks[0].append(alerts)
         kind, start = "started" if checkpoint is None else "resumed", loop.learner.num_steps
-        about = event(kind, member="run", step=start, recipe=plan.recipe, runner=plan.runner.kind)
+        facts = {"recipe": plan.recipe, "runner": plan.runner.kind, **plan.outline()}
+        about = event(kind, member="run", step=start, **facts)
         log.info("training begins at step %d", start, extra=about)
         with _stop_on_signals(runner.loops):
             runner.run(*hooks)
+        callbacks.at_end(trainings)
         return _result(loop, outputs[0] if outputs else None)
 
 

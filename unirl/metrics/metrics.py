@@ -11,6 +11,7 @@ from unirl.errors import UniRLError
 
 Scalar: TypeAlias = "int | float | torch.Tensor"
 
+_OF_ROWS = ("step", "seconds")
 _MEAN, _TOTAL, _INTERVAL, _LAST, _MAXIMUM = "mean", "total", "interval", "last", "maximum"
 
 
@@ -77,18 +78,23 @@ class Metrics:
 
         Waits for each device once. A mean whose weights sum to 0 is left out, never NaN.
         """
-        values, weights = _numbers(self._values), _numbers(self._weights)
-        flushed = {}
-        for name in sorted(values):
-            if name not in weights:
-                flushed[name] = float(values[name])
-            elif weights[name] != 0:
-                flushed[name] = values[name] / weights[name]
+        flushed = self.values()
         self._values = {
             name: v for name, v in self._values.items() if self._kinds[name] in (_TOTAL, _LAST)
         }
         self._weights = {}
         return flushed
+
+    def values(self) -> dict[str, float]:
+        """What `flush` would return now; nothing begins again. Waits for each device once."""
+        values, weights = _numbers(self._values), _numbers(self._weights)
+        found = {}
+        for name in sorted(values):
+            if name not in weights:
+                found[name] = float(values[name])
+            elif weights[name] != 0:
+                found[name] = values[name] / weights[name]
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """The totals, as JSON can hold them: what a resumed run continues to count from."""
@@ -102,6 +108,12 @@ class Metrics:
             self._values[name] = value
 
     def _claim(self, name: str, kind: str) -> None:
+        if name in _OF_ROWS:
+            raise UniRLError(
+                f"metric {name!r} has the name of a row's own number",
+                f"{' and '.join(_OF_ROWS)} say in each row of metrics.jsonl when it was written",
+                f"choose another, such as mine/{name}",
+            )
         known = self._kinds.setdefault(name, kind)
         if known != kind:
             raise UniRLError(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -26,23 +28,68 @@ from unirl.policy.initialize import linear
 POLICY_GAIN = 0.01
 """Small, so that the first policy is nearly uniform whatever is observed."""
 
+Layers: TypeAlias = Callable[[int], nn.Module]
+"""Makes a layer from features [..., F] to so many numbers."""
+
+
+def linear_layers(num_in: int, generator: torch.Generator) -> Layers:
+    return partial(_linear, num_in, generator=generator)
+
+
+def _linear(num_in: int, num_out: int, generator: torch.Generator) -> nn.Module:
+    return linear(num_in, num_out, POLICY_GAIN, generator)
+
+
+class Columns:
+    """Layers of a network with heads of its own: the next so many of its outputs, in the order of
+    the action's parts. A choice of n options (Discrete, each of MultiDiscrete) has n logits, each
+    of a MultiBinary 2; a Box of d numbers has d means and then the d logarithms of their standard
+    deviations.
+    """
+
+    def __init__(self) -> None:
+        self._end = 0
+
+    def __call__(self, num_out: int) -> nn.Module:
+        begin, self._end = self._end, self._end + num_out
+        return _Columns(begin, self._end)
+
+
+class _Columns(nn.Module):
+    def __init__(self, begin: int, end: int) -> None:
+        super().__init__()
+        self._columns = slice(begin, end)
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        return outputs[..., self._columns]
+
+
+def num_parameters(space: gymnasium.Space[Any]) -> int:
+    """Of the distribution over an action space."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return sum(num_parameters(part) for _, part in parts(space))
+    if isinstance(space, spaces.Box):
+        return 2 * int(np.prod(space.shape))
+    return sum(num_options(space))
+
 
 def make_action_head(
-    space: gymnasium.Space[Any], num_in: int, initial_std: float, generator: torch.Generator
+    space: gymnasium.Space[Any], layers: Layers, initial_std: float | None
 ) -> nn.Module:
     """A module (features, mask or None) -> Distribution; UniRLError for an action space that none
     fits. mask: [..., number of options], 0 where an option is not allowed (unirl/action_space.py).
+    initial_std: of Gaussian actions, the same in all states; None: a layer says what it is.
     """
     if isinstance(space, spaces.Discrete):
-        return DiscreteHead(space, num_in, generator)
+        return DiscreteHead(space, layers)
     if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1:
-        return MultiDiscreteHead(space, num_in, generator)
+        return MultiDiscreteHead(space, layers)
     if isinstance(space, spaces.Box) and np.issubdtype(np.dtype(space.dtype), np.floating):
-        return GaussianHead(space, num_in, initial_std, generator)
+        return GaussianHead(space, layers, initial_std)
     if isinstance(space, spaces.MultiBinary):
-        return MultiDiscreteHead(space, num_in, generator)
+        return MultiDiscreteHead(space, layers)
     if isinstance(space, spaces.Dict | spaces.Tuple) and parts(space):
-        return HybridHead(space, num_in, initial_std, generator)
+        return HybridHead(space, layers, initial_std)
     raise UniRLError(
         f"action space {space} is not supported",
         "known: Discrete, MultiDiscrete of one axis, MultiBinary, Box of floats, and Dict or Tuple"
@@ -54,9 +101,9 @@ def make_action_head(
 class DiscreteHead(nn.Module):
     """Logits over n actions."""
 
-    def __init__(self, space: spaces.Discrete, num_in: int, generator: torch.Generator) -> None:
+    def __init__(self, space: spaces.Discrete, layers: Layers) -> None:
         super().__init__()
-        self.linear = linear(num_in, int(space.n), POLICY_GAIN, generator)
+        self.linear = layers(int(space.n))
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
         return Categorical(_allowed(self.linear(features), mask))
@@ -72,13 +119,12 @@ class MultiDiscreteHead(nn.Module):
     def __init__(
         self,
         space: spaces.MultiDiscrete | spaces.MultiBinary,
-        num_in: int,
-        generator: torch.Generator,
+        layers: Layers,
     ) -> None:
         super().__init__()
         sizes = num_options(space)
         self.num_choices, self.shape = len(sizes), tuple(space.shape)
-        self.linear = linear(num_in, sum(sizes), POLICY_GAIN, generator)
+        self.linear = layers(sum(sizes))
         column = None
         if len(set(sizes)) > 1:
             # Column of each padded entry among the logits; the one after the last is the padding.
@@ -98,19 +144,25 @@ class MultiDiscreteHead(nn.Module):
 
 
 class GaussianHead(nn.Module):
-    """Mean from features; log_std [D] is the same for all states. No bounds are applied."""
+    """Mean from features; log_std [D] is the same for all states, unless a layer says what it is.
+    No bounds are applied.
+    """
 
-    def __init__(
-        self, space: spaces.Box, num_in: int, initial_std: float, generator: torch.Generator
-    ) -> None:
+    def __init__(self, space: spaces.Box, layers: Layers, initial_std: float | None) -> None:
         super().__init__()
         self.shape = tuple(space.shape)
         size = int(np.prod(self.shape))
-        self.linear = linear(num_in, size, POLICY_GAIN, generator)
-        self.log_std = nn.Parameter(torch.full((size,), math.log(initial_std)))
+        self.linear = layers(size)
+        self.log_std: nn.Parameter | nn.Module
+        if initial_std is None:
+            self.log_std = layers(size)
+        else:
+            self.log_std = nn.Parameter(torch.full((size,), math.log(initial_std)))
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
-        return DiagGaussian(self.linear(features), self.log_std, self.shape)
+        own = self.log_std
+        log_std: Tensor = own(features) if isinstance(own, nn.Module) else own
+        return DiagGaussian(self.linear(features), log_std, self.shape)
 
 
 class HybridHead(nn.Module):
@@ -119,14 +171,13 @@ class HybridHead(nn.Module):
     def __init__(
         self,
         space: spaces.Dict | spaces.Tuple[Any],
-        num_in: int,
-        initial_std: float,
-        generator: torch.Generator,
+        layers: Layers,
+        initial_std: float | None,
     ) -> None:
         super().__init__()
         self.names = [name for name, _ in parts(space)]
         self.heads = nn.ModuleList(
-            make_action_head(part, num_in, initial_std, generator) for _, part in parts(space)
+            make_action_head(part, layers, initial_std) for _, part in parts(space)
         )
         self.num_options = [sum(num_options(part)) for _, part in parts(space)]
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from unirl.errors import UniRLError
+from unirl.imports import is_own
 
 TorsoName = Literal["auto", "mlp", "nature", "shallow", "impala"]
 ActivationName = Literal["tanh", "relu", "elu"]
-CoreName = Literal["none", "lstm", "gru"]
+CoreName = Literal["none", "lstm", "gru", "own"]
 ComputeDtypeName = Literal["auto", "float32", "bfloat16"]
 
 
@@ -17,6 +19,13 @@ ComputeDtypeName = Literal["auto", "float32", "bfloat16"]
 class PolicyConfig:
     """Networks of one policy: observation torso, optional recurrent core, heads."""
 
+    module: str = ""
+    """module:Class of a network of your own, a torch.nn.Module (unirl/policy/own_network.py): it
+    stands for the torso, or for torso and heads. torso, hidden, activation, feature_size,
+    image_stride and normalize_images are not read then, and it computes in float32.
+    """
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Given to policy.module when it is made, behind the two spaces."""
     torso: TorsoName = "auto"
     """What reads images. auto: nature for uint8 images of at least 9 strides (36 x 36), mlp for
     everything else. shallow costs less than half of nature, impala several times as much.
@@ -37,7 +46,9 @@ class PolicyConfig:
     """Outputs of an image torso's linear layer. Growing it grows the largest weight matrix with it.
     """
     core: CoreName = "none"
-    """Memory between steps. lstm and gru cost one sequential step per row of an unroll."""
+    """Memory between steps. lstm and gru cost one sequential step per row of an unroll. own: that
+    of policy.module.
+    """
     core_size: int = 128
     """Width of the recurrent state. Its weights grow with the square."""
     shared_torso: bool = True
@@ -81,6 +92,7 @@ class PolicyConfig:
             if value not in known:
                 rule = f"known: {', '.join(known)}"
                 raise UniRLError(f"policy.{name} {value!r} is unknown", rule, "choose one")
+        self._check_module()
         if any(width < 1 for width in self.hidden):
             raise _below("hidden", self.hidden, "every width must be >= 1")
         for name in ("image_stride", "feature_size", "core_size"):
@@ -100,6 +112,27 @@ class PolicyConfig:
                 f"policy.core {self.core!r} with a separate value torso",
                 "a recurrent core needs shared_torso = true: actors carry one state, not two",
                 "set policy.shared_torso to true or policy.core to none",
+            )
+
+    def _check_module(self) -> None:
+        if self.module and not is_own(self.module):
+            raise UniRLError(
+                f"policy.module is {self.module!r}",
+                "it must be module:Class, a class of torch.nn.Module of your own",
+                "such as --policy.module my_networks:Mine",
+            )
+        for name, is_set in (("kwargs", bool(self.kwargs)), ("core", self.core == "own")):
+            if is_set and not self.module:
+                raise UniRLError(
+                    f"policy.{name} is {getattr(self, name)} and has no effect",
+                    "it is for a network of your own, and policy.module is empty",
+                    f"leave policy.{name} out, or set policy.module to module:Class",
+                )
+        if self.module and self.compute_dtype == "bfloat16":
+            raise UniRLError(
+                "policy.compute_dtype is bfloat16 and policy.module is set",
+                "a network of your own gets float32, and has float32 parameters",
+                "leave policy.compute_dtype out; torch.autocast may be used in its forward",
             )
 
 

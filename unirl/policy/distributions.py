@@ -115,7 +115,8 @@ class MultiCategorical:
 
 
 class DiagGaussian:
-    """Independent normals: mean [..., D], log_std [D]; unbounded float32 actions [..., *shape].
+    """Independent normals: mean [..., D], log_std [D] or [..., D]; unbounded float32 actions
+    [..., *shape].
 
     shape is the Box's, with D elements.
     """
@@ -128,12 +129,12 @@ class DiagGaussian:
     def log_prob(self, action: Tensor) -> Tensor:
         """Log-density of actions [..., *shape], summed over dimensions: [...]."""
         noise = (action.reshape(self.mean.shape) - self.mean) * torch.exp(-self.log_std)
-        constant = self.log_std.sum() + 0.5 * self.log_std.numel() * LOG_2PI
+        constant = self.log_std.sum(-1) + 0.5 * self.log_std.shape[-1] * LOG_2PI
         return noise.square().sum(-1) * -0.5 - constant
 
     def entropy(self) -> Tensor:
         """Differential entropy in nats, summed over dimensions: [...]."""
-        entropy = self.log_std.sum() + 0.5 * self.log_std.numel() * (1 + LOG_2PI)
+        entropy = self.log_std.sum(-1) + 0.5 * self.log_std.shape[-1] * (1 + LOG_2PI)
         return entropy.expand(self.mean.shape[:-1])
 
     def mode(self) -> Tensor:
@@ -153,7 +154,8 @@ class DiagGaussian:
         return (other.log_std - self.log_std + 0.5 * (ratio + shift.square() - 1)).sum(-1)
 
     def __getitem__(self, rows: Index) -> DiagGaussian:
-        return DiagGaussian(self.mean[rows], self.log_std, self.shape)
+        log_std = self.log_std if self.log_std.dim() == 1 else self.log_std[rows]
+        return DiagGaussian(self.mean[rows], log_std, self.shape)
 
     def _shaped(self, action: Tensor) -> Tensor:
         return action.reshape(action.shape[:-1] + self.shape)

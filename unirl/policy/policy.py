@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from unirl.action_space import find_mask
 from unirl.core.tree import Tree, leaves, tree_map
 from unirl.errors import UniRLError
-from unirl.policy.action_head import make_action_head
+from unirl.policy.action_head import Columns, linear_layers, make_action_head
 from unirl.policy.config import PolicyConfig
 from unirl.policy.distributions import Distribution
 from unirl.policy.initialize import linear
 from unirl.policy.inputs import Inputs, ObservationInputs
 from unirl.policy.networks import Torso
+from unirl.policy.own_inputs import OwnInputs
+from unirl.policy.own_network import OwnNetwork
 from unirl.policy.precision import settle_dtype
 from unirl.policy.recurrent import Core, State
 
@@ -45,7 +47,8 @@ class Unroll(NamedTuple):
 
 
 class Policy(nn.Module):
-    """Networks for the observations and actions of one environment.
+    """Networks for the observations and actions of one environment, or the user's own
+    (config.module).
 
     Equal seeds give equal weights, and the global random state is left alone. Torsos and core hold
     their parameters in the compute dtype. Heads (policy, value, log_std), embeddings and statistics
@@ -72,29 +75,84 @@ class Policy(nn.Module):
             del shown[self._mask]
             observation_space = gymnasium.spaces.Dict(shown)
         actor_space, critic_space = _split(observation_space, config.critic_group)
-        self.inputs = ObservationInputs(actor_space, config, generator)
-        self.torso = Torso(self.inputs, config, generator)
-        num_features = self.torso.num_out
-        self.core: Core | None = None
-        if config.core != "none":
-            self.core = Core(config.core, num_features, config.core_size, generator)
-            num_features = config.core_size
-        self.action_head = make_action_head(
-            action_space, num_features, config.initial_std, generator
-        )
-        self.value_torso: Torso | None = None
-        self.value_inputs: ObservationInputs | None = None
+        self.core: Core | OwnNetwork | None = None
+        self.value_torso: Torso | OwnNetwork | None = None
+        self.value_inputs: ObservationInputs | OwnInputs | None = None
         """Of the critic's own group; None: it reads what the actor reads."""
-        if critic_space is not None:
-            self.value_inputs = ObservationInputs(critic_space, config, generator)
-        if not config.shared_torso:
-            self.value_torso = Torso(self.value_inputs or self.inputs, config, generator)
-        # A critic's own observations may make for another width than the actor's.
-        num_value_features = self.value_torso.num_out if self.value_torso else num_features
-        self.value_head = linear(num_value_features, 1, 1.0, generator)
+        self.inputs: ObservationInputs | OwnInputs
+        self.torso: Torso | OwnNetwork | nn.Identity
+        if config.module:
+            self._add_own(actor_space, action_space, critic_space, seed, generator)
+        else:
+            self._add_networks(actor_space, action_space, critic_space, generator)
         for module in (self.torso, self.core, self.value_torso):
             if module is not None:
                 module.to(COMPUTE_DTYPE[config.compute_dtype])
+
+    def _add_networks(
+        self,
+        actor_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        critic_space: gymnasium.Space[Any] | None,
+        generator: torch.Generator,
+    ) -> None:
+        config = self.config
+        inputs = self.inputs = ObservationInputs(actor_space, config, generator)
+        torso = self.torso = Torso(inputs, config, generator)
+        num_features = self._add_core(torso.num_out, generator)
+        layers = linear_layers(num_features, generator)
+        self.action_head = make_action_head(action_space, layers, config.initial_std)
+        # A critic's own observations may make for another width than the actor's.
+        num_value_features = num_features
+        if critic_space is not None:
+            inputs = self.value_inputs = ObservationInputs(critic_space, config, generator)
+        if not config.shared_torso:
+            self.value_torso = Torso(inputs, config, generator)
+            num_value_features = self.value_torso.num_out
+        self.value_head: nn.Module = linear(num_value_features, 1, 1.0, generator)
+
+    def _add_own(
+        self,
+        actor_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        critic_space: gymnasium.Space[Any] | None,
+        seed: int,
+        generator: torch.Generator,
+    ) -> None:
+        """Of the user's module: the torso, or all of it."""
+        config = self.config
+        self.inputs = OwnInputs(actor_space, config)
+        network = OwnNetwork(actor_space, action_space, config, seed)
+        if network.state_sizes:
+            self.torso, self.core = nn.Identity(), network
+        else:
+            self.torso = network
+        if network.has_heads:
+            network.require_alone(critic_space is not None)
+            columns = Columns()
+            self.action_head = make_action_head(action_space, columns, None)
+            self.value_head = columns(1)
+            return
+        num_features = network.num_out
+        if self.core is None:
+            num_features = self._add_core(num_features, generator)
+        layers = linear_layers(num_features, generator)
+        self.action_head = make_action_head(action_space, layers, config.initial_std)
+        if critic_space is not None:
+            self.value_inputs = OwnInputs(critic_space, config)
+        if not config.shared_torso:
+            seen = actor_space if critic_space is None else critic_space
+            self.value_torso = OwnNetwork(seen, action_space, config, seed + 1)
+            num_features = self.value_torso.num_out
+        self.value_head = linear(num_features, 1, 1.0, generator)
+
+    def _add_core(self, num_features: int, generator: torch.Generator) -> int:
+        """How many features it makes of so many."""
+        kind, size = self.config.core, self.config.core_size
+        if kind == "none":
+            return num_features
+        self.core = Core(kind, num_features, size, generator)
+        return size
 
     def initial_state(self, num_envs: int) -> State:
         """Before an episode's first step: {} without a core, else float32 [B, core_size] each."""
@@ -116,7 +174,7 @@ class Policy(nn.Module):
         The state passed in is not changed; the caller resets the rows whose episode begins
         (zero_state). generator: on the policy's device.
         """
-        distribution, state = self._decide(obs, state)
+        distribution, state = self.decide(obs, state)
         action = distribution.mode() if deterministic else distribution.sample(generator)
         return ActResult(action, distribution.log_prob(action), state)
 
@@ -141,7 +199,7 @@ class Policy(nn.Module):
         What a group gets does not depend on which others it is batched with, but for rounding: a
         larger matrix product may add in another order.
         """
-        distribution, state = self._decide(obs, state)
+        distribution, state = self.decide(obs, state)
         size = next(leaves(obs))[1].shape[0] // len(generators)
         results = []
         for i, generator in enumerate(generators):
@@ -151,7 +209,8 @@ class Policy(nn.Module):
             results.append(ActResult(action, own.log_prob(action), own_state))
         return results
 
-    def _decide(self, obs: Any, state: State) -> tuple[Distribution, State]:
+    def decide(self, obs: Any, state: State) -> tuple[Distribution, State]:
+        """What `act` chooses from, and the state after this step."""
         features = self.torso(self.inputs(obs))
         if self.core is not None:
             features, state = self.core.step(features, state)
@@ -173,7 +232,7 @@ class Policy(nn.Module):
         # One flat batch of rows for all but the core: a larger matrix product is a faster one.
         flat = tree_map(lambda leaf: leaf.flatten(0, 1), obs)
         inputs = self.inputs(flat)
-        features = self.torso(inputs).unflatten(0, shape)
+        features = tree_map(lambda leaf: leaf.unflatten(0, shape), self.torso(inputs))
         if self.core is not None:
             features = self.core.unroll(features, state, reset)
         value_features = features

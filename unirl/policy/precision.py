@@ -46,6 +46,8 @@ def settle_dtype(config: PolicyConfig, *devices: torch.device | str) -> PolicyCo
     """
     if config.compute_dtype != "auto":
         return config
+    if config.module:  # what a user wrote reads float32
+        return replace(config, compute_dtype="float32")
     return replace(config, compute_dtype=fast_dtype(*devices))
 
 

@@ -95,6 +95,7 @@ def _plan_one(config: Config) -> Plan:
             partial(Handshake, sampler.layout()),
             partial(serve_environments, **settings),
             config.env.step_timeout,
+            cpus=sampler.worker_cpus,
         ),
     )
     return Plan(

@@ -20,7 +20,7 @@ def choose_learning(choices: Choices, num_envs: int, length: int) -> None:
         _discrete(choices)
     if choices.kind.family == "box2d":
         far: dict[str, Any] = {"learner.gamma": 0.999, "learner.lambda_": 0.98}
-        if choices["policy.core"] == "none":
+        if choices["policy.core"] == "none" and not choices["policy.module"]:
             far["policy.shared_torso"] = False
         choices.choose("episodes of a thousand steps are decided at their end", far)
     clip = choices["learner.policy_clip"]
@@ -29,12 +29,13 @@ def choose_learning(choices: Choices, num_envs: int, length: int) -> None:
 
 
 def _from_images(choices: Choices) -> None:
-    if choices["policy.torso"] == "auto":
+    own = bool(choices["policy.module"])  # of which torso and images say nothing
+    if choices["policy.torso"] == "auto" and not own:
         choices.choose(
             "half the cost of the Nature CNN; bfloat16 where the CPU multiplies it",
             {"policy.torso": "shallow", "policy.feature_size": 256, "policy.compute_dtype": "auto"},
         )
-    if choices["policy.torso"] != "mlp":
+    if choices["policy.torso"] != "mlp" and not own:
         choices.choose(
             "what is small on a still background is learned several times faster",
             {"policy.normalize_images": True, "policy.pixel_min_std": 32.0},
@@ -51,7 +52,7 @@ def _from_images(choices: Choices) -> None:
 
 
 def _continuous(choices: Choices) -> None:
-    if choices["policy.core"] == "none":
+    if choices["policy.core"] == "none" and not choices["policy.module"]:
         choices.choose(
             "values and torques do not pull at the same features", {"policy.shared_torso": False}
         )
@@ -70,7 +71,7 @@ def _continuous(choices: Choices) -> None:
 
 def _discrete(choices: Choices) -> None:
     many = choices.kind.stepping == "vectorised"
-    if not choices.kind.is_small:
+    if not choices.kind.is_small and not choices["policy.module"]:
         choices.choose("observations are long", {"policy.hidden": (128, 128)})
     if not many:
         _whiten(choices)

@@ -27,7 +27,8 @@ from unirl.learners.config import check_minibatches
 from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.parallel import Ranks
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
-from unirl.policy import PolicyConfig
+from unirl.policy import Policy, PolicyConfig
+from unirl.policy.own_network import check_own_networks
 from unirl.policy.precision import settle_dtype
 from unirl.population.config import PopulationConfig
 from unirl.recipes.defaults import Choices
@@ -138,6 +139,8 @@ def _plan_one(config: Config, *, in_population: bool) -> Plan:
             "evaluate afterwards: unirl eval RUN",
         )
     spaces = (sim.observation_space, sim.action_space)
+    if policy.module:
+        check_own_networks(Policy(*spaces, policy, seed=0))
     found = EnvFacts(spaces, spec, fingerprint_of(config.env.id, spaces, policy))
     learner = replace(config.learner, device=str(sim.device))
     on_policy = config.queue.max_staleness == 0

@@ -22,6 +22,7 @@ from unirl.envs.make import agents_of, spaces
 from unirl.errors import UniRLError
 from unirl.learners.unroll import make_unroll_learner
 from unirl.policy import Policy, PolicyConfig
+from unirl.policy.own_network import check_own_networks
 from unirl.recipes.mix import env_mix, pool_name
 from unirl.runners.plan import LearnerPlan, Plan
 
@@ -45,6 +46,7 @@ def probe(
     with final():
         observation_space, action_space = spaces(env)
     module = Policy(observation_space, action_space, policy, seed=0)
+    check_own_networks(module)
     state = module.initial_state(1)
     judged = on_policy and not state and bool(module.inputs.images)
     return EnvFacts(
@@ -94,7 +96,7 @@ def vector_plan(
 
 # Settings that older checkpoints do not name, and what they were made with: left out of a
 # fingerprint as long as they are that.
-_BEFORE = {"image_stride": 4}
+_BEFORE: dict[str, Any] = {"image_stride": 4, "module": "", "kwargs": {}}
 
 
 def fingerprint_of(
@@ -121,7 +123,12 @@ def bind_learner(
     objective: see make_unroll_learner.
     """
     learner = config.learner
-    config.run.check_anneals(learner.optimizer.lr_schedule, learner.entropy_schedule)
+    config.run.check_schedules(
+        {
+            "learner.optimizer.lr_schedule": learner.optimizer.lr_schedule,
+            "learner.entropy_schedule": learner.entropy_schedule,
+        }
+    )
     return partial(
         make_unroll_learner,
         objective=objective,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from unirl.config.rules import check_at_least, check_positive
+from unirl.core.schedule import check_own
 from unirl.core.training_budget import TrainingBudget
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, suggestion
+from unirl.imports import is_own
+
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio", "clearml")
+"""What run.track may name."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,16 @@ class RunConfig:
     towards. A resumed run goes further: run.pause_steps none, or a larger one.
     """
     log_seconds: float = 2.0
-    """Seconds between two rows of metrics.jsonl, TensorBoard and the console."""
+    """Seconds between two rows of metrics.jsonl, trackers and the console."""
+    track: tuple[str, ...] = ("tensorboard",)
+    """Trackers that get the rows of metrics.jsonl besides it: tensorboard, wandb, mlflow, trackio,
+    clearml. Each but tensorboard is an extra and runs in a process of its own; where it sends to,
+    and as whom, its own variables and files say.
+    """
+    track_project: str = ""
+    """What trackers keep the run under. Empty: what their own variable says (WANDB_PROJECT,
+    MLFLOW_EXPERIMENT_NAME, TRACKIO_PROJECT, CLEARML_PROJECT), or else unirl.
+    """
     checkpoint_steps: int = 1_000_000
     """Steps between two checkpoints; one more is written at the end. Inline runs restart their
     environments at each.
@@ -99,18 +114,22 @@ class RunConfig:
     max_seconds: float | None = field(default=None, metadata={"common": True})
     """Stop after this much training time."""
     anneal_over: Literal["steps", "seconds"] = "steps"
-    """What linear schedules fall over. steps: total_steps. seconds: max_seconds as well, whichever
+    """What schedules follow. steps: total_steps. seconds: max_seconds as well, whichever
     is nearer its end: the same time gives a finished run on every machine, and no run repeats
     another.
     """
     anneal_from: float = 0.0
-    """The share of the run that is over when linear schedules begin to fall. More: larger steps for
-    longer, then a steeper end.
+    """The share of the run that is over when linear and cosine schedules begin to fall. More:
+    larger steps for longer, then a steeper end.
     """
     max_run_restarts: int = 3
     """How often a run starts again from its checkpoint by itself when what it stands on was lost: a
-    cluster's head, a rank of the learner, or nodes beyond what restarts of members make good.
+    cluster's head, a shard of the learner, or nodes and ranks beyond what restarts make good.
     0: never.
+    """
+    callbacks: tuple[str, ...] = ()
+    """Functions, module:function, and objects, module:Class, that are called after every update and
+    at the end (unirl.launch.callbacks); the first that raises ends the run with a checkpoint.
     """
     alerts: tuple[str, ...] = field(default=(), metadata={"secret": True})
     """Who is sent a message when a process died, was started again, when the run gave up or ended,
@@ -127,6 +146,13 @@ class RunConfig:
         check_at_least(1, "run", self, "eval_episodes", "target_window")
         check_at_least(0, "run", self, "seed", "eval_steps", "log_seconds", "max_run_restarts")
         check_positive("run.max_seconds", self.max_seconds, "leave it out for no limit")
+        for index, name in enumerate(self.track):
+            if name not in TRACKERS or name in self.track[:index]:
+                raise UniRLError(
+                    f"run.track names {name!r}",
+                    f"each of {', '.join(TRACKERS)} may be named once",
+                    suggestion(name, TRACKERS) or "leave it out for tensorboard alone",
+                )
         check_positive("run.pause_steps", self.pause_steps, "leave it out to train to the end")
         if self.anneal_over == "seconds" and self.max_seconds is None:
             raise UniRLError(
@@ -148,16 +174,24 @@ class RunConfig:
                 "leave both out for half of the gain over 300 s",
             )
 
-    def check_anneals(self, *schedules: str) -> None:
-        """Raise UniRLError where it is said how these schedules fall and none of them falls."""
-        for name, usual in (("anneal_over", "steps"), ("anneal_from", 0.0)):
+    def check_schedules(self, schedules: Mapping[str, str]) -> None:
+        """Raise UniRLError where it is said how schedules fall and none of these does, and for own
+        ones that give no factor. schedules: names by their keys.
+        """
+        found = set(schedules.values())
+        falls = bool(found & {"linear", "cosine"})
+        for name, usual, has_effect in (
+            ("anneal_over", "steps", falls or any(map(is_own, found))),
+            ("anneal_from", 0.0, falls),  # a function of one's own says by itself when it falls
+        ):
             value = getattr(self, name)
-            if value != usual and "linear" not in schedules:
+            if value != usual and not has_effect:
                 raise UniRLError(
                     f"run.{name} is {value} and has no effect",
-                    f"a schedule of the learner must be linear: {', '.join(schedules)}",
+                    f"a schedule of the learner must be linear or cosine: {', '.join(found)}",
                     f"set learner.optimizer.lr_schedule to linear, or leave run.{name} out",
                 )
+        check_own(schedules)
 
     @property
     def budget(self) -> TrainingBudget:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from unirl.errors import UniRLError
+from unirl.imports import is_own
 from unirl.llm.agents.tools.calculator import calculator
 from unirl.llm.agents.tools.function import FunctionTool, own_tools
 from unirl.llm.agents.tools.mcp import McpTools
 from unirl.llm.agents.tools.search import make_corpus
 from unirl.llm.agents.tools.tool import Tools, ToolSource
-from unirl.llm.own_code import is_own
 
 
 def make_tools(
@@ -32,7 +32,7 @@ def _source(name: str, options: Mapping[str, str], sources: Mapping[str, ToolSou
     if name in sources:
         return sources[name]
     if name == "calculator":
-        return FunctionTool(calculator, name)
+        return FunctionTool(calculator, name, is_quick=True)
     if name == "search":
         return FunctionTool(make_corpus(options).search, name)
     if name.startswith("mcp:"):

@@ -16,8 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from unirl.config.spelling import suggestion
-from unirl.errors import Restartable, UniRLError
+from unirl.errors import Restartable, UniRLError, suggestion
 from unirl.llm.agents.tools.schema import NAME, Schema, complaint
 from unirl.llm.agents.worlds.world import ToolSchema, shortened
 from unirl.llm.tasks.task import Message

@@ -8,8 +8,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from unirl.config.spelling import suggestion
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, suggestion
 from unirl.llm.http import BadStatus, HttpClient
 
 T = TypeVar("T")

@@ -23,9 +23,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unirl.errors import Restartable, UniRLError, format_error
+from unirl.imports import is_own, load_own
 from unirl.llm.agents.threads import OwnThread
 from unirl.llm.agents.worlds.world import Action, Observation, ToolSchema, WorldFailed, answered
-from unirl.llm.own_code import is_own, load_own
 from unirl.llm.tasks.task import Message
 
 _STEP = "(text, reward, done) or (text, reward, terminated, truncated)"

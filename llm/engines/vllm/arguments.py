@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unirl.config.spelling import suggestion
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, suggestion
 from unirl.host import local_rank
 from unirl.llm.engine import EngineConfig
 from unirl.llm.engines.vllm.parent_watch import OWNER, owner_tag

@@ -1,0 +1,1 @@
+"""Runs that were trained, from Python: loaded, evaluated, acted with."""
