@@ -16,7 +16,7 @@ BAD, LOW, HIGH = 1e-6, 1e-6, 1e-1
 SIDES: dict[str, Any] = {
     "env.id": "toy/Sides-v0",
     "env.import_module": "tests.population.sides",
-    "actor.num_envs": 16,
+    "actor.num_envs": 64,
     "actor.unroll_length": 16,
     "policy.hidden": (16,),
     "learner.optimizer.lr": BAD,
@@ -24,7 +24,7 @@ SIDES: dict[str, Any] = {
     "runner.learner_threads": 1,
     "run.log_seconds": 1e6,
     "run.target_window": 64,
-    "run.total_steps": 12_000,
+    "run.total_steps": 80_000,
     "population.size": 4,
     "population.vary": {LR: {"low": LOW, "high": HIGH, "log": True}},
 }
@@ -52,7 +52,7 @@ def compare(folder: Path, seed: int) -> dict[str, float]:
     pbt = standing(
         folder / "pbt",
         seed,
-        **{"population.every_steps": 500, "population.start": "config"},
+        **{"population.every_steps": 4_000, "population.start": "config"},
     )
     kept = standing(folder / "kept", seed, **{"population.every_steps": 10**9})
     best = pbt[0]["settings"][LR]

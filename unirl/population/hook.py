@@ -162,17 +162,17 @@ def _finite(score: float) -> float | None:
 
 def write_standing(peers: Sequence[Peer], keys: Sequence[str]) -> None:
     """population.json of the run's folder: all learners, the best first."""
+    scored = [(peer.score(), peer) for peer in peers]
     rows = [
         {
             "learner": peer.name,
             "folder": peer.folder.relative_to(peers[0].folder).as_posix(),
             "steps": peer.loop.learner.num_steps,
-            "score": _finite(peer.score()),
+            "score": _finite(score),
             "settings": peer.settings(keys),
         }
-        for peer in peers
+        for score, peer in sorted(scored, key=lambda each: -each[0])
     ]
-    rows.sort(key=lambda row: -math.inf if row["score"] is None else row["score"], reverse=True)
     disk.replace_text(peers[0].folder / NAME, json.dumps(rows, indent=1) + "\n")
 
 
@@ -182,4 +182,4 @@ def best_folder(run_dir: Path) -> Path | None:
         rows = json.loads((run_dir / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return run_dir / rows[0]["folder"]
+    return run_dir / str(rows[0]["folder"])
