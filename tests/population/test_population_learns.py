@@ -26,6 +26,7 @@ SIDES: dict[str, Any] = {
     "run.target_window": 64,
     "run.total_steps": 80_000,
     "population.size": 4,
+    "population.resample": 0.5,
     "population.vary": {LR: {"low": LOW, "high": HIGH, "log": True}},
 }
 SANE = (1e-3, 1e-1)

@@ -94,14 +94,12 @@ class PopulationHook:
         for key, value in self._own.settings(list(self._space)).items():
             loop.metrics.last(f"population/{key}", value)
         steps = loop.learner.num_steps
-        if loop.reason is not None:
-            return
         if not self._own.is_sound():
-            # A step size was too large. The run is to continue without it, and without losses that
-            # are no numbers.
+            # A step size was too large. The run is to continue, and to be saved, without it and
+            # without losses that are no numbers.
             loop.metrics.flush()
             self._copy_one_of(loop, self._best(), -math.inf)
-        elif steps >= self._next:
+        elif steps >= self._next and loop.reason is None:
             self._next = next_multiple(steps, self._config.every_steps)
             self._compare(loop)
 
