@@ -90,7 +90,6 @@ def run(folder: Path, words: list[str], where: str) -> None:
 
 @pytest.mark.parametrize("page", RUN)
 def test_every_block_of_a_page_runs_in_order(page: str, tmp_path: Path) -> None:
-    used = "".join(block.text for block in blocks(page) if not block.reason)
     for block in blocks(page):
         where = f"{page}:{block.line}"
         if block.reason or block.language == "text":
@@ -100,7 +99,8 @@ def test_every_block_of_a_page_runs_in_order(page: str, tmp_path: Path) -> None:
                 run(tmp_path, words, where)
             continue
         (tmp_path / block.file_name).write_text(block.source)
-        if block.language == "python" and not is_used(block.file_name, used):
+        others = [one.text for one in blocks(page) if one != block and not one.reason]
+        if block.language == "python" and not is_used(block.file_name, "".join(others)):
             run(tmp_path, ["python", block.file_name], where)
 
 
