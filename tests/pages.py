@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
-LONG = ("train", "resume", "bench", "tune")
+LONG = ("train", "resume", "bench", "tune", "sweep")
 """Commands of `unirl` that may take long."""
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]*) -->\n\n?)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$",

@@ -30,11 +30,12 @@ NOT_RUN = {
     "needs Stable-Baselines3": 1,
     "needs TRL": 1,
     "needs a GPU": 3,
+    "needs a login at the hub": 1,
     "needs a cluster": 1,
     "needs a run that trains meanwhile": 1,
     "needs the extra multiagent": 1,
     "needs verl": 1,
-    "serves until it is stopped": 1,
+    "serves until it is stopped": 2,
     "trains for 44 minutes": 1,
 }
 """Why blocks are not run, and how many: a mark more is a change of this file."""
