@@ -28,7 +28,7 @@ import measure  # noqa: F401  (finds this clone)
 
 from unirl.llm.agents.episode import Episode, Turn
 from unirl.llm.engine import Completion
-from unirl.llm.group import Score
+from unirl.llm.outcome import Score
 from unirl.llm.trajectories.config import StoreConfig
 from unirl.llm.trajectories.expiry import DAY, expire
 from unirl.llm.trajectories.record import Record

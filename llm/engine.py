@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from unirl.config.rules import check_positive, check_setting
-from unirl.core.weights import Weights
-from unirl.device import check_device
 from unirl.errors import Restartable, UniRLError
 from unirl.llm.http import require_url
+
+if TYPE_CHECKING:
+    from unirl.core.weights import Weights
 
 Finish = Literal["stop", "length", "aborted"]
 """Why a completion ended: an end token or stop text, max_tokens, or `abort`."""
@@ -276,6 +277,8 @@ class EngineConfig:
         ):
             value = getattr(self, name)
             check_setting(value >= 0, f"engine.{name}", value, "must be >= 0", remedy)
+        from unirl.device import check_device  # imports torch, which completions do without
+
         check_device("engine.device", self.device, may_be_auto=True)
         for url in self.urls:
             require_url(url, "engine.url", "engine.api_key_variable")

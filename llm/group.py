@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,24 +15,12 @@ from torch import Tensor
 from unirl.core.sample import Field, SampleSpec
 from unirl.errors import UniRLError
 from unirl.llm.engine import Completion, Finish
+from unirl.llm.outcome import Score
 
 T = TypeVar("T")
 
 FINISHES: tuple[Finish, ...] = ("stop", "length", "aborted")
 """What a finish code means."""
-SCORE, FAILED, TIMED_OUT = range(3)
-"""Outcome codes of one reward; only a score has a value."""
-Ending = Literal[
-    "stop", "max_turns", "context", "time", "invalid", "crash", "aborted", "infrastructure"
-]
-"""Why an episode ended. stop: the agent or its world said so. max_turns, context, time: its budget
-of turns, of tokens or of seconds. invalid: too many calls that nothing could be made of. crash: the
-agent's own program died. These are scored: the policy can have caused them. infrastructure: what it
-cannot have caused; tried again, and never a score. aborted: the run ended it.
-"""
-ENDINGS: tuple[Ending, ...] = get_args(Ending)
-CUT_OFF: frozenset[Ending] = frozenset({"max_turns", "context", "time"})
-"""Endings by a budget."""
 EPISODE_COUNTS = (
     "turns", "rewritten", "forked", "calls", "invalid_calls", "failed_calls", "dropped_segments",
     "retried", "cancelled", "tool_seconds", "model_seconds",
@@ -178,16 +166,6 @@ class Group:
     def lengths(self) -> Tensor:
         """Tokens of each segment: [S], int64."""
         return self.starts.diff().long()
-
-
-@dataclass(frozen=True)
-class Score:
-    """What one reward says of one completion: a value, or why there is none. Never a silent 0."""
-
-    value: float = 0.0
-    outcome: int = SCORE
-    """SCORE, FAILED or TIMED_OUT."""
-    why: str = ""
 
 
 def write_group(

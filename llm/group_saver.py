@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from unirl.core.sample import Slot
 from unirl.errors import LeaseExpired, QueueClosed
 from unirl.llm.engine import Completion, Engine, Request
-from unirl.llm.group import Score, completions_of, read_group, write_group
+from unirl.llm.group import completions_of, read_group, write_group
+from unirl.llm.outcome import Score
 
 _SHARE = 0.02
 """Of an engine's time that saving may take: long completions are saved less often."""

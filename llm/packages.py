@@ -9,11 +9,15 @@ from unirl.errors import UniRLError
 
 
 @contextlib.contextmanager
-def needs(package: str, what: str) -> Iterator[None]:
-    """Raise UniRLError where an import in its block fails. what: the thing that does not work."""
+def needs(package: str, what: str, extra: str = "llm") -> Iterator[None]:
+    """Raise UniRLError where an import in its block fails. what: the thing that does not work.
+    extra: of UniRL, which has the package.
+    """
     try:
         yield
     except ImportError as error:
         raise UniRLError(
-            what, f"the package {package} is not installed ({error})", "pip install 'unirl[llm]'"
+            what,
+            f"the package {package} is not installed ({error})",
+            f"pip install 'unirl[{extra}]'",
         ) from error

@@ -23,10 +23,11 @@ from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.imports import load_own
 from unirl.learners.parallel import Ranks
 from unirl.llm.engine import Completion, Engine, Request, SamplingConfig
-from unirl.llm.group import Score, write_group
+from unirl.llm.group import write_group
 from unirl.llm.group_saver import GroupSaver
 from unirl.llm.in_vain import InVain
 from unirl.llm.live_engine import LiveEngine
+from unirl.llm.outcome import Score
 from unirl.llm.rewards.rewards import Rewarder, combine
 from unirl.llm.tasks.prompts import Prompt, PromptSource
 

@@ -26,6 +26,7 @@ HEAVY = (
     "envs/test_atari.py",
     "envs/test_faults.py",
     "envs/test_pettingzoo.py",
+    "export",
     "learners/test_parallel.py",
     "learners/test_truncation.py",
     "llm/agents/test_browsers.py",
@@ -73,6 +74,7 @@ HEAVY = (
     "llm/trajectories/test_ledger.py",
     "llm/test_weight_transfer.py",
     "report/test_alerts.py",
+    "report/test_trackers.py",
     "report/test_video.py",
     "runners",
     "storage/test_checkpoint",
@@ -91,6 +93,7 @@ HEAVY = (
     "trained",
     "transports/test_queue_concurrency.py",
     "transports/test_queue_schedules.py",
+    "view/test_page.py",
     "vtrace/test_targets.py::test_compiles",
 )
 """Beginnings of the names of tests that start processes, train or load models. The others are fast,

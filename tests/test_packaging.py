@@ -112,6 +112,13 @@ def test_the_wheel_carries_the_configs_the_license_and_the_type_marker(wheel: Pa
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
+def test_the_wheel_carries_the_built_page_and_none_of_its_sources(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("unirl/view/")}
+    built = {f"unirl/view/assets/{path.name}" for path in (ROOT / "unirl/view/assets").iterdir()}
+    assert {"unirl/view/assets/index.html", "unirl/view/assets/LICENSES.txt"} <= built <= names
+    assert not any(name.startswith("unirl/view/app/") for name in names)
+
+
 def test_an_installed_wheel_imports_its_own_packages(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     options = ["--quiet", "--no-deps", "--no-index", "--target", str(site)]

@@ -23,7 +23,7 @@ from unirl.commands.arguments import recipe_and_files
 from unirl.commands.bench import BenchOptions, ClusterOptions, bench
 from unirl.commands.command import Command
 from unirl.commands.doctor import DoctorOptions, doctor
-from unirl.commands.export import export
+from unirl.commands.export import ExportOptions, export
 from unirl.commands.inspect import (
     EvalOptions,
     PlayOptions,
@@ -35,6 +35,7 @@ from unirl.commands.inspect import (
 )
 from unirl.commands.listing import list_things
 from unirl.commands.model import model
+from unirl.commands.push import PushOptions, push
 from unirl.commands.resume import ResumeOptions, resume
 from unirl.commands.scale import scale
 from unirl.commands.serve import ServeOptions, serve
@@ -42,6 +43,7 @@ from unirl.commands.session import Crash
 from unirl.commands.train import TrainOptions, train
 from unirl.commands.trajectories import TrajectoriesOptions, trajectories
 from unirl.commands.tune import TuneOptions, tune
+from unirl.commands.view import ViewOptions, view
 from unirl.errors import UniRLError
 from unirl.report.output import lasting_output
 from unirl.storage import disk
@@ -73,6 +75,12 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         ),
         "play": Command("RUN", "Write a video of the policy.", play, PlayOptions),
         "plot": Command("RUN ...", "Draw return against steps and seconds.", plot, PlotOptions),
+        "view": Command(
+            "[RUN|FOLDER ...] [--port N] [--open] [--save FILE]",
+            "Show runs and their trajectories in a browser.",
+            view,
+            ViewOptions,
+        ),
         "card": Command("RUN", "Write a README.md for the run.", card),
         "trajectories": Command(
             "RUN [--task T] [--episode ID] [--export atif|verifiers|otlp] [--key value ...]",
@@ -109,7 +117,16 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             ServeOptions,
         ),
         "export": Command(
-            "RUN DIR", "Write a trained language model in Hugging Face's layout.", export
+            "RUN DIR [--format hf|onnx|torchscript|safetensors]",
+            "Write what a run learned as files that are used without UniRL.",
+            export,
+            ExportOptions,
+        ),
+        "push": Command(
+            "RUN USER/NAME [--private]",
+            "Write what a run learned, and its card, to the Hugging Face hub.",
+            push,
+            PushOptions,
         ),
         "algorithms": Command(
             "[NAME | diff A B]",

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from unirl.errors import Restartable, UniRLError
 from unirl.imports import load_own
 from unirl.llm.agents.session import Session
-from unirl.llm.group import ENDINGS, Ending
+from unirl.llm.outcome import ENDINGS, Ending
 from unirl.llm.tasks.task import Message, Task
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from unirl.errors import UniRLError
-from unirl.llm.group import Ending
+from unirl.llm.outcome import Ending
 
 Finish = Literal["stop", "length", "tool_calls"]
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from unirl.errors import UniRLError
 from unirl.llm.agents.agent import AgentTask, EpisodeFailed
 from unirl.llm.agents.session import Session
-from unirl.llm.group import Ending
+from unirl.llm.outcome import Ending
 from unirl.llm.tasks.task import Task
 
 _MOST_OUTPUT = 64 * 1024

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from unirl.llm.engine import NOBODY, Completion
-from unirl.llm.group import Ending
+from unirl.llm.outcome import Ending
 from unirl.llm.tasks.task import Message
 
 ROOT = -1

@@ -7,7 +7,7 @@ from typing import Any
 
 from unirl.llm.agents.episode import Episode, Turn
 from unirl.llm.engine import NOBODY, Completion, Finish
-from unirl.llm.group import CUT_OFF
+from unirl.llm.outcome import CUT_OFF
 from unirl.llm.tasks.prompts import Said
 
 Decode = Callable[[Sequence[int]], str]

@@ -16,7 +16,7 @@ from unirl.llm.agents.session import Session
 from unirl.llm.agents.tool_calls import ToolCall, calls_of
 from unirl.llm.agents.tools.tool import Toolbox, Tools
 from unirl.llm.agents.worlds.world import EnvClient, Observation, World
-from unirl.llm.group import Ending
+from unirl.llm.outcome import Ending
 from unirl.llm.tasks.task import Message, Task
 
 

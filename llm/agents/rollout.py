@@ -32,9 +32,10 @@ from unirl.llm.agents.sample import write_episodes
 from unirl.llm.agents.session import Session
 from unirl.llm.agents.threads import Threads
 from unirl.llm.engine import Engine, EngineFailed, SamplingConfig
-from unirl.llm.group import GroupShape, Score
+from unirl.llm.group import GroupShape
 from unirl.llm.in_vain import InVain
 from unirl.llm.live_engine import LiveEngine
+from unirl.llm.outcome import Score
 from unirl.llm.rewards.rewards import Rewarder, combine
 from unirl.llm.rollout import Answer, RolloutConfig, Visitors
 from unirl.llm.sandbox.box import SandboxCounts

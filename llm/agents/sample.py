@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from unirl.llm.agents.episode import Episode, Segment
-from unirl.llm.group import CUT_OFF, ENDINGS, EPISODE_COUNTS, FINISHES, GroupShape, Score
+from unirl.llm.group import EPISODE_COUNTS, FINISHES, GroupShape
+from unirl.llm.outcome import CUT_OFF, ENDINGS, Score
 
 _COLUMNS = (
     ("token", torch.int32),

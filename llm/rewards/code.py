@@ -11,7 +11,7 @@ from typing import Any
 from unirl.errors import UniRLError, format_error
 from unirl.imports import load_own
 from unirl.llm.engine import Completion
-from unirl.llm.group import Score
+from unirl.llm.outcome import Score
 from unirl.llm.rewards.limits import Limits, within
 from unirl.llm.rewards.pool import WorkerDied, WorkerPool
 from unirl.llm.rewards.reward import as_score, failed, timed_out

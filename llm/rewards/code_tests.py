@@ -13,7 +13,7 @@ from typing import Any
 
 from unirl.config.rules import check_setting
 from unirl.llm.engine import Completion
-from unirl.llm.group import Score
+from unirl.llm.outcome import Score
 from unirl.llm.rewards.reward import failed
 from unirl.llm.sandbox.box import SandboxCounts, SandboxFailed
 from unirl.llm.sandbox.config import SandboxConfig

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 
 from unirl.llm.engine import Completion
-from unirl.llm.group import Score
+from unirl.llm.outcome import Score
 from unirl.llm.rewards.reward import as_score, failed
 from unirl.llm.tasks.prompts import Prompt, Said
 

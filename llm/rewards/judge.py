@@ -7,8 +7,8 @@ import re
 from contextlib import aclosing
 
 from unirl.llm.engine import Completion
-from unirl.llm.group import SCORE, Score
 from unirl.llm.http import MAX_PAUSE, HttpClient, HttpFailed, bearer
+from unirl.llm.outcome import SCORE, Score
 from unirl.llm.rewards.config import JUDGE_KEY, JudgeConfig
 from unirl.llm.rewards.limits import Limits, within
 from unirl.llm.rewards.reward import failed, timed_out

@@ -13,7 +13,7 @@ import torch
 from unirl.errors import UniRLError
 from unirl.llm.device import device_of
 from unirl.llm.engine import Completion
-from unirl.llm.group import Score
+from unirl.llm.outcome import Score
 from unirl.llm.packages import needs
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.limits import within

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from unirl.llm.engine import Completion
-from unirl.llm.group import FAILED, TIMED_OUT, Score
+from unirl.llm.outcome import FAILED, TIMED_OUT, Score
 from unirl.llm.tasks.prompts import Prompt
 
 _WHY_CHARACTERS = 500

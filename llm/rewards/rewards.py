@@ -13,7 +13,7 @@ from torch import Tensor
 from unirl.errors import UniRLError, format_error, suggestion
 from unirl.imports import is_own
 from unirl.llm.engine import Completion
-from unirl.llm.group import SCORE, Score
+from unirl.llm.outcome import SCORE, Score
 from unirl.llm.rewards.code import AsyncReward, PooledReward, is_async_function, own_function
 from unirl.llm.rewards.code_tests import CodeTestsReward
 from unirl.llm.rewards.complaints import Complaints

@@ -8,7 +8,7 @@ from decimal import Decimal
 from types import MappingProxyType
 
 from unirl.llm.engine import Completion
-from unirl.llm.group import Score
+from unirl.llm.outcome import Score
 from unirl.llm.rewards.reward import failed
 from unirl.llm.tasks.prompts import Prompt
 

@@ -8,7 +8,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -39,7 +38,8 @@ from unirl.llm.training.distill import Teacher
 from unirl.llm.training.language_policy import LanguagePolicy
 from unirl.llm.training.pack_loss import SUMS, Known, pack_loss
 from unirl.llm.training.packing import Pack, pack_groups
-from unirl.llm.training.report import report_groups, sample_rows, summary
+from unirl.llm.training.report import report_groups
+from unirl.llm.training.samples import NewestBatch, summary, vocabulary
 from unirl.llm.training.sharding import empty_pack, whole_weights
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.metrics.metrics import Metrics
@@ -115,7 +115,7 @@ class LlmLearner:
         self._generator = torch.Generator().manual_seed(derive_seed(seed, "minibatches"))
         self._rewards: deque[float] = deque(maxlen=num_recent)
         self._lengths: deque[int] = deque(maxlen=num_recent)
-        self._newest: tuple[TokenBatch, Tensor] | None = None
+        self._newest = NewestBatch(tokenizer if self._ranks.is_main else None)
         self._ended: float | None = None
 
     @property
@@ -124,13 +124,13 @@ class LlmLearner:
 
     def take_samples(self) -> list[dict[str, Any]]:
         """What was learned from since the last call, as rows of JSON; the newest batch at most."""
-        newest, self._newest = self._newest, None
-        if newest is None:
-            return []
-        return sample_rows(*newest, self._tokenizer, self.version)
+        return self._newest.take(self.version)
 
     def summary(self, row: Mapping[str, Any]) -> str:
         return summary(row)
+
+    def vocabulary(self) -> list[str]:
+        return vocabulary(self._tokenizer)
 
     def record_training_seconds(self, seconds: float) -> None:
         self._schedule.record_training_seconds(seconds)
@@ -142,6 +142,7 @@ class LlmLearner:
         weights, masks = tuple(self._reward_weights.values()), self._algorithm.mask_truncated
         tokens = TokenBatch.of(groups, weights, mask_truncated=masks)
         known = self._prepare(tokens, metrics)
+        self._newest.begin(tokens, known)
         for _ in range(self._config.epochs):
             moved = [self._step(tokens, each, known, metrics) for each in self._minibatches(tokens)]
             steps = [one for one in moved if one is not None]
@@ -156,10 +157,7 @@ class LlmLearner:
         if self._ended is not None:
             metrics.ratio("perf/tokens_per_s", drawn, (now - self._ended) * share)
         self._ended = now
-        if self._tokenizer is not None and self._ranks.is_main:
-            # Copied: slots are written again before they are asked for. Text is made when they are.
-            copies = [one.copy() for one in tokens.groups]
-            self._newest = replace(tokens, groups=tuple(copies)), known.advantage.cpu()
+        self._newest.keep(tokens, known.advantage)
         metrics = self._count(tokens, metrics)
         self.version += 1
         metrics.last("losses/learning_rate", self._update.lr(self.num_steps))
@@ -290,6 +288,7 @@ class LlmLearner:
                 torch.autograd.backward(terms.nothing())
                 self._update.gather()
                 continue
+            self._newest.saw(pack.flat, terms.logp)
             found = pack_loss(algorithm, terms, pack, known, size, teacher_coef=teacher_coef)
             torch.autograd.backward(found.loss / divisor)
             self._update.gather()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from unirl.core.sample import Batch
-from unirl.llm.group import ENDINGS, EPISODE_COUNTS, FAILED, FINISHES, SCORE, TIMED_OUT, Group
+from unirl.llm.group import EPISODE_COUNTS, Group
+from unirl.llm.outcome import ENDINGS, FAILED, SCORE, TIMED_OUT
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.metrics.metrics import Metrics
 
@@ -116,43 +115,3 @@ def _report_rewards(tokens: TokenBatch, names: tuple[str, ...], metrics: Metrics
             metrics.mean(f"rewards/{name}/mean", rewards[scored, i].mean(), scored.sum())
         metrics.total(f"rewards/{name}/failed", int((outcomes[:, i] == FAILED).sum()))
         metrics.total(f"rewards/{name}/timed_out", int((outcomes[:, i] == TIMED_OUT).sum()))
-
-
-def sample_rows(
-    tokens: TokenBatch, advantage: Tensor, tokenizer: Any, version: int
-) -> list[dict[str, Any]]:
-    rows, first = [], 0
-    for group in tokens.groups:
-        prompt = tokenizer.decode(group.prompt.tolist())
-        owner = torch.repeat_interleave(group.owner, group.lengths)
-        gains = advantage[first : first + group.token.numel()]
-        for i in range(group.size):
-            own = owner == i
-            gain, mask = gains[own], group.mask[own]
-            finish = FINISHES[int(group.finish[i])]
-            rows.append(
-                {
-                    "update": version,
-                    "ticket": group.ticket,
-                    "prompt": prompt,
-                    "completion": tokenizer.decode(group.token[own].tolist()),
-                    "reward": [round(float(value), 6) for value in group.reward[i]],
-                    "outcome": [int(code) for code in group.outcome[i]],
-                    "advantage": round(float(gain.mean()), 6) if len(gain) else 0.0,
-                    "finish": finish if group.ending is None else ENDINGS[int(group.ending[i])],
-                    "tokens": int(own.sum()),
-                    "versions": sorted(set(group.version[own][mask].tolist())),
-                }
-            )
-        first += group.token.numel()
-    return rows
-
-
-def summary(row: Mapping[str, Any]) -> str:
-    """One of `sample_rows` in a line: the end of the prompt, the beginning of the completion."""
-    prompt, completion = (" ".join(str(row[key]).split()) for key in ("prompt", "completion"))
-    rewards = ", ".join(
-        f"{value:g}" if outcome == SCORE else "failed"
-        for value, outcome in zip(row["reward"], row["outcome"], strict=True)
-    )
-    return f"sample, reward {rewards}: ...{prompt[-50:]} -> {completion[:70]}"

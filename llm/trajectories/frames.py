@@ -137,6 +137,17 @@ def decode(body: bytes) -> tuple[Episode, tuple[int, ...]]:
     return Episode(turns=turns, **values), tuple(prompt)
 
 
+def plain_texts(body: bytes) -> list[str]:
+    """The JSON of each frame, to look for something in: tokens are left out."""
+    bounds = _bounds(lambda begin, size: body[begin : begin + size])
+    found = []
+    for begin, end in itertools.pairwise(bounds):
+        packed = _unpacked(body[begin:end])[0]
+        size = _LENGTH.unpack_from(packed)[0]
+        found.append(packed[_LENGTH.size : _LENGTH.size + size].decode("utf-8", "replace"))
+    return found
+
+
 def read_turn(read: Reader, index: int) -> Turn:
     """One turn, by reading where the frames are up to it, and its frame."""
     # Frame 0 is the head; the end of the frame before is where this one begins.

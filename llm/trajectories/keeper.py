@@ -11,7 +11,7 @@ from typing import Any
 from unirl.core.sample import Slot
 from unirl.errors import UniRLError
 from unirl.llm.agents.episode import Episode
-from unirl.llm.group import Score
+from unirl.llm.outcome import Score
 from unirl.llm.rewards.rewards import combine
 from unirl.llm.tasks.prompts import Prompt
 from unirl.llm.trajectories.config import StoreConfig

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from unirl.llm.agents.episode import ROOT, Episode, Turn
-from unirl.llm.group import SCORE, Ending, Score
+from unirl.llm.outcome import SCORE, Ending, Score
 from unirl.llm.trajectories import frames
 
 State = Literal["open", "done", "leased", "trained", "expired", "failed"]

@@ -22,7 +22,7 @@ from typing import Any
 
 from unirl.errors import UniRLError
 from unirl.llm.agents.episode import Episode, Turn
-from unirl.llm.group import Score
+from unirl.llm.outcome import Score
 from unirl.llm.trajectories import frames
 from unirl.llm.trajectories.config import FILE, StoreConfig
 from unirl.llm.trajectories.databases.bucket import Bucket, key_part

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unirl.llm.engine import Completion, Request
-from unirl.llm.group import Score
+from unirl.llm.outcome import Score
 from unirl.llm.rollout import Rollout
 from unirl.llm.tasks.config import TaskConfig
 from unirl.llm.tasks.prompts import Prompt

@@ -11,7 +11,7 @@ import pytest
 from tests.llm.boxes import CONFINED, hold, python_for
 from unirl.errors import UniRLError
 from unirl.llm.engine import Completion
-from unirl.llm.group import FAILED, SCORE, Score
+from unirl.llm.outcome import FAILED, SCORE, Score
 from unirl.llm.rewards.code_tests import CodeTestsReward, given_tests, program_of
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,31 @@ def test_an_exported_run_loads_with_the_weights_of_its_checkpoint(
     moved = model(ids).logits.detach().float() - before(ids).logits
     assert float(moved.abs().max()) > 1e-3
     assert tokenizer.chat_template is not None
+    if "model.dtype" not in settings:  # whose ties another order of additions may break
+        assert_answers_alike(config.model, weights, model, tokenizer)
+    assert "AutoModelForCausalLM" in (folder / "README.md").read_text()
+
+
+def assert_answers_alike(config: Any, weights: Any, model: Any, tokenizer: Any) -> None:
+    """The engine that serves the run and plain transformers say the same, always the likeliest."""
+    from unirl.llm.engine import EngineConfig, Request, SamplingConfig
+    from unirl.llm.engines.hf.engine import HfEngine
+
+    prompts = [tuple(tokenizer(text)["input_ids"]) for text in ("12>", "7>", "3+4=")]
+    sampling = SamplingConfig(temperature=0.0, max_tokens=12)
+
+    async def served() -> list[tuple[int, ...]]:
+        engine = HfEngine(config, EngineConfig(device="cpu"))
+        await engine.start()
+        await engine.load_weights(weights, 1)
+        requests = [Request(str(i), prompt, sampling, i) for i, prompt in enumerate(prompts)]
+        answers = await asyncio.gather(*map(engine.generate, requests))
+        await engine.close()
+        return [answer.tokens for answer in answers]
+
+    for prompt, answer in zip(prompts, asyncio.run(served()), strict=True):
+        whole = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+        assert tuple(whole[0, len(prompt) :].tolist()) == answer
 
 
 def test_a_folder_that_holds_a_model_is_left_alone(
@@ -76,11 +102,12 @@ def test_a_folder_that_holds_a_model_is_left_alone(
     assert "is there already" in capsys.readouterr().err
 
 
-def test_a_run_without_a_language_model_is_refused(
+def test_a_language_model_has_one_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "config.toml").write_text('recipe = "impala"\n[env]\nid = "CartPole-v1"\n')
-    assert main(["export", str(tmp_path), str(tmp_path / "out")]) == 2
-    assert "trained no language model" in capsys.readouterr().err
-    assert main(["export", str(tmp_path)]) == 2
-    assert "the folder to write to" in capsys.readouterr().err
+    (tmp_path / "config.toml").write_text('recipe = "grpo"\n[model]\npath = "tiny"\n')
+    for name, remedy in (("onnx", "optimum-cli"), ("torchscript", "leave --format out")):
+        assert main(["export", str(tmp_path), str(tmp_path / "out"), "--format", name]) == 2
+        error = capsys.readouterr().err
+        assert f"format {name} is for policies" in error and remedy in error
+    assert not (tmp_path / "out").exists()

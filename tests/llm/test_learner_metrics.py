@@ -12,7 +12,7 @@ from tests.llm.test_learner import batch_of, groups_with_rewards, make_learner
 from unirl.learners.optimizer import OptimizerConfig
 from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.models.tiny import tiny_tokenizer
-from unirl.llm.training.report import sample_rows
+from unirl.llm.training.samples import sample_rows
 from unirl.llm.training.token_batch import TokenBatch
 
 STILL = OptimizerConfig(lr=1e-12)

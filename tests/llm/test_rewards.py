@@ -12,7 +12,7 @@ import torch
 
 from unirl.errors import UniRLError
 from unirl.llm.engine import Completion
-from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Score
+from unirl.llm.outcome import FAILED, SCORE, TIMED_OUT, Score
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.limits import Limits, within
 from unirl.llm.rewards.rewards import Rewarder, combine, combine_tensors

@@ -12,7 +12,7 @@ import pytest
 
 from tests.llm.test_rewards import DONE, OWN, TASK, prompt
 from unirl.llm.engine import Completion
-from unirl.llm.group import Score
+from unirl.llm.outcome import Score
 from unirl.llm.rewards import complaints
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder

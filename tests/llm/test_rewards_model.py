@@ -16,7 +16,7 @@ import torch
 
 from tests.llm.test_rewards import DONE, TASK, prompt
 from unirl.errors import UniRLError
-from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Score
+from unirl.llm.outcome import FAILED, SCORE, TIMED_OUT, Score
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
 

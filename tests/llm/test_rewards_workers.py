@@ -17,7 +17,7 @@ import pytest
 
 from tests.llm.test_rewards import DONE, OWN, TASK, prompt
 from unirl.errors import UniRLError
-from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Score
+from unirl.llm.outcome import FAILED, SCORE, TIMED_OUT, Score
 from unirl.llm.rewards.config import RewardConfig
 from unirl.llm.rewards.rewards import Rewarder
 from unirl.llm.tasks.prompts import Prompt

@@ -23,9 +23,10 @@ from unirl.core.queue import QueueServer
 from unirl.core.sample import Slot
 from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.llm.engine import NOBODY
-from unirl.llm.group import FAILED, SCORE, TIMED_OUT, Group, GroupShape, common_shape, read_group
+from unirl.llm.group import Group, GroupShape, common_shape, read_group
 from unirl.llm.models.model import flat_weights
 from unirl.llm.models.tiny import make_tiny, tiny_model
+from unirl.llm.outcome import FAILED, SCORE, TIMED_OUT
 from unirl.llm.rollout import Rollout
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.runners.plan import Plan

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from unirl.errors import UniRLError
-from unirl.report.sinks import JsonlSink, TensorBoardSink, read_metrics
+from unirl.report.sinks import JsonlSink, read_metrics
+from unirl.report.trackers.tensorboard import TensorBoardSink
 
 
 def test_a_row_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
@@ -71,14 +72,20 @@ def test_a_torn_last_line_is_ignored_and_any_other_is_named(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("sink", "name"), [("JsonlSink", "metrics.jsonl"), ("TensorBoardSink", "tb")]
+    ("module", "sink", "name"),
+    [
+        ("unirl.report.sinks", "JsonlSink", "metrics.jsonl"),
+        ("unirl.report.trackers.tensorboard", "TensorBoardSink", "tb"),
+    ],
 )
-def test_a_full_disk_is_an_error_a_person_can_act_on(tmp_path: Path, sink: str, name: str) -> None:
+def test_a_full_disk_is_an_error_a_person_can_act_on(
+    tmp_path: Path, module: str, sink: str, name: str
+) -> None:
     script = f"""
 import resource, signal
 from pathlib import Path
 from unirl.errors import UniRLError
-from unirl.report.sinks import {sink}
+from {module} import {sink}
 sink = {sink}(Path({str(tmp_path)!r}) / "{name}")
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))

@@ -22,8 +22,8 @@ from tests.system.grpo_settings import SMALL
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm.engine import Completion
-from unirl.llm.group import Score
 from unirl.llm.models.tiny import make_tiny
+from unirl.llm.outcome import Score
 from unirl.llm.tasks.prompts import Prompt
 from unirl.storage.checkpoint import load_checkpoint
 

@@ -13,6 +13,7 @@ from unirl.commands import run_folder
 from unirl.commands.arguments import first, one_run, parse_with_recipe, recipe_to_train
 from unirl.commands.session import is_main_process, start
 from unirl.errors import UniRLError
+from unirl.report.trackers.tracking import check_trackers
 
 if TYPE_CHECKING:
     from unirl.runners.plan import Plan
@@ -40,6 +41,8 @@ def resume(arguments: Sequence[str]) -> int:
     with run_folder.held(run_dir) if is_main_process() else nullcontext():
         plan, checkpoint = run_folder.load(where, changes)
         _check_checkpoint(plan, checkpoint, where)
+        if is_main_process():
+            check_trackers(plan.run.track)
         return start(plan, run_dir, ["resume", *arguments], options.console, resume_from=where)
 
 

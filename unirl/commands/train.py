@@ -13,6 +13,7 @@ from unirl import config as configs
 from unirl.commands import run_folder
 from unirl.commands.arguments import Chosen, choose, env_id_of
 from unirl.commands.session import is_main_process, start
+from unirl.report.trackers.tracking import check_trackers
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ def train(arguments: Sequence[str]) -> int:
 
         receivers(plan.run.alerts)  # before --overwrite deletes anything
     is_main = is_main_process()
+    if is_main and not options.dry_run:
+        check_trackers(plan.run.track)
     names = (options.name, chosen.name, _default_name(chosen))
     run_dir = run_folder.in_runs_dir(options.runs_dir, next(n for n in names if n is not None))
     if options.dry_run:

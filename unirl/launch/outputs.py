@@ -10,9 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from unirl.core.seeding import derive_seed
+from unirl.launch.resume import learner_folder
 from unirl.report.console import Console, PlainConsole, Progress, make_console
 from unirl.report.log import notes_on
-from unirl.report.sinks import JsonlSink, TensorBoardSink
+from unirl.report.sinks import JsonlSink
+from unirl.report.trackers.tensorboard import TensorBoardSink
+from unirl.report.trackers.tracking import Trackers
 from unirl.runners.evaluation import EvalHook
 from unirl.runners.hooks import (
     CheckpointHook,
@@ -27,7 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class RunOutputs:
-    """The hooks of one learner; everything they leave is in `folder`. stack: closes what it opens.
+    """The hooks of one learner, of which `index` says where in the run folder everything is that
+    they leave. stack: closes what it opens.
 
     resumed: rows of updates that are made again are cut off. console: whether progress is shown as
     well as logged; None: neither.
@@ -36,24 +40,27 @@ class RunOutputs:
     def __init__(
         self,
         loop: TrainLoop,
-        folder: Path,
+        run_dir: Path,
+        index: int,
         restart_actors: Callable[[], None],
         *,
         resumed: bool,
         console: bool | None,
         stack: ExitStack,
     ) -> None:
+        folder = learner_folder(run_dir, index)
         folder.mkdir(parents=True, exist_ok=True)
         config, step = loop.plan.run, loop.learner.num_steps
         resume_step = step if resumed else None
         self.evaluate = _make_eval_hook(loop, folder)
         sinks = _open_sinks(loop, folder, resume_step, console, stack)
+        trackers = _open_trackers(loop, run_dir, folder, resume_step, stack)
         self.log = LogHook(sinks, config.log_seconds, self.evaluate)
         self.save = CheckpointHook(folder, config.checkpoint_steps, restart_actors, start_step=step)
         stop = StopHook(config.target_return, config.max_seconds, window=config.target_window)
         samples = SamplesHook(folder, config.log_seconds, resume_step)
         # Evaluated before it is logged: a result is in the row of its step, the last one too.
-        hooks: list[Hook | None] = [stop, self.evaluate, self.log, samples, self.save]
+        hooks: list[Hook | None] = [stop, self.evaluate, trackers, self.log, samples, self.save]
         self.hooks = [hook for hook in hooks if hook is not None]
 
     def before_log(self, hook: Hook) -> None:
@@ -67,9 +74,11 @@ def _open_sinks(
     """Where rows of metrics go. With a console, notes go there as well."""
     metrics = JsonlSink(folder / "metrics.jsonl", resume_step)
     stack.callback(metrics.close)
-    events = TensorBoardSink(folder / "tb", resume_step)
-    stack.callback(events.close)
-    rows: list[RowWriter] = [metrics, events]
+    rows: list[RowWriter] = [metrics]
+    if "tensorboard" in loop.plan.run.track:
+        events = TensorBoardSink(folder / "tb", resume_step)
+        stack.callback(events.close)
+        rows.append(events)
     if console is not None:
         end = loop.plan.run
         begin = partial(Progress, end.total_steps, end.max_seconds)
@@ -83,6 +92,25 @@ def _open_sinks(
             stack.enter_context(notes_on(screen))
             rows.append(_ConsoleRows(screen, sys.stdout))
     return rows
+
+
+def _open_trackers(
+    loop: TrainLoop, run_dir: Path, folder: Path, resume_step: int | None, stack: ExitStack
+) -> Trackers | None:
+    config = loop.plan.run
+    names = [name for name in config.track if name != "tensorboard"]
+    if not names:
+        return None
+    trackers = Trackers(
+        names,
+        run_dir,
+        folder,
+        seed=config.seed,
+        project=config.track_project,
+        resume_step=resume_step,
+    )
+    stack.callback(trackers.close)
+    return trackers
 
 
 def _make_eval_hook(loop: TrainLoop, folder: Path) -> EvalHook | None:

@@ -20,7 +20,6 @@ from unirl.launch.outputs import RunOutputs
 from unirl.launch.rank_processes import rank_processes
 from unirl.launch.resume import (
     check_folder,
-    learner_folder,
     open_checkpoint,
     open_ledgers,
     restore,
@@ -31,6 +30,7 @@ from unirl.learners.parallel import Ranks
 from unirl.report.alerts import Alerts
 from unirl.report.log import log_to_file
 from unirl.report.output import lasting_output
+from unirl.report.trackers.tracking import check_trackers
 from unirl.run_events import event
 from unirl.runners.hooks import CheckpointHook
 from unirl.runners.loop import TrainLoop
@@ -94,6 +94,8 @@ def run(
     run.max_run_restarts times.
     """
     run_dir, is_main = Path(run_dir), Ranks.from_environment().is_main
+    if is_main:
+        check_trackers(plan.run.track)
     with disk.explained(run_dir, "free some space, then start it again"):
         lock = locked(run_dir) if is_main else nullcontext()
         with lock:
@@ -226,7 +228,8 @@ def _train_once(
             outputs = [
                 RunOutputs(
                     each,
-                    learner_folder(run_dir, index),
+                    run_dir,
+                    index,
                     runner.restart_actors,
                     resumed=checkpoint is not None,
                     console=None if index else console,
@@ -242,7 +245,8 @@ def _train_once(
             alerts.rows = outputs[0].log
             hooks[0].append(alerts)
         kind, start = "started" if checkpoint is None else "resumed", loop.learner.num_steps
-        about = event(kind, member="run", step=start, recipe=plan.recipe, runner=plan.runner.kind)
+        facts = {"recipe": plan.recipe, "runner": plan.runner.kind, **plan.outline()}
+        about = event(kind, member="run", step=start, **facts)
         log.info("training begins at step %d", start, extra=about)
         with _stop_on_signals(runner.loops):
             runner.run(*hooks)

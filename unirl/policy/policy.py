@@ -174,7 +174,7 @@ class Policy(nn.Module):
         The state passed in is not changed; the caller resets the rows whose episode begins
         (zero_state). generator: on the policy's device.
         """
-        distribution, state = self._decide(obs, state)
+        distribution, state = self.decide(obs, state)
         action = distribution.mode() if deterministic else distribution.sample(generator)
         return ActResult(action, distribution.log_prob(action), state)
 
@@ -199,7 +199,7 @@ class Policy(nn.Module):
         What a group gets does not depend on which others it is batched with, but for rounding: a
         larger matrix product may add in another order.
         """
-        distribution, state = self._decide(obs, state)
+        distribution, state = self.decide(obs, state)
         size = next(leaves(obs))[1].shape[0] // len(generators)
         results = []
         for i, generator in enumerate(generators):
@@ -209,7 +209,8 @@ class Policy(nn.Module):
             results.append(ActResult(action, own.log_prob(action), own_state))
         return results
 
-    def _decide(self, obs: Any, state: State) -> tuple[Distribution, State]:
+    def decide(self, obs: Any, state: State) -> tuple[Distribution, State]:
+        """What `act` chooses from, and the state after this step."""
         features = self.torso(self.inputs(obs))
         if self.core is not None:
             features, state = self.core.step(features, state)

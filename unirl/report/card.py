@@ -30,24 +30,33 @@ def write_card(run_dir: Path) -> Path:
 
     Raises UniRLError when `run_dir` holds no run. Packages and machine are those of the writing.
     """
-    run_dir = Path(run_dir)
-    config = _read_config(run_dir)
+    path = Path(run_dir) / "README.md"
+    disk.replace_text(path, card_text(Path(run_dir)))
+    return path
+
+
+def card_text(run_dir: Path, *, usage: str | None = None) -> str:
+    """The card of a run. usage: what it says of how to use it, in place of UniRL's commands and of
+    pictures, which are files of the run folder.
+    """
+    config = read_run_config(run_dir)
     sections = [
         f"# {_title(config, run_dir)}",
         *_summary(run_dir),
         *_evaluations(run_dir),
         *_events(run_dir),
-        *_pictures(run_dir),
-        *_usage(run_dir),
+        *(_pictures(run_dir) if usage is None else ()),
+        *_reproduce(run_dir),
+        "## Use",
+        _commands(run_dir) if usage is None else usage,
         *_config(run_dir),
         *_machine(),
     ]
-    path = run_dir / "README.md"
-    disk.replace_text(path, "\n\n".join(sections) + "\n")
-    return path
+    return "\n\n".join(sections) + "\n"
 
 
-def _read_config(run_dir: Path) -> dict[str, Any]:
+def read_run_config(run_dir: Path) -> dict[str, Any]:
+    """The tables of its config.toml."""
     path = run_dir / "config.toml"
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -148,19 +157,28 @@ def _pictures(run_dir: Path) -> Iterator[str]:
             yield f"{picture}[{path.stem}](videos/{path.name})"
 
 
-def _usage(run_dir: Path) -> Iterator[str]:
+def best_evaluation(run_dir: Path) -> dict[str, Any] | None:
+    """The newest result of those that rest on the most episodes."""
+    found = [*_results(run_dir / "eval"), *_results(run_dir / "eval" / "by_hand")]
+    found = [result for result in found if "return_mean" in result]
+    return max(found, key=lambda r: (_num_episodes(r), r.get("step", 0)), default=None)
+
+
+def _reproduce(run_dir: Path) -> Iterator[str]:
     command = run_dir / "command.txt"
     if command.is_file():
         yield "## Reproduce"
         yield f"```sh\n{command.read_text(encoding='utf-8').strip()}\n```"
-    yield "## Use"
+
+
+def _commands(run_dir: Path) -> str:
     run = shlex.quote(str(run_dir))
     commands = [
         f"unirl resume {run}          # train on from the newest checkpoint",
         f"unirl eval {run}            # play whole episodes and report their returns",
         f"unirl play {run} --video    # watch it",
     ]
-    yield "```sh\n" + "\n".join(commands) + "\n```"
+    return "```sh\n" + "\n".join(commands) + "\n```"
 
 
 def _config(run_dir: Path) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -78,7 +78,7 @@ def plot_runs(run_dirs: Sequence[Path], out_path: Path) -> Path:
 def group_curves(run_dirs: Sequence[Path]) -> list[list[Curve]]:
     """The runs' curves in the order given; those that differ in the seed alone are together."""
     groups: dict[str, list[Curve]] = {}
-    for run_dir, label in zip(run_dirs, _labels(run_dirs), strict=True):
+    for run_dir, label in zip(run_dirs, labels(run_dirs), strict=True):
         groups.setdefault(_group(run_dir), []).append(_read_curve(run_dir, label))
     return list(groups.values())
 
@@ -134,17 +134,17 @@ def _read_curve(run_dir: Path, label: str) -> Curve:
     return Curve(label, steps, seconds, returns)
 
 
-def _labels(run_dirs: Sequence[Path]) -> list[str]:
+def labels(run_dirs: Sequence[Path]) -> list[str]:
     """Folder names; where two are alike, with as many parents as tell them apart."""
     paths = [run_dir.resolve().parts for run_dir in run_dirs]
-    labels = []
+    found = []
     for path in paths:
         depth = 1
         others = [other for other in paths if other != path]
         while depth < len(path) and any(other[-depth:] == path[-depth:] for other in others):
             depth += 1
-        labels.append("/".join(path[-depth:]))
-    return labels
+        found.append("/".join(path[-depth:]))
+    return found
 
 
 def _group(run_dir: Path) -> str:
@@ -153,6 +153,11 @@ def _group(run_dir: Path) -> str:
         config = tomllib.loads((run_dir / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return str(run_dir.resolve())
+    return group_key(config)
+
+
+def group_key(config: Mapping[str, Any]) -> str:
+    """What the configs of runs have in common that differ in the seed alone."""
     return json.dumps(_without_seed(config), sort_keys=True, default=str)
 
 

@@ -9,8 +9,11 @@ from typing import Literal
 from unirl.config.rules import check_at_least, check_positive
 from unirl.core.schedule import check_own
 from unirl.core.training_budget import TrainingBudget
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, suggestion
 from unirl.imports import is_own
+
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio", "clearml")
+"""What run.track may name."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,16 @@ class RunConfig:
     ends.
     """
     log_seconds: float = 2.0
-    """Seconds between two rows of metrics.jsonl, TensorBoard and the console."""
+    """Seconds between two rows of metrics.jsonl, trackers and the console."""
+    track: tuple[str, ...] = ("tensorboard",)
+    """Trackers that get the rows of metrics.jsonl besides it: tensorboard, wandb, mlflow, trackio,
+    clearml. Each but tensorboard is an extra and runs in a process of its own; where it sends to,
+    and as whom, its own variables and files say.
+    """
+    track_project: str = ""
+    """What trackers keep the run under. Empty: what their own variable says (WANDB_PROJECT,
+    MLFLOW_EXPERIMENT_NAME, TRACKIO_PROJECT, CLEARML_PROJECT), or else unirl.
+    """
     checkpoint_steps: int = 1_000_000
     """Steps between two checkpoints; one more is written at the end. Inline runs restart their
     environments at each.
@@ -130,6 +142,13 @@ class RunConfig:
         check_at_least(1, "run", self, "eval_episodes", "target_window")
         check_at_least(0, "run", self, "seed", "eval_steps", "log_seconds", "max_run_restarts")
         check_positive("run.max_seconds", self.max_seconds, "leave it out for no limit")
+        for index, name in enumerate(self.track):
+            if name not in TRACKERS or name in self.track[:index]:
+                raise UniRLError(
+                    f"run.track names {name!r}",
+                    f"each of {', '.join(TRACKERS)} may be named once",
+                    suggestion(name, TRACKERS) or "leave it out for tensorboard alone",
+                )
         if self.anneal_over == "seconds" and self.max_seconds is None:
             raise UniRLError(
                 "run.anneal_over is seconds and run.max_seconds is not set",

@@ -184,6 +184,14 @@ class ExplainingLearner(Protocol):
 
 
 @runtime_checkable
+class TokenLearner(Protocol):
+    """A learner whose samples are made of tokens, which its rows name by their ids."""
+
+    def vocabulary(self) -> Sequence[str]:
+        """The text of each id."""
+
+
+@runtime_checkable
 class ArchivingLearner(Protocol):
     """A learner that writes all that it was given."""
 
@@ -224,6 +232,9 @@ class SamplesHook:
             self._last_note = self._last_time
             log.info("%s", learner.summary(rows[-1]))
         self._path.parent.mkdir(exist_ok=True)
+        texts = self._path.with_name("vocabulary.json")
+        if isinstance(learner, TokenLearner) and not texts.exists():
+            disk.replace_text(texts, json.dumps(learner.vocabulary(), ensure_ascii=False))
         with self._path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps({"step": step, **row}) + "\n" for row in rows)
 

@@ -153,6 +153,7 @@ class TrainLoop:
         for age in batch.staleness:
             metrics.mean("staleness/mean", age)
             metrics.maximum("staleness/max", age)
+            metrics.interval(f"staleness/age/{age}", 1)
         metrics.interval("time/learner/wait", batch.wait_seconds)
         metrics.interval("time/learner/work", work_seconds)
         metrics.interval("time/actor/wait", sum(slot.wait_seconds for slot in batch.slots))

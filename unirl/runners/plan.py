@@ -187,6 +187,34 @@ class Plan:
             lines += _describe_queue(learner)
         return "\n".join([*lines, *self.notes])
 
+    def outline(self) -> dict[str, Any]:
+        """Pools and queues as JSON can hold them, for programs that show the pipeline."""
+        return {
+            "pools": [
+                {
+                    "name": pool.name,
+                    "members": pool.bounds[0],
+                    "most": pool.bounds[1],
+                    "helpers": None
+                    if pool.helpers is None
+                    else {"role": pool.helpers.role, "count": pool.helpers.count},
+                    "share": pool.share,
+                    "learners": [self.learners[index].name for index in self.learners_of(pool)],
+                }
+                for pool in self.pools
+            ],
+            "queues": [
+                {
+                    "learner": learner.name,
+                    "slots": learner.queue.num_slots,
+                    "batch_size": learner.queue.batch_size,
+                    "max_staleness": learner.queue.max_staleness,
+                    "window": learner.queue.window,
+                }
+                for learner in self.learners
+            ],
+        }
+
 
 def _describe_queue(learner: LearnerPlan) -> list[str]:
     queue, spec = learner.queue, learner.spec

@@ -21,16 +21,24 @@ Conversation = Sequence[Mapping[str, Any]]
 """Messages with role and content."""
 
 
-def language_config(run_dir: Path) -> Any:
-    """The config of a run that trained a language model; UniRLError for any other."""
+def find_language_config(run_dir: Path) -> Any:
+    """The config of a run that trained a language model; None for any other."""
     module, table = read_config(run_dir)
+    if "model" not in getattr(module.Config, "__dataclass_fields__", {}):
+        return None
     config = configs.from_mapping(module.Config, table)
     from unirl.llm.models.model import ModelConfig
 
-    if not isinstance(getattr(config, "model", None), ModelConfig):
+    return config if isinstance(config.model, ModelConfig) else None
+
+
+def language_config(run_dir: Path) -> Any:
+    """As above; UniRLError for any other."""
+    config = find_language_config(run_dir)
+    if config is None:
         raise UniRLError(
             f"{run_dir} trained no language model",
-            f"its recipe is {module.__name__.rpartition('.')[2]}",
+            f"its recipe is {read_config(run_dir)[0].__name__.rpartition('.')[2]}",
             "its checkpoints are safetensors that any reader opens: see checkpoints/latest",
         )
     return config

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from unirl.errors import UniRLError
 from unirl.llm.trajectories.databases.database import SECONDS, Row, StoreFailed
@@ -31,8 +32,10 @@ _FREE_PAGES = 2000
 class SqliteDatabase:
     skip_locked = ""
 
-    def __init__(self, path: Path, *, create: bool = True) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, create: bool = True, read_only: bool = False) -> None:
+        """read_only: nothing is written beside it, either; the file must be there."""
+        self._path, self._read_only = path, read_only
+        create = create and not read_only
         try:
             if create:
                 # Nobody else reads it, from its first byte on; SQLite's own files take its mode.
@@ -54,8 +57,18 @@ class SqliteDatabase:
             ) from error
 
     def _open(self) -> None:
+        target = str(self._path)
+        if self._read_only:
+            # Without a writer there is no log, and SQLite would make one, even to read.
+            is_quiet = not self._path.with_name(f"{self._path.name}-wal").exists()
+            mode = "mode=ro&immutable=1" if is_quiet else "mode=ro"
+            target = f"file:{quote(os.fsencode(self._path.absolute()))}?{mode}"
         self._connection = sqlite3.connect(
-            self._path, timeout=SECONDS, isolation_level=None, check_same_thread=False
+            target,
+            timeout=SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            uri=self._read_only,
         )
 
     def _make_tables(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from unirl.errors import UniRLError
 from unirl.llm.agents.episode import ROOT, Episode, Turn
 from unirl.llm.engine import NOBODY, Completion
-from unirl.llm.group import Score
+from unirl.llm.outcome import Score
 from unirl.llm.tasks.task import Message
 from unirl.llm.trajectories.exports import our_version
 from unirl.llm.trajectories.exports.atif_schema import problems

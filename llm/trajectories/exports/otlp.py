@@ -17,7 +17,7 @@ from typing import Any
 
 from unirl.errors import UniRLError
 from unirl.llm.agents.episode import Turn
-from unirl.llm.group import SCORE
+from unirl.llm.outcome import SCORE
 from unirl.llm.tasks.task import Message
 from unirl.llm.trajectories.exports import our_version
 from unirl.llm.trajectories.record import Record, tools_of

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from unirl.llm.agents.episode import ROOT
-from unirl.llm.group import SCORE
+from unirl.llm.outcome import SCORE
 from unirl.llm.trajectories.record import Record
 
 VERSION = 1

@@ -20,9 +20,10 @@ from unirl.errors import DiscardSlot, UniRLError
 from unirl.llm.agents.rollout import AgentRollout
 from unirl.llm.engine import Completion, EngineFailed, Request
 from unirl.llm.engines.hf.engine import HfEngine
-from unirl.llm.group import ENDINGS, EPISODE_COUNTS, SCORE, Group, read_group
+from unirl.llm.group import EPISODE_COUNTS, Group, read_group
 from unirl.llm.models.model import flat_weights
 from unirl.llm.models.tiny import make_tiny, tiny_model
+from unirl.llm.outcome import ENDINGS, SCORE
 from unirl.transports.local import LocalWeightStore
 
 SIZES = {"width": 32, "layers": 2}

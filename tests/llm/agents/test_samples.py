@@ -26,7 +26,8 @@ from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.algorithms.resolve import resolve
 from unirl.llm.algorithms.turn_credit import TurnCredit, Turns, turn_advantages
 from unirl.llm.engine import NOBODY, Completion
-from unirl.llm.group import Group, GroupShape, Score, read_group
+from unirl.llm.group import Group, GroupShape, read_group
+from unirl.llm.outcome import Score
 
 PROMPT = (5, 6, 7)
 

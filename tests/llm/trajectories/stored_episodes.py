@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 from unirl.llm.agents.episode import ROOT, Episode, Turn
 from unirl.llm.engine import Completion
-from unirl.llm.group import Score
+from unirl.llm.outcome import Score
 from unirl.llm.trajectories.config import StoreConfig
 from unirl.llm.trajectories.ledger import Ledger
 from unirl.llm.trajectories.record import Record

@@ -19,7 +19,7 @@ from tests.llm.trajectories.stored_episodes import completion, group, record, st
 from unirl.errors import UniRLError
 from unirl.llm.agents.episode import Episode, Turn
 from unirl.llm.engine import Completion
-from unirl.llm.group import FAILED, Score
+from unirl.llm.outcome import FAILED, Score
 from unirl.llm.trajectories import frames
 from unirl.llm.trajectories.config import FILE, StoreConfig
 from unirl.llm.trajectories.expiry import DAY, counted, expire

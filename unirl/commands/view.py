@@ -1,0 +1,113 @@
+"""`unirl view`: runs and their trajectories in a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unirl.commands.arguments import parse
+from unirl.config.rules import check_setting
+from unirl.errors import UniRLError
+
+if TYPE_CHECKING:
+    from unirl.view.view import View
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    """Flags of `unirl view`."""
+
+    port: int = 8265
+    """Of TCP; 0: any free one."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Another one than this machine's own lets others look who know the
+    token; what they see is not encrypted.
+    """
+    open: bool = False
+    """Open it in a browser."""
+    save: Path | None = None
+    """Write one HTML file that shows these runs by itself, and end."""
+
+    def __post_init__(self) -> None:
+        check_setting(0 <= self.port < 65536, "port", self.port, "must be in [0, 65535]", "8265")
+
+
+def view(arguments: Sequence[str]) -> int:
+    positional, options = parse(arguments, ViewOptions)
+    from unirl.view.folders import find_roots
+    from unirl.view.view import View
+
+    view = View(find_roots(positional))
+    if not view.folders.runs():
+        raise UniRLError(
+            f"there is no run in {', '.join(positional) or 'runs'}",
+            "a run folder has a config.toml or a metrics.jsonl",
+            "train something: unirl train @cartpole",
+        )
+    if options.save is not None:
+        return _save(view, options.save)
+    return _serve(view, options)
+
+
+def _save(view: View, path: Path) -> int:
+    from unirl.view.page import saved_page
+
+    page = saved_page(view, {})
+    # Texts of users: nobody else reads them.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(page)
+    print(f"wrote {path}, {len(page) / 1e6:.1f} MB")
+    return 0
+
+
+def _serve(view: View, options: ViewOptions) -> int:
+    from unirl.view.server import serve
+
+    token = secrets.token_urlsafe(24)
+    listening = _listen(options)
+    host, port = listening.getsockname()[:2]
+    if not _is_loopback(host):
+        print(
+            f"warning: everybody who reaches {options.host} and knows the token can look, and "
+            "nothing is encrypted; from elsewhere rather: ssh -L "
+            f"{port}:127.0.0.1:{port} HOST",
+            file=sys.stderr,
+        )
+    named = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    shown = f"[{named}]" if ":" in named else named
+    url = f"http://{shown}:{port}/?token={token}"
+
+    def ready() -> None:
+        print(f"{len(view.folders.runs())} runs at {url}   (Ctrl-C ends)", flush=True)
+        if options.open:
+            import webbrowser
+
+            webbrowser.open(url)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(view, listening, token, ready)
+    return 0
+
+
+def _listen(options: ViewOptions) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        return socket.create_server((options.host, options.port), family=family)
+    except OSError as error:
+        raise UniRLError(
+            f"unirl view cannot listen on {options.host}:{options.port}",
+            f"the system says: {error.strerror or error}",
+            "--port 0 takes any free port",
+        ) from error
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback

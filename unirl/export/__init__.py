@@ -1,0 +1,1 @@
+"""What a run learned, as files that are used without UniRL."""

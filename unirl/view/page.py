@@ -1,0 +1,107 @@
+"""One HTML file that shows some runs by itself: the page with its script, its style, and what the
+server would have answered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from unirl.errors import UniRLError
+from unirl.view.answers import as_json
+from unirl.view.questions import bounded, words
+
+if TYPE_CHECKING:
+    from unirl.view.view import View
+
+ASSETS = Path(__file__).parent / "assets"
+MAX_RUNS, NUM_POINTS, NUM_EPISODES, MAX_EPISODES = 50, 300, 50, 500
+_STYLE = '<link rel="stylesheet" href="/assets/app.css">'
+_SCRIPT = '<script src="/assets/app.js" defer></script>'
+_PLACE = "<!--saved-->"
+_POLICY = (
+    '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
+    "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; media-src data:\">"
+)
+"""A saved page can ask nobody for anything."""
+
+
+def saved_page(view: View, query: Mapping[str, str]) -> str:
+    """runs: their ids, all by default. episodes: ID:EPISODE, by default the newest of each run."""
+    ids = words(query, "runs") or [str(row["id"]) for row in view.runs()]
+    bounded(ids, "runs", MAX_RUNS)
+    chosen: dict[str, list[str]] | None = None
+    if query.get("episodes"):
+        chosen = {id: [] for id in ids}
+        for word in bounded(words(query, "episodes"), "episodes", MAX_EPISODES):
+            id, _, episode = word.partition(":")
+            chosen.setdefault(id, []).append(episode)
+    block = {"saved": time.time(), "answers": _answers(view, ids, chosen)}
+    # Nothing in it ends the element that holds it.
+    text = as_json(block).replace("<", "\\u003c")
+    page = _asset("index.html")
+    for mark in (_STYLE, _SCRIPT, _PLACE, "<head>", "</body>"):
+        if page.count(mark) != 1:
+            raise UniRLError(
+                "the page cannot be saved", f"index.html has {mark} once", "install UniRL again"
+            )
+    for mark, put in (
+        (_SCRIPT, ""),
+        ("</body>", f"<script>{_asset('app.js')}</script></body>"),
+        (_STYLE, f"<style>{_asset('app.css')}</style>"),
+        (_PLACE, f'<script type="application/json" id="saved">{text}</script>'),
+        ("<head>", f"<head>{_POLICY}"),
+    ):
+        before, after = page.split(mark, 1)
+        page = f"{before}{put}{after}"
+    return page
+
+
+def _answers(view: View, ids: list[str], chosen: Mapping[str, list[str]] | None) -> dict[str, Any]:
+    """By the path that the page would have asked."""
+    rows = {row["id"]: row for row in view.runs()}
+    together = ",".join(ids)
+    found: dict[str, Any] = {
+        "/api/runs": [rows[id] for id in ids if id in rows],
+        "/api/compare": view.compare({"runs": together}),
+    }
+    series: dict[str, dict[str, Any]] = {"step": {}, "seconds": {}}
+    for id in ids:
+        base = f"/api/runs/{id}"
+        names = view.names(id)
+        found |= {base: view.run(id), f"{base}/names": names, f"{base}/events": view.events(id),
+                  f"{base}/staleness": view.staleness(id)}  # fmt: skip
+        for axis, of_axis in series.items():
+            of_axis[id] = {}
+            for begin in range(0, len(names), 100):
+                some = ",".join(names[begin : begin + 100])
+                query = {"runs": id, "names": some, "x": axis, "points": str(NUM_POINTS)}
+                of_axis[id] |= view.series(query)[id]
+        found |= _episodes(view, id, None if chosen is None else chosen.get(id, []))
+    return {**found, **{f"/api/series?x={axis}": each for axis, each in series.items()}}
+
+
+def _episodes(view: View, id: str, chosen: list[str] | None) -> dict[str, Any]:
+    base, episodes = f"/api/runs/{id}", view.episodes(id)
+    listed = view.find_episodes(id, {"limit": str(NUM_EPISODES)})
+    names = [str(row["id"]) for row in listed["rows"]] if chosen is None else chosen
+    opened = {name: episodes.open(name) for name in names}
+    lines = ("turns", "outline", "rewards", "source")
+    rows = [
+        {**{key: value for key, value in one.items() if key not in lines},
+         "turns": one.get("num_turns", len(one["turns"]))}
+        for one in opened.values()
+    ]  # fmt: skip
+    tickets = {row["ticket"] for row in rows if isinstance(row.get("ticket"), int)}
+    found = {f"{base}/episodes": {**listed, "rows": rows, "total": len(rows), "next": None}}
+    found |= {f"{base}/episodes/{name}": one for name, one in opened.items()}
+    for ticket in tickets:
+        if ticket >= 0:
+            found[f"{base}/groups/{ticket}"] = episodes.group(str(ticket))
+    return found
+
+
+def _asset(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")
