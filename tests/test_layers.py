@@ -36,6 +36,7 @@ HOMES = {
     "mujoco": ("mujoco.py",),
     "mujoco_warp": (),
     "obstore": ("bucket.py",),
+    "optuna": ("optuna.py",),
     "peft": ("lora.py",),
     "pettingzoo": ("pettingzoo.py",),
     "psycopg": ("postgres.py",),
