@@ -122,7 +122,7 @@ def test_every_block_of_a_page_runs_at_full_length(page: str, tmp_path: Path) ->
 def is_used(name: str, text: str) -> bool:
     """Whether a command runs this file, a program imports it, or a setting names it."""
     stem = re.escape(Path(name).stem)
-    uses = rf"^python {stem}\.py|^(?:import|from) {stem}\b|import.module\W+{stem}\b|\b{stem}:\w"
+    uses = rf"python {stem}\.py|^(?:import|from) {stem}\b|import.module\W+{stem}\b|\b{stem}:\w"
     return re.search(uses, text, re.MULTILINE) is not None
 
 
