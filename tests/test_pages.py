@@ -34,7 +34,6 @@ NOT_RUN = {
     "needs a login at the hub": 1,
     "needs a cluster": 1,
     "needs a run that trains meanwhile": 1,
-    "needs the extra multiagent": 1,
     "needs verl": 1,
     "serves until it is stopped": 2,
     "trains for 44 minutes": 1,
