@@ -23,7 +23,7 @@ LANGUAGES = {"python", "sh", "toml", "text"}
 NOT_RUN = {
     "draws frames for a minute": 1,
     "installs packages": 3,
-    "loads a model of 135M weights": 2,
+    "loads a model of 135M weights": 3,
     "measures for minutes": 3,
     "needs CleanRL": 1,
     "needs RLlib": 1,
