@@ -30,6 +30,10 @@ class SamplerConfig:
     """Environments of each group, in one slot together. More: cheaper steps, larger slots."""
     unroll_length: int = field(default=32, metadata={"common": True})
     """Steps per environment in one slot. More: longer credit assignment, fewer updates."""
+    worker_cpus: float = 1.0
+    """CPUs that runner ray reserves for an environment worker, beside those of the policy workers.
+    Less: several share a core, as is right where environments wait.
+    """
     num_policy_workers: int = 1
     """Processes that hold a policy copy and decide. More helps only where one cannot keep up."""
     batch_rows: int = 0
@@ -57,7 +61,7 @@ class SamplerConfig:
     def __post_init__(self) -> None:
         check_at_least(1, "sampler", self, "num_workers", "num_groups", "num_envs")
         check_at_least(1, "sampler", self, "unroll_length", "num_policy_workers")
-        check_at_least(0, "sampler", self, "batch_wait_ms")
+        check_at_least(0, "sampler", self, "batch_wait_ms", "worker_cpus")
         if self.num_policy_workers > self.num_workers:
             raise UniRLError(
                 f"{self.num_policy_workers} policy workers share {self.num_workers} workers",

@@ -35,6 +35,7 @@ from unirl.runners.config import RayConfig
 from unirl.runners.loop import TrainLoop
 from unirl.runners.make import make_runner
 from unirl.runners.plan import Plan
+from unirl.supervision.process_settings import keep_freed_memory
 from unirl.transports.remote import link as link_module
 from unirl.transports.remote.layout import NodeMemory
 from unirl.transports.remote.link import NodeLink
@@ -291,6 +292,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a run does
     rows: list[list[object]] = []
     for part in options.parts.split(","):
         if part == "slots":

@@ -156,6 +156,28 @@ def test_nothing_is_left_on_any_node_of_a_driver_that_is_killed(
     assert {*os.listdir("/dev/shm")} <= memory
 
 
+def test_a_head_that_hangs_and_still_lets_one_connect_is_noticed(
+    heads: Heads, tmp_path: Path
+) -> None:
+    driver = Driver(heads, tmp_path)
+    try:
+        driver.wait_for_rows()
+        (gcs,) = heads.pids("gcs_server")
+        os.kill(gcs, signal.SIGSTOP)
+        stopped = time.monotonic()
+        try:
+            driver.wait(lambda: ("restarted", "run") in driver.events())
+            assert time.monotonic() - stopped < 10.0
+        finally:
+            os.kill(gcs, signal.SIGCONT)
+        driver.wait(lambda: ("resumed", "run") in driver.events())
+        rows = driver.num_rows
+        driver.wait_for_rows(rows + 1)
+    finally:
+        driver.end()
+    require_saved(driver.run_dir)
+
+
 def test_a_run_survives_its_head_and_sigterm_writes_a_checkpoint(
     heads: Heads, tmp_path: Path
 ) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import unirl
 from unirl.core.pool import Resources
 from unirl.errors import UniRLError
 from unirl.runners.cluster.placement import Ask, Node, place, place_together, total
+from unirl.runners.cluster.shares import asks_of, most_wanted
 
 
 def asks(number: int, **resources: object) -> list[Ask]:
@@ -38,6 +40,15 @@ def test_what_belongs_together_goes_to_one_node_and_nothing_to_one_that_is_drain
     assert set(place(asks(5), nodes)) == {"small", "large"}
     with pytest.raises(UniRLError, match=r"gone has 8 CPUs, 0\.0 GiB, and is drained"):
         place(asks(2), nodes)
+
+
+def test_environment_workers_are_counted_beside_the_policy_workers_that_they_work_for() -> None:
+    sizes = {"sampler.num_workers": 5, "sampler.num_policy_workers": 2, "sampler.worker_cpus": 0.5}
+    plan = unirl.make_plan("appo", **{**sizes, "env.id": "CartPole-v1", "queue.batch_size": 10})
+    assert [(ask.numbers, ask.resources.cpus) for ask in asks_of(plan)] == [
+        ((0,), 1 + 3 * 0.5), ((1,), 1 + 2 * 0.5)
+    ]  # fmt: skip
+    assert most_wanted(plan).cpus == 2 + 5 * 0.5
 
 
 def test_what_finds_no_place_is_said_beside_what_is_left() -> None:

@@ -1,9 +1,10 @@
 """A learner of two ranks that the run starts by itself learns what one process learns, from one
-queue, and is lost together with a rank.
+queue, and replaces a rank that is lost.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import re
@@ -18,6 +19,7 @@ import torch
 import unirl
 from unirl.core.tree import flatten
 from unirl.errors import RunLost, UniRLError
+from unirl.run_events import read_events
 from unirl.storage.checkpoint import load_checkpoint
 
 UNROLLS: dict[str, Any] = {
@@ -84,11 +86,39 @@ def test_ranks_share_the_batches_of_engines_that_run_ahead(tmp_path: Path) -> No
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.slow
-def test_a_rank_that_is_killed_ends_the_learner_which_continues_from_its_checkpoint(
+def test_a_rank_that_is_killed_is_replaced_while_actors_keep_what_they_have(
     tmp_path: Path,
 ) -> None:
-    settings = {**UNROLLS, "learner.ranks": 2, "run.total_steps": 10**9, "run.log_seconds": 0.0}
+    settings = {
+        **UNROLLS, "runner.kind": "processes", "learner.ranks": 2, "run.log_seconds": 0.0,
+        "run.total_steps": 10**9, "run.max_run_restarts": 0,
+    }  # fmt: skip
+    plan, pids, ended = unirl.make_plan("impala", **settings), [], threading.Event()
+    killer = threading.Thread(target=kill_ranks, args=(tmp_path / "run", pids, ended, 1))
+    killer.start()
+    result = unirl.run(plan, tmp_path / "run", console=False)
+    killer.join()
+    assert (result.reason, len(pids)) == ("interrupted", 1)
+    assert result.scalars["faults/rank_restarts"] == 1
+    assert "faults/actor_restarts" not in result.scalars
+    assert result.scalars["staleness/max"] <= plan.learner.queue.max_staleness
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    steps = [row["step"] for row in rows]
+    assert steps == sorted(steps) and steps[-1] == result.num_steps
+    records = [(each["event"], each.get("member")) for each in read_events(tmp_path / "run")]
+    assert records.count(("started", "rank 1")) == records.count(("restarted", "rank 1")) == 1
+    assert ("died", "rank 1") in records and records.count(("started", "run")) == 1
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_ranks_that_die_too_often_end_the_learner_which_continues_from_its_checkpoint(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        **UNROLLS, "learner.ranks": 2, "run.total_steps": 10**9, "run.log_seconds": 0.0,
+        "runner.max_restarts": 1, "run.max_run_restarts": 1,
+    }  # fmt: skip
     plan, pids = unirl.make_plan("impala", **settings), []
     ended = threading.Event()
     work = (tmp_path / "run", pids, ended)
@@ -98,7 +128,7 @@ def test_a_rank_that_is_killed_ends_the_learner_which_continues_from_its_checkpo
         unirl.run(plan, tmp_path / "run", console=False)
     ended.set()
     killer.join()
-    assert len(error.value.parts) == 3 and pids
+    assert len(error.value.parts) == 3 and len(pids) == 4
     # The weights were whole in the first rank, too.
     state = load_checkpoint(tmp_path / "run").state
     assert state["version"] >= 2
@@ -109,12 +139,15 @@ def test_a_rank_that_is_killed_ends_the_learner_which_continues_from_its_checkpo
     assert not multiprocessing.active_children()
 
 
-def kill_ranks(run_dir: Path, pids: list[int], ended: threading.Event) -> None:
-    """Each that is started, as soon as it trains."""
+def kill_ranks(run_dir: Path, pids: list[int], ended: threading.Event, most: int = 99) -> None:
+    """Each that is started, as soon as it trains; then the run is interrupted."""
     rows, have = run_dir / "metrics.jsonl", 0
     while not ended.wait(0.05):
         if not rows.exists() or (number := rows.read_text().count("\n")) < have + 3:
             continue
+        if len(pids) == most:
+            os.kill(os.getpid(), signal.SIGINT)
+            return
         found = re.findall(r"rank 1 is process (\d+)", (run_dir / "log.txt").read_text())
         if int(found[-1]) not in pids:
             pids.append(int(found[-1]))

@@ -31,7 +31,7 @@ def receive(sock: socket.socket, store: SharedWeightStore, arrived: threading.Ev
 
 
 class SentStore:
-    """Both ends of the weights' way to a node, and a socket between them."""
+    """Both ends of the weights' way to a node on the learner's machine, and a socket between."""
 
     lends = False
 
@@ -39,7 +39,7 @@ class SentStore:
         self._here = RemoteWeights(example)
         self._there = node_store(self._here.shapes)
         self._arrived = threading.Event()
-        ours, theirs = socket.socketpair()
+        ours, theirs = self.connect()
         threads = [
             threading.Thread(target=send_versions, args=(ours, 0, self._here)),
             threading.Thread(target=receive, args=(theirs, self._there, self._arrived)),
@@ -48,6 +48,9 @@ class SentStore:
             thread.daemon = True
             thread.start()
         weakref.finalize(self, end, self._here, threads)
+
+    def connect(self) -> tuple[socket.socket, socket.socket]:
+        return socket.socketpair()
 
     @property
     def version(self) -> int:
@@ -63,13 +66,22 @@ class SentStore:
         return self._there.pull(into, have)
 
 
+class FarStore(SentStore):
+    """The same by TCP, as to other machines."""
+
+    def connect(self) -> tuple[socket.socket, socket.socket]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            ours = socket.create_connection(listener.getsockname())
+            return ours, listener.accept()[0]
+
+
 def end(store: RemoteWeights, threads: list[threading.Thread]) -> None:
     store.close()
     for thread in threads:
         thread.join(5.0)
 
 
-@pytest.fixture(params=[LocalWeightStore, SharedWeightStore, SentStore])
+@pytest.fixture(params=[LocalWeightStore, SharedWeightStore, SentStore, FarStore])
 def make_store(request: pytest.FixtureRequest) -> MakeStore:
     if request.param is LocalWeightStore:
         return lambda example: LocalWeightStore()
@@ -233,6 +245,30 @@ def test_a_store_of_one_process_that_takes_turns_copies_nothing() -> None:
 
     store.publish(weights, 4)
     assert store.pull(Keeps(), 4) == store.pull(Keeps(), -1) == store.version == 4
+
+
+class Breaks(dict[str, torch.Tensor]):
+    """The last of them cannot be made."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name == "last":
+            raise RuntimeError("a rank was lost")
+        return super().__getitem__(name)
+
+
+def large(value: float) -> dict[str, torch.Tensor]:
+    """Several pieces, of which the first leaves before the last is there."""
+    return {name: torch.full((1_500_000,), value) for name in ("first", "second", "last")}
+
+
+def test_a_version_that_was_broken_off_on_its_way_is_followed_by_a_whole_one() -> None:
+    store, into = FarStore(large(0)), Loaded()
+    for version in range(1, 7, 2):
+        with pytest.raises(RuntimeError, match="a rank was lost"):
+            store.publish(Breaks(large(version)), version)
+        store.publish(large(version + 1), version + 1)
+        assert store.pull(into, -1) == version + 1
+        assert all(value.eq(version + 1).all() for value in into.weights.values())
 
 
 class MadeWhenAsked(dict[str, torch.Tensor]):

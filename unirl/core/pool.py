@@ -68,6 +68,8 @@ class Helpers:
     """Seconds after which a helper that owes an answer is killed and replaced."""
     role: str = "environment worker"
     """What messages and logs call one."""
+    cpus: float = 1.0
+    """That one needs, on the machine of its actors: see Resources."""
 
 
 @dataclass(frozen=True)

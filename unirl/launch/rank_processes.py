@@ -3,6 +3,9 @@
 The run's own process is rank 0. It alone has the queue, in whatever mode and with whatever runner:
 of each batch every rank gets an equal part, and what all must do together is an order to the others
 first. They hold the same weights, or a shard each: a checkpoint is that of one process.
+
+Where they hold the same weights, a rank that is lost is replaced, and continues with those of rank
+0: queue, actors and engines keep what they have. A shard that is lost ends the learner.
 """
 
 from __future__ import annotations
@@ -28,19 +31,21 @@ from torch import Tensor
 
 from unirl.core.learner import Learner, LearnerContext, LearnerState
 from unirl.core.sample import Batch, SampleSpec, Slot
-from unirl.core.tree import leaves, unflatten
+from unirl.core.tree import leaves, tree_map, unflatten
 from unirl.core.weights import Weights
 from unirl.descendants import Marks
-from unirl.errors import QueueClosed, RunLost
+from unirl.errors import ActorFailed, QueueClosed, RunLost
 from unirl.launch.several_ranks import digest_of
 from unirl.learners.parallel import RankLost, Ranks
 from unirl.metrics.metrics import Metrics
+from unirl.run_events import event
 from unirl.runners import state
 from unirl.runners.hooks import is_divided
 from unirl.runners.plan import Plan
 from unirl.runners.pool_processes import modules_of
 from unirl.storage.checkpoint import Checkpoint, load_checkpoint
 from unirl.supervision.fork_server import interrupts_blocked, parent_pid, process_context
+from unirl.supervision.restarts import Restarts
 from unirl.supervision.worker import Job, ParentWatch, process_main
 
 log = logging.getLogger(__name__)
@@ -57,11 +62,8 @@ def rank_processes(
     if plan.learner.ranks == 1:
         yield plan
         return
-    with ExitStack() as stack:
-        others = _Others(plan, checkpoint, log_dir)
-        stack.callback(others.close)
-        stack.enter_context(others.ranks.joined(plan.learner.queue.timeout_seconds))
-        stack.callback(others.end)  # before this one leaves them
+    others = _Others(plan, checkpoint, log_dir)
+    with others.started():
         try:
             yield plan.with_learner(make=_MakeFirst(others))
         except RankLost as error:  # half of a sharded model may be gone, and a batch half learned
@@ -97,27 +99,63 @@ class _Others:
     """The processes of ranks 1 and up, and the orders that they get."""
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint | None, log_dir: Path | None) -> None:
-        dist: Any = torch.distributed
-        self.plan, learner, self._is_checked = plan, plan.learner, False
-        seconds = learner.queue.timeout_seconds
-        # A port that the system chooses.
-        store = dist.TCPStore(
-            _HOST, 0, learner.ranks, True, timedelta(seconds=seconds), wait_for_workers=False
-        )
-        self.ranks = Ranks(0, learner.ranks, 0, meet_at=lambda timeout: store)
+        self.plan, self._checkpoint, self._log_dir = plan, checkpoint, log_dir
+        learner, runner = plan.learner, plan.runner
+        self.ranks = Ranks(0, learner.ranks, 0, meet_at=lambda timeout: self._store)
         modules, preload = modules_of(plan)
         own = getattr(learner.make, "func", learner.make).__module__
         self._context = process_context(learner.ranks, [*modules, own], preload)
         self._parent_watch, self._marks = ParentWatch(), Marks()
+        self._restarts = Restarts(runner.max_restarts, runner.restart_window_seconds)
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
-        for rank in range(1, learner.ranks):
+        self._group, self._is_checked, self._num_counted = ExitStack(), False, 0
+        self._store: Any = None
+        self._load: Callable[[LearnerState], None]
+
+    @contextmanager
+    def started(self) -> Iterator[None]:
+        """They run, and have met this one."""
+        try:
+            self._meet()
+            yield
+        except BaseException as error:
+            self._leave(error)
+            raise
+        else:
+            self._leave(None)
+        finally:
+            self._end(_END_SECONDS)
+            self._marks.close()
+            self._parent_watch.close()
+
+    def _meet(self) -> None:
+        """Start them all, and meet them."""
+        dist: Any = torch.distributed
+        learner = self.plan.learner
+        seconds, size = learner.queue.timeout_seconds, learner.ranks
+        # A port that the system chooses.
+        self._store = dist.TCPStore(
+            _HOST, 0, size, True, timedelta(seconds=seconds), wait_for_workers=False
+        )
+        path = self._checkpoint.path if self._checkpoint is not None else None
+        for rank in range(1, size):
             theirs, mine = self._context.Pipe()
             _limit_sending(mine, seconds)
-            path = checkpoint.path if checkpoint is not None else None
-            self._start(_Setup(plan, rank, store.port, path, theirs), log_dir)
+            self._start(_Setup(self.plan, rank, self._store.port, path, theirs), self._log_dir)
             theirs.close()
             self._pipes.append(mine)
+        self._group.enter_context(self.ranks.joined(seconds))
+        self._is_checked = False
+
+    def _leave(self, error: BaseException | None) -> None:
+        """Let the others end, and leave them."""
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.send_bytes(pickle.dumps(("end",)))
+        trace = error.__traceback__ if error is not None else None
+        self._group.__exit__(type(error) if error is not None else None, error, trace)
+        self._group = ExitStack()
 
     def _start(self, setup: _Setup, log_dir: Path | None) -> None:
         receiver, report = self._context.Pipe(duplex=False)
@@ -140,7 +178,9 @@ class _Others:
         report.close()
         receiver.close()
         self._processes.append(process)
-        log.info("%s is process %d", name, process.pid)
+        kind = "restarted" if self._restarts.total else "started"
+        about = event(kind, member=name, pid=process.pid)
+        log.info("%s is process %d", name, process.pid, extra=about)
 
     def make(self, context: LearnerContext) -> Learner:
         """The learner of this rank, which has the others do what all must do."""
@@ -149,11 +189,51 @@ class _Others:
         learner.step = partial(self._step, learner, learner.step)
         learner.weights = partial(self._weights, learner, learner.weights)
         learner.state_dict = partial(self._state_dict, learner, learner.state_dict)
-        learner.load_state_dict = partial(self._load_state_dict, learner.load_state_dict)
+        self._load = learner.load_state_dict
+        learner.load_state_dict = self._load_state_dict
         found: Learner = learner
         return found
 
     def _step(self, learner: Learner, step: Callable[[Batch], Metrics], batch: Batch) -> Metrics:
+        while True:
+            try:
+                metrics = self._step_together(learner, step, batch)
+                if (number := self._restarts.total) > self._num_counted:
+                    metrics.total("faults/rank_restarts", number - self._num_counted)
+                    self._num_counted = number
+                return metrics
+            except RankLost as error:
+                if is_divided(learner):
+                    raise
+                self._replace(learner, error)
+
+    def _replace(self, learner: Learner, lost: RankLost) -> None:
+        """Others in place of those that were lost, with the weights of this one; then all learn
+        from the same batch once more. RankLost where it happens too often, or fails again.
+        """
+        dead = [each.name.removeprefix("unirl-") for each in self._processes if each.exitcode]
+        about = event("died", member=", ".join(dead or ["learner"]), cause=lost.what)
+        log.warning("%s; others take their place", lost.what, extra=about)
+        try:
+            self._restarts.count(lost.what, lost.parts[-1], lost)
+        except ActorFailed as error:
+            raise RankLost(*error.parts) from lost
+        self._end(0.0)
+        self._leave(lost)
+        self._meet()
+        state = learner.state_dict()
+        on_host = replace(
+            state,
+            model=tree_map(_to_host, state.model),
+            optimizer=tree_map(_to_host, state.optimizer),
+        )
+        for rank in range(1, self.ranks.world_size):
+            self._tell(rank, "continue", on_host, learner.version, learner.num_steps)
+        self._load(state)  # as the others: what the lost one left half done is forgotten
+
+    def _step_together(
+        self, learner: Learner, step: Callable[[Batch], Metrics], batch: Batch
+    ) -> Metrics:
         if not self._is_checked:
             self._is_checked = True
             for rank in range(1, self.ranks.world_size):
@@ -174,11 +254,11 @@ class _Others:
         self._tell_all_of(learner, "state_dict")
         return state_dict()
 
-    def _load_state_dict(self, load: Callable[[LearnerState], None], state: LearnerState) -> None:
+    def _load_state_dict(self, state: LearnerState) -> None:
         """The others read it from the same files, now: weights were gathered before."""
         for rank in range(1, self.ranks.world_size):
             self._tell(rank, "restore")
-        load(state)
+        self._load(state)
 
     def _tell_all_of(self, learner: Learner, order: str) -> None:
         """Where each holds all, each does it alone."""
@@ -199,24 +279,21 @@ class _Others:
                 "unirl resume",
             ) from error
 
-    def end(self) -> None:
-        """Let the others leave, in good order."""
-        for pipe in self._pipes:
-            with contextlib.suppress(OSError):
-                pipe.send_bytes(pickle.dumps(("end",)))
-
-    def close(self) -> None:
+    def _end(self, patience: float) -> None:
         """Nothing is left of them."""
         for pipe in self._pipes:
             pipe.close()  # who still waits for an order ends
         for process in self._processes:
-            process.join(_END_SECONDS)
+            process.join(patience)
             if process.is_alive():
                 process.kill()
                 process.join(_END_SECONDS)
         self._marks.end()
-        self._marks.close()
-        self._parent_watch.close()
+        self._pipes, self._processes = [], []
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu()  # device -> host, once for a rank that was lost
 
 
 def _limit_sending(pipe: Connection, seconds: float) -> None:
@@ -252,6 +329,9 @@ def _follow(setup: _Setup) -> None:
                 learner.step(Batch(slots, version, wait_seconds))
             elif order == "restore" and setup.checkpoint is not None:
                 state.restore_learner(learner, load_checkpoint(setup.checkpoint))
+            elif order == "continue":
+                found, learner.version, learner.num_steps = values
+                learner.load_state_dict(found)
             elif order == "require_alike":
                 _require_alike(learner, ranks)
             else:

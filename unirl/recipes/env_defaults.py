@@ -133,6 +133,8 @@ def for_sampler(choices: Choices) -> None:
         "sampler.num_envs": max(1, min(num_envs, rows) // agents) * agents,
         "sampler.unroll_length": length,
     }
+    if kind.stepping == "waiting" and choices["runner.kind"] == "ray":
+        shape["sampler.worker_cpus"] = 1 / 8
     choices.choose(why, shape)
     if kind.stepping == "atari" or choices["env.engine"] == "envpool":
         choices.choose("the processes use all cores already", {"env.num_threads": 1})

@@ -79,6 +79,10 @@ class RunConfig:
     """Samples to learn from (environment steps without filler rows, or completions) before the run
     ends.
     """
+    pause_steps: int | None = None
+    """End the run after so many samples, before `total_steps`, which schedules continue to fall
+    towards. A resumed run goes further: run.pause_steps none, or a larger one.
+    """
     log_seconds: float = 2.0
     """Seconds between two rows of metrics.jsonl, trackers and the console."""
     track: tuple[str, ...] = ("tensorboard",)
@@ -120,7 +124,7 @@ class RunConfig:
     """
     max_run_restarts: int = 3
     """How often a run starts again from its checkpoint by itself when what it stands on was lost: a
-    cluster's head, a rank of the learner, or nodes beyond what restarts of members make good.
+    cluster's head, a shard of the learner, or nodes and ranks beyond what restarts make good.
     0: never.
     """
     callbacks: tuple[str, ...] = ()
@@ -149,6 +153,7 @@ class RunConfig:
                     f"each of {', '.join(TRACKERS)} may be named once",
                     suggestion(name, TRACKERS) or "leave it out for tensorboard alone",
                 )
+        check_positive("run.pause_steps", self.pause_steps, "leave it out to train to the end")
         if self.anneal_over == "seconds" and self.max_seconds is None:
             raise UniRLError(
                 "run.anneal_over is seconds and run.max_seconds is not set",

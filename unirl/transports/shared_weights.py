@@ -72,30 +72,31 @@ class SharedWeightStore:
 
     def publish(self, weights: Weights, version: int) -> None:
         """See unirl.core.weights.WeightStore. One process publishes."""
-        self._write(version, lambda index: copy_weights(self._buffers[index], weights))
+        index = self._begin()
+        copy_weights(self._buffers[index], weights)
+        self._end(index, version)
 
-    def receive(self, fill: Callable[[memoryview], None], version: int) -> None:
-        """As publish, of bytes in the order of `weights_layout`. What `fill` raises leaves the
-        version as it is.
+    def receive(self, fill: Callable[[memoryview], int]) -> None:
+        """As publish, of bytes in the order of `weights_layout`: `fill` writes them and returns
+        their version. What it raises leaves the version as it is.
         """
-        first, number = ALIGN, self._buffer_bytes
-
-        def write(index: int) -> None:
-            start = first + index * number
-            fill(memoryview(self._block.buffer)[start : start + number])
-
-        self._write(version, write)
+        index = self._begin()
+        start = ALIGN + index * self._buffer_bytes
+        self._end(index, fill(memoryview(self._block.buffer)[start : start + self._buffer_bytes]))
 
     @property
     def num_bytes(self) -> int:
         """Of one version."""
         return self._buffer_bytes
 
-    def _write(self, version: int, write: Callable[[int], None]) -> None:
+    def _begin(self) -> int:
+        """The buffer to write to. Its sequence is odd: even after a write that was broken off."""
         cells, index = self.cells, 1 - self.cells[self._ACTIVE]
-        # Odd: even after a write that was broken off.
         cells[self._SEQUENCE + index] += 1 + cells[self._SEQUENCE + index] % 2
-        write(index)
+        return index
+
+    def _end(self, index: int, version: int) -> None:
+        cells = self.cells
         cells[self._VERSIONS + index] = version
         cells[self._SEQUENCE + index] += 1
         cells[self._ACTIVE] = index

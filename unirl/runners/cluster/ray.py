@@ -11,10 +11,12 @@ import os
 import pickle
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from unirl.core.pool import Resources
 from unirl.errors import RunLost, UniRLError, format_error
@@ -28,6 +30,7 @@ from unirl.runners.pool_processes import modules_of
 from unirl.transports.remote.layout import SlotLayout
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 HEALTH = {
     "health_check_period_ms": 1000,
@@ -39,7 +42,7 @@ HEALTH = {
 which only pass things on, give way to nobody.
 """
 _ASK_SECONDS = 1.0
-"""Between two looks whether the head answers."""
+"""Between two looks whether the head answers, and how long it has for that."""
 _SHM_BYTES, _SHM_BYTES_OF_GPUS = 16 * 2**20, 2**30
 """What is needed in /dev/shm, and where there are several GPUs, by NCCL and vLLM."""
 _STORE_BYTES = 80 * 2**20
@@ -86,6 +89,8 @@ class RayCluster:
 
         self._ray, self._config, self._is_ours, self._wants = ray, config, False, False
         self._parcel = pack(config.working_dir)
+        self._asker: threading.Thread | None = None
+        self._asking = threading.Lock()
         self._asked_at = self._heard_at = time.monotonic()
         if ray.is_initialized():
             log.info("the Ray connection of this process is used")
@@ -174,19 +179,38 @@ class RayCluster:
             )
 
     def _answers(self) -> bool:
+        return self._of_head(self._ray.nodes) is not None
+
+    def _of_head(self, ask: Callable[[], T]) -> T | None:
+        """What the head says; None where it does not within a second. Ray would wait for it: who
+        asks then is left to itself, and no other asks before it has its answer.
+        """
         host, _, port = self._head.rpartition(":")
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), 1.0).close()
-        except OSError:
-            return False
-        return True
+        found: list[T] = []
+
+        def run() -> None:
+            with contextlib.suppress(Exception):  # Ray's own, of many kinds: no answer
+                found.append(ask())
+
+        with self._asking:
+            if self._asker is not None:
+                self._asker.join(_ASK_SECONDS)
+                if self._asker.is_alive():
+                    return None
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), _ASK_SECONDS).close()
+            except OSError:
+                return None
+            self._asker = threading.Thread(target=run, name="head", daemon=True)
+            self._asker.start()
+            self._asker.join(_ASK_SECONDS)
+            return found[0] if found else None
 
     def nodes(self) -> list[Node]:
-        """The nodes that are alive, with what is not taken. None while the head does not answer:
-        Ray would wait for it.
-        """
-        if not self._answers():
-            return []
+        """The nodes that are alive, with what is not taken. None while the head does not answer."""
+        return self._of_head(self._read_nodes) or []
+
+    def _read_nodes(self) -> list[Node]:
         free = self._ray._private.state.available_resources_per_node()
         drained = self._ray._private.state.state.get_draining_nodes()
         found = []
@@ -217,11 +241,10 @@ class RayCluster:
         kinds = [
             {"CPU": one.cpus, "GPU": one.gpus, "memory": one.memory_gib * 2**30} for one in asks
         ]
-        with contextlib.suppress(Exception):  # a hint, and nothing waits for it
-            request_resources(
-                bundles=[{name: value for name, value in kind.items() if value} for kind in kinds],
-                bundle_label_selectors=[dict(one.labels) for one in asks],
-            )
+        bundles = [{name: value for name, value in kind.items() if value} for kind in kinds]
+        labels = [dict(one.labels) for one in asks]
+        # A hint, and nothing waits for it.
+        self._of_head(partial(request_resources, bundles=bundles, bundle_label_selectors=labels))
 
     def start_agent(self, node: str, wanted: Resources, setup: AgentSetup) -> AgentHandle:
         """Start an agent on a node."""

@@ -69,7 +69,7 @@ class Share:
 
 
 def asks_of(plan: Plan) -> list[Ask]:
-    """What is to be placed: each member; those that share helpers together."""
+    """What is to be placed: each member; those that share helpers together, and with them."""
     asks = []
     for index, pool in enumerate(plan.pools):
         size, num_learners = pool.bounds[0], len(plan.learners_of(pool))
@@ -78,9 +78,11 @@ def asks_of(plan: Plan) -> list[Ask]:
         if pool.helpers is not None:
             groups = [tuple(everyone[first::size]) for first in range(size)]
         for group in groups:
-            one, times = pool.resources, len(group)
+            one, times, cpus = pool.resources, len(group), 0.0
+            if pool.helpers is not None:  # every size-th one from the group's first number on
+                cpus = pool.helpers.cpus * len(range(group[0], pool.helpers.count, size))
             wanted = Resources(
-                one.cpus * times, one.gpus * times, one.memory_gib * times, one.labels
+                one.cpus * times + cpus, one.gpus * times, one.memory_gib * times, one.labels
             )
             asks.append(Ask(index, pool.name, group, wanted))
     return asks

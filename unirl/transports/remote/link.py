@@ -198,6 +198,8 @@ class NodeLink:
             if held is not None or self._must_wait(frame):
                 now = time.monotonic()
                 self._held.setdefault(frame.channel, deque()).append((now, frame, header))
+                if held is None and not self._must_wait(frame):  # they came meanwhile
+                    self._release_held()
             else:
                 self._give(frame.channel, header)
 
@@ -277,7 +279,8 @@ class NodeLink:
             self._loop.call(lambda: self._end("no more weights come"))
 
     def _on_version(self) -> None:
-        self._loop.call(self._release_held)
+        if self._held:  # waking the other thread costs more than looking
+            self._loop.call(self._release_held)
 
     # -- ends --------------------------------------------------------------------------------------
 

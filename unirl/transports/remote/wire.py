@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 _HEADER = struct.Struct("<HBBI8q")
-_MAGIC = 0x5503
+_MAGIC = 0x5504
 """Changes with every change of the frames: nodes with another UniRL are refused."""
 MAX_TEXT = 1 << 16
 READ_SECONDS = 20.0
