@@ -30,6 +30,8 @@ _OURS = (
     "engine", "task_digest", "env_digest", "tokenizer_digest", "template_digest", "created",
 )  # fmt: skip
 _SOURCES = {"system": "system", "user": "user", "developer": "system"}
+_OF_TURN = ("origin", "trained", "reward", "started", "seconds", "info")
+"""Fields of a turn that ATIF has no place for."""
 
 
 def to_atif(record: Record, name: str = "") -> dict[str, Any]:
@@ -241,13 +243,8 @@ def _answered(
         "version": list(drawn.version),
         "drawn": list(drawn.drawn),
         "finish": drawn.finish,
-        "origin": turn.origin,
-        "trained": turn.trained,
-        "reward": turn.reward,
-        "token_rewards": turn.token_rewards,
-        "started": turn.started,
-        "seconds": turn.seconds,
-        "info": turn.info,
+        "token_rewards": list(turn.token_rewards),
+        **{name: getattr(turn, name) for name in _OF_TURN},
     }
     if _answer(step) != answer:
         ours["answer"] = answer
@@ -343,7 +340,6 @@ def _read_turn(
     tokens = tuple(metrics.get("completion_token_ids") or ())
     logp = tuple(float(each) for each in metrics.get("logprobs") or ())
     if ours:
-        names = ("origin", "trained", "reward", "started", "seconds", "info")
         return Turn(
             ours["parent"],
             prompt[len(prompt) - ours["num_given"] :],
@@ -351,7 +347,7 @@ def _read_turn(
             messages=tuple(messages),
             answer=ours["answer"] if "answer" in ours else _answer(step),
             token_rewards=tuple(ours.get("token_rewards", ())),
-            **{name: ours[name] for name in names},
+            **{name: ours[name] for name in _OF_TURN},
         )
     before: tuple[int, ...] = ()
     if last != ROOT:
