@@ -168,10 +168,10 @@ class RayCluster:
             return
         if now - self._asked_at > self._config.silent_seconds:
             self._heard_at = now  # this process was stopped itself
-        self._asked_at = now
-        if self._answers():
-            self._heard_at = time.monotonic()
-        elif now - self._heard_at > self._config.silent_seconds:
+        answers, self._asked_at = self._answers(), time.monotonic()
+        if answers:
+            self._heard_at = self._asked_at
+        elif self._asked_at - self._heard_at > self._config.silent_seconds:
             raise RunLost(
                 f"the head of the Ray cluster at {self._head} does not answer",
                 f"it must do so within ray.silent_seconds, {self._config.silent_seconds:g} s",
@@ -193,10 +193,8 @@ class RayCluster:
                 found.append(ask())
 
         with self._asking:
-            if self._asker is not None:
-                self._asker.join(_ASK_SECONDS)
-                if self._asker.is_alive():
-                    return None
+            if self._asker is not None and self._asker.is_alive():
+                return None
             try:
                 socket.create_connection((host.strip("[]"), int(port)), _ASK_SECONDS).close()
             except OSError:
