@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from unirl.config.rules import check_at_least, check_positive
 from unirl.core.schedule import ScheduleName, check_name
@@ -104,6 +105,31 @@ class UnrollLearnerConfig:
                 "learner.epochs * learner.minibatches >= 2 must hold, it is 1",
                 "set learner.epochs to 2 or more, or lr_schedule to linear",
             )
+
+
+TUNABLE = (
+    "learner.optimizer.lr",
+    "learner.optimizer.max_grad_norm",
+    "learner.entropy_coef",
+    "learner.value_coef",
+    "learner.lambda_",
+    "learner.policy_clip",
+    "learner.rho_clip",
+    "learner.c_clip",
+)
+"""Settings that may change while a learner trains: they scale a loss or a step, and nothing that
+is kept from update to update, or that actors know, depends on them.
+"""
+
+
+def tuned(config: UnrollLearnerConfig, settings: Mapping[str, float]) -> UnrollLearnerConfig:
+    """With other values of some of TUNABLE."""
+    own, optimizer = {}, {}
+    for key, value in settings.items():
+        table, _, name = key.rpartition(".")
+        (optimizer if table == "learner.optimizer" else own)[name] = value
+    changed: Any = {**own, "optimizer": replace(config.optimizer, **optimizer)}  # type: ignore[arg-type]
+    return replace(config, **changed)
 
 
 def check_minibatches(

@@ -47,6 +47,11 @@ class EpisodeWindow:
             metrics.last("charts/episodic_length", sum(self.lengths) / len(self.lengths))
         return int(num_rows), int(num_faults)
 
+    def clear(self) -> None:
+        """Forget all of them."""
+        self.returns.clear()
+        self.lengths.clear()
+
     def state_dict(self) -> dict[str, list[float]]:
         return {"returns": list(self.returns), "lengths": list(self.lengths)}
 

@@ -58,7 +58,7 @@ class ImpalaObjective:
     def __init__(
         self, policy: Policy, config: ImpalaLearnerConfig, *, reduce: Reduce | None = None
     ) -> None:
-        self._policy, self._config = policy, config
+        self._policy, self.config = policy, config
         self.is_additive = not config.normalize_advantage
         """The running scale is of whole minibatches, in their order."""
         self._scale = RunningScale(torch.device(config.device), reduce)
@@ -67,7 +67,7 @@ class ImpalaObjective:
         """Add values after time limits; all else depends on the policy of the moment."""
         if "truncated" not in rows:
             return rows
-        config, truncated = self._config, rows["truncated"]
+        config, truncated = self.config, rows["truncated"]
         with torch.no_grad():
             if config.truncation == "final":
                 value = spread(self._policy.value(rows["final_obs"]), truncated)
@@ -79,7 +79,7 @@ class ImpalaObjective:
 
     def losses(self, rows: UnrollRows, metrics: Metrics) -> Losses:
         """The divergence is from the policies that acted."""
-        config, mask = self._config, rows["mask"]
+        config, mask = self.config, rows["mask"]
         unroll = self._policy.unroll(rows["obs"], rows["state"], rows["reset"])
         distribution = unroll.distribution[:-1]
         new_logp = distribution.log_prob(rows["action"])
@@ -105,13 +105,13 @@ class ImpalaObjective:
         )
 
     def settings(self) -> Mapping[str, Any]:
-        return {"learner.normalize_advantage": self._config.normalize_advantage}
+        return {"learner.normalize_advantage": self.config.normalize_advantage}
 
     def state_dict(self) -> dict[str, Any]:
-        return self._scale.state_dict() if self._config.normalize_advantage else {}
+        return self._scale.state_dict() if self.config.normalize_advantage else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._config.normalize_advantage:
+        if self.config.normalize_advantage:
             self._scale.load_state_dict(state)
 
 

@@ -33,6 +33,9 @@ class UnrollObjective(Protocol):
     processes that share the batch, or None.
     """
 
+    config: Any
+    """Its settings, which may be replaced between two updates."""
+
     @property
     def splits_steps(self) -> bool:
         """Whether `prepare` puts the steps of all environments side by side, [1, T * B], so that

@@ -96,7 +96,7 @@ class Optimizer:
         schedule: ScheduleProgress,
         reduce: Reduce | None = None,
     ) -> None:
-        self._module, self._config = module, config
+        self._module, self.config = module, config
         key = "learner.optimizer.lr_schedule"
         self._schedule = Schedule(config.lr_schedule, key, schedule)
         self._reduce = reduce
@@ -121,11 +121,11 @@ class Optimizer:
 
     def lr(self, num_steps: int) -> float | Tensor:
         """The step size after `num_steps` samples; a tensor where it is adaptive."""
-        if self._config.lr_schedule == "adaptive":
+        if self.config.lr_schedule == "adaptive":
             return self.adaptive_lr
         # The first step is not of size zero: it would only cost time.
-        rise = min(1.0, (num_steps + 1) / (self._config.warmup_steps + 1))
-        return self._config.lr * rise * self._schedule.factor(num_steps)
+        rise = min(1.0, (num_steps + 1) / (self.config.warmup_steps + 1))
+        return self.config.lr * rise * self._schedule.factor(num_steps)
 
     def adapt(self, kl: Tensor) -> None:
         """Correct the adaptive step size by how far the policy has moved, in nats; a scalar.
@@ -134,7 +134,7 @@ class Optimizer:
         that has not moved, as before the first step on a batch, changes nothing.
         """
         low, high = ADAPTIVE_BOUNDS
-        far, near = kl > 2 * self._config.target_kl, kl < self._config.target_kl / 2
+        far, near = kl > 2 * self.config.target_kl, kl < self.config.target_kl / 2
         moved = kl > _ROUNDING
         lr = self.adaptive_lr
         lower = (lr / _ADAPTIVE_FACTOR).clamp_(min=low)
@@ -174,7 +174,7 @@ class Optimizer:
         return norm
 
     def _clip(self) -> Tensor:
-        masters, bound = list(self._masters.values()), self._config.max_grad_norm
+        masters, bound = list(self._masters.values()), self.config.max_grad_norm
         if not self._is_sharded or self._reduce is None:
             return nn.utils.clip_grad_norm_(masters, bound)
         gradients = [master.grad for master in masters if master.grad is not None]
@@ -192,7 +192,7 @@ class Optimizer:
 
     def _move(self, names: list[str], lr: float | Tensor) -> None:
         """One step of the optimiser for the masters of these names, which all have a gradient."""
-        config, masters = self._config, [self._masters[name] for name in names]
+        config, masters = self.config, [self._masters[name] for name in names]
         if isinstance(lr, Tensor):
             lr = lr.float()  # CUDA's fused kernel reads no other kind
         gradients = [master.grad for master in masters if master.grad is not None]
@@ -235,7 +235,7 @@ class Optimizer:
 
     def _new_state(self, name: str) -> dict[str, Tensor]:
         master = self._masters[name]
-        if self._config.name == "adam":
+        if self.config.name == "adam":
             state = {
                 "step": torch.zeros((), dtype=torch.float32, device=master.device),
                 "exp_avg": torch.zeros_like(master, requires_grad=False),
@@ -243,7 +243,7 @@ class Optimizer:
             }
         else:
             state = {"square_avg": torch.zeros_like(master, requires_grad=False)}
-            if self._config.momentum:
+            if self.config.momentum:
                 state["momentum_buffer"] = torch.zeros_like(master, requires_grad=False)
         self._state[name] = state
         return state

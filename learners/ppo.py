@@ -94,7 +94,7 @@ class PpoObjective:
         on_policy: bool = False,
         reduce: Reduce | None = None,
     ) -> None:
-        self._policy, self._config, self._on_policy = policy, config, on_policy
+        self._policy, self.config, self._on_policy = policy, config, on_policy
         self._reduce = reduce
         self.splits_steps = policy.core is None
         """A policy without memory takes each step on its own."""
@@ -107,7 +107,7 @@ class PpoObjective:
 
     def prepare(self, rows: UnrollRows, metrics: Metrics) -> UnrollRows:
         """Targets and advantages by the policy that this update begins with."""
-        config, mask = self._config, rows["mask"]
+        config, mask = self.config, rows["mask"]
         prox_logp, prox_value = self._proximal(rows)
         value = self._restored(prox_value)
         log_rho = prox_logp - rows["logp"]
@@ -148,13 +148,13 @@ class PpoObjective:
         if "truncated" not in rows:
             reward: Tensor = rows["reward"]
             return reward
-        if self._config.truncation == "previous":
+        if self.config.truncation == "previous":
             ahead = value[:-1]
         else:
             with torch.no_grad():
                 final_value = self._policy.value(rows["final_obs"])
             ahead = spread(self._restored(final_value), rows["truncated"])
-        return bootstrapped(rows["reward"], rows["truncated"], ahead, self._config.gamma)
+        return bootstrapped(rows["reward"], rows["truncated"], ahead, self.config.gamma)
 
     def _proximal(self, rows: UnrollRows) -> tuple[Tensor, Tensor]:
         """Log-probabilities [T, B] and values [T+1, B] of the policy as it is: that which acted, if
@@ -172,7 +172,7 @@ class PpoObjective:
         logps, values = [], []
         with torch.no_grad():
             every = torch.arange(num_envs, device=rows["mask"].device)
-            for envs in every.chunk(self._config.minibatches):
+            for envs in every.chunk(self.config.minibatches):
                 some = rows if len(envs) == num_envs else select(rows, envs)
                 unroll = self._policy.unroll(some["obs"], some["state"], some["reset"])
                 logps.append(unroll.distribution[:-1].log_prob(some["action"]))
@@ -181,7 +181,7 @@ class PpoObjective:
 
     def losses(self, rows: UnrollRows, metrics: Metrics) -> Losses:
         """The divergence is from the proximal policy."""
-        config, mask, prox_logp = self._config, rows["mask"], rows["prox_logp"]
+        config, mask, prox_logp = self.config, rows["mask"], rows["prox_logp"]
         unroll = self._policy.unroll(rows["obs"], rows["state"], rows.get("reset"))
         num_rows = mask.shape[0]  # without the bootstrap row, where there is one
         distribution, value = unroll.distribution[:num_rows], unroll.value[:num_rows]
@@ -203,7 +203,7 @@ class PpoObjective:
         )
 
     def settings(self) -> Mapping[str, Any]:
-        return {"learner.normalize_value": self._config.normalize_value}
+        return {"learner.normalize_value": self.config.normalize_value}
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.value_norm is None else dict(self.value_norm.state_dict())

@@ -22,7 +22,7 @@ from unirl.core.tree import tree_map
 from unirl.core.weights import Weights
 from unirl.device import usable_device
 from unirl.errors import ActorFailed, UniRLError
-from unirl.learners.config import UnrollLearnerConfig, check_minibatches
+from unirl.learners.config import UnrollLearnerConfig, check_minibatches, tuned
 from unirl.learners.episodes import EpisodeWindow
 from unirl.learners.objective import Losses, UnrollObjective, UnrollRows, select
 from unirl.learners.optimizer import Optimizer
@@ -86,6 +86,7 @@ class UnrollLearner:
         self._generator = torch.Generator(self._device)
         self._generator.manual_seed(derive_seed(seed, "minibatches"))
         self._num_nan_states = 0
+        self._tuned: dict[str, float] = {}
         norms = [module for module in policy.modules() if isinstance(module, RunningNorm)]
         if self._return_norm is not None:
             norms.append(self._return_norm.returns)
@@ -244,6 +245,30 @@ class UnrollLearner:
     def _entropy_coef(self) -> float:
         return self._config.entropy_coef * self._entropy_schedule.factor(self.num_steps)
 
+    def setting(self, key: str) -> float:
+        """The value of one of TUNABLE."""
+        value: Any = self._config
+        for name in key.split(".")[1:]:
+            value = getattr(value, name)
+        return float(value)
+
+    def tune(self, settings: Mapping[str, float]) -> None:
+        """Other values of some of TUNABLE from the next update on; checkpoints keep them."""
+        self._tuned |= settings
+        self._config = tuned(self._config, settings)
+        self._optimizer.config = self._config.optimizer
+        self.objective.config = self._config
+
+    def adopt(self, other: LearnerState) -> None:
+        """Continue as another learner would, but for its settings, its random numbers and its
+        episodes: no return has been earned since.
+        """
+        generator = self._generator.get_state()
+        counters = {**other.counters, "tuned": dict(self._tuned)}
+        self.load_state_dict(replace(other, counters=counters))
+        self._generator.set_state(generator)
+        self._episodes.clear()
+
     def weights(self) -> Weights:
         """The policy in its compute dtype, with its statistics."""
         return self.policy.weights()
@@ -262,6 +287,7 @@ class UnrollLearner:
             "settings": self._settings(),
             "adaptive_lr": float(self._optimizer.adaptive_lr),
             "nan_states": self._num_nan_states,
+            **({"tuned": dict(self._tuned)} if self._tuned else {}),
         }
         return LearnerState(self._optimizer.model_state(), optimizer, counters)
 
@@ -292,6 +318,7 @@ class UnrollLearner:
             self._return_norm.load_state_dict(optimizer["return_norm"])
         self.objective.load_state_dict(optimizer.get("objective", {}))
         self._episodes.load_state_dict(state.counters["episodes"])
+        self.tune(state.counters.get("tuned", {}))
 
     def _restore_generator(self, saved: Tensor) -> None:
         if saved.shape == self._generator.get_state().shape:

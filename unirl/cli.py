@@ -40,6 +40,7 @@ from unirl.commands.resume import ResumeOptions, resume
 from unirl.commands.scale import scale
 from unirl.commands.serve import ServeOptions, serve
 from unirl.commands.session import Crash
+from unirl.commands.sweep import sweep
 from unirl.commands.train import TrainOptions, train
 from unirl.commands.trajectories import TrajectoriesOptions, trajectories
 from unirl.commands.tune import TuneOptions, tune
@@ -47,6 +48,7 @@ from unirl.commands.view import ViewOptions, view
 from unirl.errors import UniRLError
 from unirl.report.output import lasting_output
 from unirl.storage import disk
+from unirl.sweep.config import SweepOptions
 
 EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED = 1, 2, 130
 
@@ -102,6 +104,13 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
             "Try shapes of a plan and write the fastest as TOML.",
             tune,
             TuneOptions,
+        ),
+        "sweep": Command(
+            "FILE|RUN [--dry-run] [--key value ...]",
+            "Train many trials of a config and find the best.",
+            sweep,
+            SweepOptions,
+            outlives_console=True,
         ),
         "doctor": Command(
             "[RECIPE|@CONFIG ...] [--json] [--ray.address A]",

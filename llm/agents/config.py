@@ -12,6 +12,9 @@ from unirl.imports import load_own
 from unirl.llm.sandbox.config import SandboxConfig
 
 Credit = Literal["outcome", "turn", "both"]
+Compare = Literal["state", "number", "token"]
+ProcessReward = Callable[..., Sequence[float | Sequence[float]]]
+"""Of turns, answer and info of an ended episode: for each turn a number, or one for each token."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class AgentConfig:
     """
     world: str = field(default="", metadata={"common": True})
     """An environment that answers what the model says: gym:ID, text:module:Class, openenv:URL,
-    nemo:URL, skyrl:NAME; verifiers:NAME, which was not tried with the real package yet.
+    nemo:URL, skyrl:NAME, verifiers:NAME (a taskset), harbor:FOLDER (its tasks, without images).
     """
     function: str = ""
     """module:attr of an own agent: async (session, task) -> a number, an ending, or nothing."""
@@ -59,13 +62,15 @@ class AgentConfig:
     max_invalid: int = 3
     """Calls in a row that nothing can be made of; then the episode ends as invalid."""
     episode_seconds: float = 300.0
-    """How long an episode may take; then it ends, and is judged as it is."""
+    """How long an episode may take, repeated attempts included; then it ends, and is judged as it
+    is, unless an attempt before it has failed.
+    """
     tool_seconds: float = 30.0
     """How long a call or a step of the world may take; the model is given word of a call that took
     longer. So long may process_reward take for an episode, too; then its group is discarded.
     """
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
-    """Of the tool python."""
+    """Of the tool python, and of harbor's tasks."""
     max_observation: int = 4000
     """Characters of what a tool says that the model is given; the rest is cut out of the middle."""
     retries: int = 2
@@ -81,8 +86,8 @@ class AgentConfig:
     """
     process_reward: str = ""
     """module:function of step rewards beside those of the world or the agent: it is given turns,
-    answer and info of an ended episode and returns a number for each turn. Counted where `credit`
-    says so.
+    answer and info of an ended episode and returns for each turn a number, or one for each of its
+    tokens, whose texts are turn["tokens"]. Counted where `credit` says so.
     """
     credit: Credit = "outcome"
     """What a token's advantage comes from. outcome: the episode's rewards, alike for all its turns.
@@ -90,9 +95,11 @@ class AgentConfig:
     """
     turn_discount: float = 1.0
     """Of step rewards, for each turn that they come later. Less: only near turns get credit."""
-    turn_groups: Literal["state", "number"] = "state"
+    turn_groups: Compare = "state"
     """Which turns of a group's episodes are compared for credit. state: those that were given the
-    same (GiGPO); number: those of the same number.
+    same (GiGPO); number: those of the same number. token: not turns, but their tokens, each with
+    those in the same place of turns of the same number, in all groups of a batch: what a prompt
+    always gets wrong is learned from too. turn_discount is for each token then.
     """
     turn_weight: float = 1.0
     """credit both: of the part that comes from step rewards."""
@@ -119,12 +126,12 @@ class AgentConfig:
                 "1 counts all later turns alike",
             )
 
-    def load_process(self) -> Callable[..., Sequence[float]] | None:
+    def load_process(self) -> ProcessReward | None:
         """What gives step rewards at an episode's end. Raises UniRLError where there is no such
         function.
         """
         if not self.process_reward:
             return None
         name = f"agent.process_reward {self.process_reward}"
-        found: Callable[..., Sequence[float]] = load_own(self.process_reward, name)
+        found: ProcessReward = load_own(self.process_reward, name)
         return found

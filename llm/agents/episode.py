@@ -8,6 +8,7 @@ the episode's sample, and each turn is trained in the first segment that holds i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -43,7 +44,9 @@ class Turn:
     trained: bool = True
     """False: it is context alone, as turns are that nobody read."""
     reward: float | None = None
-    """Step reward, at its last drawn token."""
+    """Step reward; at its last drawn token, but for what `token_rewards` say."""
+    token_rewards: tuple[float, ...] = ()
+    """How much of it is at each drawn token; (): nothing is known."""
     started: float = 0.0
     """Seconds since the episode began."""
     seconds: float = 0.0
@@ -149,6 +152,8 @@ class Episode:
             number += (each,) * (len(given) + len(drawn.tokens))
             step += (0.0,) * (len(given) + len(drawn.tokens))
             if learns and turn.reward is not None and drawn.tokens:
-                step[-1] = turn.reward
+                if turn.token_rewards:
+                    step[-len(drawn.tokens) :] = turn.token_rewards
+                step[-1] += turn.reward - math.fsum(turn.token_rewards)
         columns = (token, logp, version, mask, number, step)
         return Segment(is_shared, *map(tuple, columns))  # type: ignore[arg-type]

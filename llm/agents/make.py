@@ -45,7 +45,9 @@ def make_agent(
             sources={"python": PythonSource(config.sandbox, counts)},
         )
     if config.world:
-        world = make_world(config.world, config.options, seconds=config.tool_seconds)
+        world = make_world(
+            config.world, config.options, seconds=config.tool_seconds, sandbox=config.sandbox
+        )
     return NativeAgent(config, tools, world)
 
 

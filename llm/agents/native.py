@@ -10,12 +10,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from unirl.llm.agents.agent import AgentTask
-from unirl.llm.agents.answer import Answer
+from unirl.llm.agents.answer import Answer, EpisodeEnded
 from unirl.llm.agents.config import AgentConfig
 from unirl.llm.agents.session import Session
 from unirl.llm.agents.tool_calls import ToolCall, calls_of
 from unirl.llm.agents.tools.tool import Toolbox, Tools
-from unirl.llm.agents.worlds.world import EnvClient, Observation, World
+from unirl.llm.agents.worlds.world import EnvClient, Judging, Observation, World
 from unirl.llm.outcome import Ending
 from unirl.llm.tasks.task import Message, Task
 
@@ -82,7 +82,11 @@ class _Episode:
             if first.has_ended:
                 return "stop"
         while True:  # the session's budgets end it
-            answer = await self._session.chat(messages, tools=(*self._schemas, *worlds))
+            try:
+                answer = await self._session.chat(messages, tools=(*self._schemas, *worlds))
+            except EpisodeEnded:
+                await self._judged()
+                raise
             messages.append(answer.message)
             calls = calls_of(answer.message)
             invalid = bool(answer.errors)
@@ -137,6 +141,13 @@ class _Episode:
             tool_seconds=time.monotonic() - started,
         )
         return seen, observation
+
+    async def _judged(self) -> None:
+        """What was done is judged as it is, where the world can do that."""
+        turns = self._session.episode.turns
+        if turns and isinstance(self._client, Judging):
+            reward = await self._client.judge()
+            self._pay(len(turns) - 1, Observation(reward=reward))
 
     def _pay(self, turn: int, observation: Observation) -> None:
         """The outcome of an episode in a world is the sum of what its steps earned."""

@@ -5,29 +5,29 @@ process_reward.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import eq
 from typing import Any
 
 from unirl.llm.agents.tool_calls import calls_of
-from unirl.llm.rewards.rules import characters, exact
+from unirl.llm.rewards.rules import exact
 
 _END = "\0"
 
 
 def call_and_answer(
     turns: Sequence[Mapping[str, Any]], answer: str, info: Mapping[str, Any]
-) -> list[float]:
-    """One step reward for each turn, 0 .. 1. The first turn is compared with `info["call"]`, the
-    others with what the tool returned, right or not, so that both are learned at a time: half for
-    the share of characters in their places, the end among them, half where all are equal. A turn
+) -> list[list[float]]:
+    """For each token of each turn, its share of the turn's characters in their places, the end
+    among them: 1 in all where the turn is right. The first turn is compared with `info["call"]`,
+    the others with what the tool returned, right or not, so that both are learned at a time. A turn
     behind a failed call earns 0. `answer` is not read: the outcome is judged by it.
     """
     wanted = [str(info.get("call", "")), *(_given(turn) for turn in turns[1:])]
     answered = [True, *map(_was_answered, turns)]
-    shares = [
-        _in_place(turn, text) if paid else 0.0
+    return [
+        _in_place(turn, text) if paid else [0.0] * len(turn["tokens"])
         for turn, text, paid in zip(turns, wanted, answered, strict=False)
     ]
-    return [(share + (share == 1)) / 2 for share in shares]
 
 
 def tool_and_answer(
@@ -45,12 +45,18 @@ def tool_and_answer(
     return found
 
 
-def _in_place(turn: Mapping[str, Any], wanted: str) -> float:
+def _in_place(turn: Mapping[str, Any], wanted: str) -> list[float]:
     """With the end as a character: without it, to end early costs no more than a wrong guess, and
     is what a model settles on before it has found the last character.
     """
-    end = _END if turn["finish"] == "stop" else ""
-    return characters(str(turn["drawn_text"]).strip() + end, wanted + _END)
+    wanted, place, shares = wanted + _END, 0, []
+    for number, token in enumerate(turn["tokens"], 1):
+        is_end = number == len(turn["tokens"]) and turn["finish"] == "stop"
+        text = _END if is_end and not token else token
+        behind = wanted[place : place + len(text)]
+        shares.append(sum(map(eq, text, behind)) / len(wanted))
+        place += len(text)
+    return shares
 
 
 def _given(turn: Mapping[str, Any]) -> str:

@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from unirl.core.sample import Slot
@@ -25,9 +23,9 @@ from unirl.errors import DiscardSlot, Restartable, UniRLError, format_error
 from unirl.learners.parallel import Ranks
 from unirl.llm.agents.agent import Agent, AgentTask
 from unirl.llm.agents.answer import EpisodeEnded, MessagesRefused
-from unirl.llm.agents.config import AgentConfig
+from unirl.llm.agents.config import AgentConfig, ProcessReward
 from unirl.llm.agents.episode import Episode
-from unirl.llm.agents.judged import as_completion, said
+from unirl.llm.agents.judged import as_completion, paid, said
 from unirl.llm.agents.sample import write_episodes
 from unirl.llm.agents.session import Session
 from unirl.llm.agents.threads import Threads
@@ -242,20 +240,27 @@ class AgentRollout:
         self, prompt: Prompt, key: str, seed: int, place: int, sampling: SamplingConfig
     ) -> Attempt:
         """An episode, tried again where it failed for what the policy cannot have caused. Its
-        ending is "infrastructure" where that was so each time.
+        ending is "infrastructure" where that was so each time. All attempts have one deadline; an
+        attempt that reaches it after others have failed is not scored.
         """
         async with self._room:
-            for retried in range(self._agent_config.retries + 1):
+            ends, retried = time.monotonic() + self._agent_config.episode_seconds, 0
+            while True:
                 own = derive_seed(seed, "attempt", retried) if retried else seed
-                if retried:
-                    await asyncio.sleep(min(_FIRST_PAUSE_SECONDS * 2 ** (retried - 1), 30.0))
-                episode = await self._episode(prompt, f"{key}.{retried}", own, sampling)
-                if episode.ending != "infrastructure":
-                    break
-            return Attempt(episode, place, retried)
+                left = ends - time.monotonic()
+                episode = await self._episode(prompt, f"{key}.{retried}", own, sampling, left)
+                if retried and episode.ending == "time":
+                    episode.ending = "infrastructure"
+                pause = min(_FIRST_PAUSE_SECONDS * 2**retried, 30.0)
+                is_last = retried == self._agent_config.retries
+                is_over = episode.ending != "infrastructure" or is_last
+                if is_over or time.monotonic() + pause >= ends:
+                    return Attempt(episode, place, retried)
+                await asyncio.sleep(pause)
+                retried += 1
 
     async def _episode(
-        self, prompt: Prompt, key: str, seed: int, sampling: SamplingConfig
+        self, prompt: Prompt, key: str, seed: int, sampling: SamplingConfig, seconds: float
     ) -> Episode:
         session = self._make_session(
             key, self.engine.generate, sampling=sampling, seed=seed, prompt=prompt.tokens
@@ -266,12 +271,12 @@ class AgentRollout:
         )
         try:
             with self._live.drawing():
-                async with asyncio.timeout(self._agent_config.episode_seconds):
+                async with asyncio.timeout(seconds):
                     episode.ending = await self._agent.run(task, session)
         except EpisodeEnded as ended:
             episode.ending, episode.why = ended.ending, str(ended)
         except TimeoutError as error:
-            is_late = time.monotonic() - started >= self._agent_config.episode_seconds
+            is_late = time.monotonic() - started >= seconds
             episode.ending, episode.why = "time" if is_late else "crash", format_error(error)
         except MessagesRefused as refused:
             episode.ending, episode.why = "crash", format_error(refused)
@@ -296,23 +301,31 @@ class AgentRollout:
         return episode
 
     async def _score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[list[Score]]:
-        texts = [said(each, self.prompts.decode) for each in episodes]
+        texts = [said(each, self.prompts.decode, self.prompts.decode_token) for each in episodes]
         if self._process is not None:
-            for i, (episode, text) in enumerate(zip(episodes, texts, strict=True)):
-                await self._pay(episode, text, prompt)
-                texts[i] = said(episode, self.prompts.decode)
+            texts = await self._paid(self._process, prompt, episodes, texts)
         return await self._rewarder.score_group(
             prompt, texts, [as_completion(each) for each in episodes]
         )
 
-    async def _pay(self, episode: Episode, text: Said, prompt: Prompt) -> None:
-        assert self._process is not None
-        judge = partial(self._process, text.turns, prompt.answer, prompt.info)
+    async def _paid(
+        self,
+        process: ProcessReward,
+        prompt: Prompt,
+        episodes: Sequence[Episode],
+        texts: Sequence[Said],
+    ) -> list[Said]:
+        """With step rewards, which are judged in one call of a thread: the event loop is the
+        engine's.
+        """
+
+        def judge() -> list[Sequence[float | Sequence[float]]]:
+            return [process(text.turns, prompt.answer, prompt.info) for text in texts]
+
         try:
-            # In a thread: the event loop is the engine's.
-            async with asyncio.timeout(self._agent_config.tool_seconds):
-                rewards = await self._threads.call(judge)
-            pay_steps(episode, rewards)
+            async with asyncio.timeout(self._agent_config.tool_seconds * len(episodes)):
+                found = await self._threads.call(judge)
+            return list(map(paid, episodes, texts, found))
         except UniRLError:
             raise
         except Exception as error:
@@ -351,21 +364,6 @@ class AgentRollout:
         if self._keeper is not None:
             self._keeper.close()
         await self.engine.close()
-
-
-def pay_steps(episode: Episode, rewards: Sequence[float]) -> None:
-    """Step rewards that were judged at the end. Raises UniRLError unless there is one a turn."""
-    if len(rewards) != len(episode.turns):
-        raise UniRLError(
-            f"agent.process_reward returned {len(rewards)} numbers",
-            f"the episode has {len(episode.turns)} turns, and each has one",
-            "return a number for each turn",
-        )
-    for i, (turn, reward) in enumerate(zip(episode.turns, rewards, strict=True)):
-        value = float(reward)
-        if not math.isfinite(value):
-            raise ValueError(f"agent.process_reward returned {value} for turn {i}")
-        episode.turns[i] = replace(turn, reward=(turn.reward or 0.0) + value)
 
 
 def counts_of(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -2,7 +2,9 @@
 
 Turns are compared with turns of the same group that began in the same state, as in GiGPO (Feng et
 al., arXiv 2505.10978, eq. 6 to 9): an advantage of each turn's discounted return within its step
-group, added to that of the episode.
+group, added to that of the episode. Where tokens are compared, each is a turn of its own, and is
+compared with those of all groups, as in REINFORCE++ (Hu, arXiv 2501.03262): a group that draws the
+same wrong token each time learns that others earn more there.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from unirl.llm.algorithms.terms import Algorithm
 from unirl.llm.group import Group
 from unirl.vtrace import Reduce, group_advantages
 
+Compare = Literal["state", "number", "token"]
+"""Which turns are compared: see AgentConfig.turn_groups."""
+
 
 @dataclass(frozen=True)
 class TurnCredit:
@@ -27,13 +32,13 @@ class TurnCredit:
 
     kind: Literal["turn", "both"]
     discount: float = 1.0
-    compare: Literal["state", "number"] = "state"
+    compare: Compare = "state"
     weight: float = 1.0
 
 
 @dataclass(frozen=True)
 class Turns:
-    """The U turns of a batch that are learned from, in the order of their tokens."""
+    """The U turns of a batch that are learned from, or their tokens, in the order of tokens."""
 
     number: Tensor
     """[N]: which of them drew the token; -1: none, or it is not learned from."""
@@ -47,7 +52,7 @@ class Turns:
     """[N]: step rewards, each at its turn's last token."""
 
     @classmethod
-    def of(cls, groups: Sequence[Group], compare: Literal["state", "number"]) -> Turns:
+    def of(cls, groups: Sequence[Group], compare: Compare) -> Turns:
         """Raises ValueError for groups without turns."""
         number: list[int] = []
         reward: list[float] = []
@@ -69,13 +74,18 @@ class Turns:
                 for i in range(begin, end):
                     (drawn if masks[i] else given).setdefault(turns[i], []).append(i)
                 for each in sorted(drawn):
-                    for i in drawn[each]:
-                        number[first_token + i] = len(reward)
-                    reward.append(math.fsum(paid[i] for i in drawn[each]))
-                    episode.append(first_episode + owner)
-                    state = tuple(tokens[i] for i in given.get(each, ()))
-                    key = (g, state if compare == "state" else order[owner])
-                    step_group.append(known.setdefault(key, len(known)))
+                    own = drawn[each]
+                    units = [[i] for i in own] if compare == "token" else [own]
+                    for place, unit in enumerate(units):
+                        for i in unit:
+                            number[first_token + i] = len(reward)
+                        reward.append(math.fsum(paid[i] for i in unit))
+                        episode.append(first_episode + owner)
+                        state = tuple(tokens[i] for i in given.get(each, ()))
+                        key: Hashable = order[owner], place  # of all groups
+                        if compare != "token":
+                            key = g, state if compare == "state" else order[owner]
+                        step_group.append(known.setdefault(key, len(known)))
                     order[owner] += 1
             first_episode += group.size
         return cls(

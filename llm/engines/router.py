@@ -1,7 +1,8 @@
 """Several servers as one engine: whatever speaks OpenAI's API, here or in other clusters.
 
 The completions of a prompt go to one server, which shares its work among them; a prompt goes to the
-server with the fewest tokens in flight. A server that does not answer gets nothing more until it
+server with the fewest tokens in flight. What may be continued, as a session's turns are, stays with
+the server that has its keys and values. A server that does not answer gets nothing more until it
 does, and what it had is continued by others with the tokens that have come.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +38,8 @@ _ANSWER_LOOKS = 5
 """How many times as long an answer may take."""
 _TRIES = 2
 """Looks without an answer after which a server counts as gone."""
+_MOST_HOMES = 4096
+"""Sessions whose server is remembered; of more, those that were not heard of for longest go."""
 
 
 @dataclass(eq=False)
@@ -70,6 +73,8 @@ class Router:
         self._look_seconds = look_seconds
         self._servers: dict[str, _Server] = {}
         self._where: dict[str, _Server] = {}
+        self._home: OrderedDict[str, _Server] = OrderedDict()
+        """By session, the server that drew its last turn."""
         self._aborted: set[str] = set()
         self._version = -1
         self._starting, self._changed = asyncio.Lock(), asyncio.Event()
@@ -129,6 +134,8 @@ class Router:
         try:
             while True:
                 server, number = await self._server_for(group), request.num_left
+                if request.may_continue:
+                    self._stay(group, server)
                 server.tokens += number
                 server.groups[group] += 1
                 self._where[request.id] = server
@@ -219,8 +226,17 @@ class Router:
                     await self._changed.wait()
         except TimeoutError:
             raise self._nobody() from None
+        home = self._home.get(group)
+        if home in ready:
+            return home
         together = [one for one in ready if one.groups[group] > 0]
         return min(together or ready, key=lambda one: one.tokens)
+
+    def _stay(self, group: str, server: _Server) -> None:
+        self._home[group] = server
+        self._home.move_to_end(group)
+        if len(self._home) > _MOST_HOMES:
+            self._home.popitem(last=False)
 
     def _nobody(self) -> EngineFailed:
         names = ", ".join(self._servers) or "there is none"

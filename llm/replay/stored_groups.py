@@ -53,7 +53,8 @@ class StoredGroups:
                 f"samples must name the folder of an agent's run, with {FILE} in it",
                 "make one: unirl train agent --only rollout",
             )
-        run = where.resolve().name if store.database.startswith("postgres") else None
+        is_shared = store.database.startswith("postgres")
+        run = store.run_name(where.resolve()) if is_shared else None
         return cls(where, store, run, settings)
 
     def open(self) -> TrajectoryStore:

@@ -9,6 +9,10 @@ from unirl.config.rules import check_at_least, check_positive, check_setting
 
 Kind = Literal["auto", "zygote+cgroup", "zygote", "bwrap", "landlock", "none"]
 LevelName = Literal["zygote+cgroup", "zygote", "bwrap", "landlock", "none"]
+_SYSTEM = (
+    "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "opt", "proc", "root", "run", "sbin",
+    "sys", "tmp", "usr", "var", "workspace",
+)  # fmt: skip
 LEVELS: tuple[LevelName, ...] = ("none", "landlock", "bwrap", "zygote", "zygote+cgroup")
 """From the weakest to the strongest."""
 
@@ -44,11 +48,24 @@ class SandboxConfig:
     imports: tuple[str, ...] = ()
     """Modules that Python code finds imported, such as numpy: once per slot, instead of each time.
     """
+    links: tuple[str, ...] = ()
+    """Folders of the root that lead into the workspace, for programs that insist on their paths:
+    /app leads to its folder app. With a root of its own alone: zygote and bwrap.
+    """
     python: str = ""
     """The interpreter that programs are run by. "": this one."""
 
     def __post_init__(self) -> None:
         check_at_least(1, "sandbox", self, "slots", "disk_mb", "pids", "max_output")
+        for link in self.links:
+            name = link.removeprefix("/")
+            check_setting(
+                link.startswith("/") and name.isidentifier() and name not in _SYSTEM,
+                "sandbox.links",
+                link,
+                f"must be / and a name, and not one of {', '.join(_SYSTEM)}",
+                "/app is one",
+            )
         for name in ("seconds", "idle_seconds"):
             check_positive(f"sandbox.{name}", getattr(self, name), "leave it out")
         check_setting(

@@ -56,7 +56,7 @@ def enter(settings: Mapping[str, Any], control: socket.socket) -> None:
         # Stays as the parent of what is process 1 in there.
         control.close()
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
-    _make_root(settings["binds"], settings["workdir"], outside)
+    _make_root(settings["binds"], settings["workdir"], settings["links"], outside)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     kernel.sethostname("sandbox")
@@ -70,8 +70,10 @@ def _map_user(pid: int, user: int, group: int) -> None:
             file.write(f"{USER} {outside} 1")
 
 
-def _make_root(binds: list[str], workdir: str, outside: int | None) -> None:
-    """A root of its own, in which these paths can be read and nothing else is there."""
+def _make_root(binds: list[str], workdir: str, into: list[str], outside: int | None) -> None:
+    """A root of its own, in which these paths can be read and nothing else is there. into: links to
+    folders of the workspace.
+    """
     kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     links = {path: os.readlink(path) for path in binds if os.path.islink(path)}
     # Copied before this process becomes another user, who may not pass the folders above them.
@@ -97,6 +99,8 @@ def _make_root(binds: list[str], workdir: str, outside: int | None) -> None:
         os.close(tree)
     for path, link in links.items():
         os.symlink(link, path.lstrip("/"))
+    for path in into:
+        os.symlink(f"{workdir}{path}", path.lstrip("/"))
     for path in ("proc", "tmp", workdir.lstrip("/")):
         os.makedirs(path, exist_ok=True)
     for name, link in (("shm", "/tmp"), ("fd", "/proc/self/fd")):

@@ -119,13 +119,14 @@ class Slot:
             "cgroups": self.cgroup.files if self.cgroup and self._mode != "bwrap" else [],
             "disk": self._config.disk_mb * MiB,
             "workdir": workdir,
+            "links": self._config.links,
         }
         fd = theirs.fileno()
         command = [self._interpreter.program, "-I", "-S", "-X", "utf8", "-c", START, str(fd)]
         command += _PACKAGES
         identity: dict[str, Any] = {}
         if self._mode == "bwrap":
-            command = [*_bwrap(self._interpreter.binds, self._config.disk_mb * MiB), *command]
+            command = [*_bwrap(self._interpreter.binds, self._config), *command]
             if user is not None:
                 identity = {"user": user, "group": user, "extra_groups": []}
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by kill
@@ -376,17 +377,19 @@ def _draw_user() -> int:
     return last - random.SystemRandom().randrange(max(1, min(_USERS, (last - first) // 2)))
 
 
-def _bwrap(binds: Sequence[str], disk: int) -> list[str]:
+def _bwrap(binds: Sequence[str], config: SandboxConfig) -> list[str]:
     """The command of bubblewrap, up to the program."""
     options = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     options += ["--hostname", "sandbox", "--uid", "1000", "--gid", "1000", "--clearenv"]
     # First: an interpreter or a checkout may itself be below /tmp.
     for path in (WORKDIR, "/tmp"):
-        options += ["--size", str(disk), "--perms", "0700", "--tmpfs", path]
+        options += ["--size", str(config.disk_mb * MiB), "--perms", "0700", "--tmpfs", path]
     for path in (*binds, _PACKAGES[-1]):
         if os.path.islink(path):
             options += ["--symlink", os.readlink(path), path]
         else:
             options += ["--ro-bind", path, path]
+    for link in config.links:
+        options += ["--symlink", f"{WORKDIR}{link}", link]
     options += ["--dev", "/dev", "--proc", "/proc"]
     return [*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKDIR]

@@ -110,6 +110,8 @@ class PromptSource:
     ) -> None:
         self._tasks, self._tokenizer, self._config = tuple(tasks), tokenizer, config
         self._prepare = prepare
+        self._texts: dict[int, str] = {}
+        """Of tokens that were decoded one by one: no more than the vocabulary has."""
         self._max_context, self._max_tokens = max_context, max_tokens
         self.index = index or self._look_at_all()
         sizes = tuple((len(task.train), len(task.held_out)) for task in tasks)
@@ -161,6 +163,12 @@ class PromptSource:
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def decode_token(self, token: int) -> str:
+        """The text of one token; "" of a special one. Characters of several tokens are lost."""
+        if token not in self._texts:
+            self._texts[token] = self.decode((token,))
+        return self._texts[token]
 
     def prompt(self, ticket: int) -> Prompt:
         which, offset, epoch = self._order.locate(ticket)

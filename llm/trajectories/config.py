@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from unirl.config.rules import check_at_least
@@ -30,6 +32,10 @@ class StoreConfig:
     bodies_url: str = ""
     """"": tokens and texts are in the database, too. s3://BUCKET/FOLDER: they are in a bucket; keys
     are taken from the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+    """
+    run_id: str = ""
+    """What tells this run from others of its name in a database that they share. "": it is drawn,
+    and kept in config.toml.
     """
     max_bodies: int = 64
     """Episodes that may wait to be written with all their tokens. Beyond it tokens and texts are
@@ -67,6 +73,16 @@ class StoreConfig:
                     f"leave store.{name} out: the run folder is then used",
                 )
 
+    def run_name(self, folder: Path) -> str:
+        """By what the store knows the run of this folder."""
+        return f"{folder.name}-{self.run_id}" if self.url and self.run_id else folder.name
+
+    def with_id(self) -> StoreConfig:
+        """With an id where one is needed and none was given."""
+        if not self.url or self.run_id:
+            return self
+        return replace(self, run_id=secrets.token_hex(4))
+
     @property
     def database(self) -> str:
         """The database's URL, read from its variable if it is in one."""
@@ -93,5 +109,5 @@ def known_part(table: Mapping[str, Any]) -> StoreConfig:
     defaults.
     """
     found = table.get("store", {})
-    names = {name for name in ("url", "bodies_url") if name in found}
+    names = {name for name in ("url", "bodies_url", "run_id") if name in found}
     return StoreConfig(**{name: found[name] for name in names})

@@ -33,8 +33,8 @@ _FRAME = struct.Struct("<BI")
 _ZLIB, _ZSTD = 1, 2
 
 _USUAL: tuple[tuple[str, Any], ...] = (
-    ("origin", "extended"), ("trained", True), ("reward", None), ("started", 0.0),
-    ("seconds", 0.0), ("messages", ()), ("answer", {}), ("info", {}),
+    ("origin", "extended"), ("trained", True), ("reward", None), ("token_rewards", ()),
+    ("started", 0.0), ("seconds", 0.0), ("messages", ()), ("answer", {}), ("info", {}),
 )  # fmt: skip
 """Fields of a turn that are left out where they are as Turn has them by default."""
 
@@ -215,8 +215,9 @@ def _turn(packed: bytes, plain: bytes) -> Turn:
     logp.frombytes(plain)
     version, drawn, finish = (values.pop(name) for name in ("version", "drawn", "finish"))
     completion = Completion(tokens, tuple(logp), _spread(version), finish, _spread(drawn))
-    if "messages" in values:
-        values["messages"] = tuple(values["messages"])
+    for name in ("messages", "token_rewards"):
+        if name in values:
+            values[name] = tuple(values[name])
     return Turn(given=given, completion=completion, **values)
 
 

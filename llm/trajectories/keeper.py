@@ -41,7 +41,7 @@ class RunKeeper:
     ) -> None:
         self._waits, self._required = waits, config.required
         self._writer = TrajectoryWriter(open_store(config, folder), config)
-        self._run, self._rewards, self._about = folder.name, rewards, about
+        self._run, self._rewards, self._about = config.run_name(folder), rewards, about
 
     def keep(
         self,

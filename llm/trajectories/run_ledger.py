@@ -175,7 +175,7 @@ def make_ledger(folder: Path, *, config: StoreConfig) -> RunLedger | None:
         return None
     try:
         store = open_store(config, folder)
-        marks = OwnMarks(Ledger(store), folder.name)
+        marks = OwnMarks(Ledger(store), config.run_name(folder))
         return RunLedger(store, marks, is_required=config.required)
     except UniRLError as error:
         if config.required:

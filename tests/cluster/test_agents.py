@@ -21,6 +21,7 @@ pytest.importorskip("starlette", reason="engines are served with the extra agent
 import unirl
 from tests.cluster.nodes import descendants
 from tests.cluster.raylets import Raylets
+from tests.tiny_calculator import PAID
 from unirl.llm.agents.episode import Episode
 from unirl.llm.models.tiny import make_tiny
 from unirl.llm.trajectories.config import StoreConfig
@@ -29,28 +30,13 @@ from unirl.llm.trajectories.store import open_store
 pytestmark = pytest.mark.slow
 CPUS = 4
 SETTINGS: dict[str, Any] = {
-    "task.name": "products",
-    "task.max_prompt": 16,
+    **PAID,
     "agent.tools": ("python",),
-    "agent.calls": "brief",
-    "agent.max_turns": 2,
-    "agent.max_episode_tokens": 64,
-    "agent.process_reward": "unirl.llm.agents.process:call_and_answer",
-    "agent.credit": "turn",
-    "agent.turn_groups": "number",
-    "agent.turn_discount": 0.0,
-    "reward.weights": {"steps": 1.0},
-    "sampling.max_tokens": 6,
     "algorithm.entropy_coef": 0.05,
-    "algorithm.scale": "std",
-    "learner.optimizer.lr": 1e-3,
-    "rollout.group_size": 8,
     "queue.batch_size": 16,
     "queue.timeout_seconds": 120.0,
     "runner.kind": "ray",
-    "runner.learner_threads": 1,
     "run.total_steps": 2560,
-    "run.eval_steps": 0,
     "run.log_seconds": 0.0,
     "engine.kind": "openai",
     "engine.api_key_variable": "UNIRL_ENGINE_KEY",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,30 @@ def test_prompts_stay_together_and_go_where_fewest_tokens_are_in_flight() -> Non
         first, second = ({prompt[0] for prompt in asked(server)} for server in (one, other))
     assert not first & second and len(first) == len(second) == 3
     assert len(asked(one)) == len(asked(other)) == 9
+
+
+def test_turns_of_a_session_stay_with_its_server_while_it_answers() -> None:
+    async def turns(router: Router) -> None:
+        async def session(name: str, first: int, num: int) -> None:
+            for i in range(num):
+                turn = request(f"{name}.{first + i}", 3, prompt=int(name[0]))
+                await router.generate(replace(turn, may_continue=True))
+
+        names = [f"{i}.0" for i in range(3, 7)]
+        for first in (0, 1, 2):  # with pauses, in which no turn is in flight
+            await asyncio.gather(*(session(name, first, 1) for name in names))
+        assert not {*homes(one)} & {*homes(other)} and len(homes(one) + homes(other)) == 12
+        assert len({*homes(one)}) == len({*homes(other)}) == 2
+        one.faults.update({"/v1/models": 0, "/v1/completions": 0})
+        await asyncio.gather(*(session(name, 3, 2) for name in names))
+        assert len(homes(other)[6:]) == 8
+
+    def homes(server: CompletionServer) -> list[int]:
+        return [prompt[0] for prompt in asked(server)]
+
+    with CompletionServer() as one, CompletionServer() as other:
+        endless(one, other)
+        run(turns, one, other)
 
 
 @pytest.mark.parametrize("how", ["hangs", "hangs up"])

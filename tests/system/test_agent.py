@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
+from tests.tiny_calculator import PAID
 from unirl.core.tree import flatten
 from unirl.llm.agents.command import _passed
 from unirl.llm.models.tiny import make_tiny
@@ -23,24 +24,8 @@ from unirl.llm.trajectories.store import open_store
 from unirl.storage.checkpoint import load_checkpoint
 
 CALCULATOR: dict[str, Any] = {
-    "task.name": "products",
-    "task.max_prompt": 16,
-    "agent.tools": ("calculator",),
-    "agent.calls": "brief",
-    "agent.max_turns": 2,
-    "agent.max_episode_tokens": 64,
-    "agent.process_reward": "unirl.llm.agents.process:call_and_answer",
-    "agent.credit": "turn",
-    "agent.turn_groups": "number",
-    "agent.turn_discount": 0.0,
-    "reward.weights": {"steps": 1.0},
-    "sampling.max_tokens": 6,
-    "algorithm.scale": "std",
-    "learner.optimizer.lr": 1e-3,
-    "rollout.group_size": 8,
+    **PAID,
     "queue.batch_size": 4,
-    "runner.learner_threads": 1,
-    "run.eval_steps": 0,
     "run.log_seconds": 1.0,
 }
 

@@ -22,6 +22,7 @@ import unirl
 from tests import forked
 from tests.system.grpo_faults import account, learned, session
 from tests.test_docs import is_documented
+from tests.tiny_calculator import PLAYED
 from unirl import cli
 from unirl.core.actor import ActorContext, AnyActor
 from unirl.llm.agents.rollout import AgentRollout
@@ -34,20 +35,13 @@ from unirl.storage.checkpoint import load_checkpoint
 GROUP, BATCH, CHECKPOINT = 2, 2, 120
 DEADLINE_SECONDS = 120.0
 SETTINGS: dict[str, Any] = {
-    "task.name": "products",
-    "task.max_prompt": 16,
-    "agent.tools": ("calculator",),
-    "agent.calls": "brief",
-    "agent.max_turns": 2,
-    "agent.max_episode_tokens": 64,
+    **PLAYED,
     "reward.weights": {"characters": 1.0},
     "sampling.max_tokens": 4,
     "rollout.group_size": GROUP,
     "queue.batch_size": BATCH,
     "queue.timeout_seconds": 60.0,
     "agent.episode_seconds": 50.0,
-    "runner.learner_threads": 1,
-    "run.eval_steps": 0,
     "run.log_seconds": 0.0,
     "run.checkpoint_steps": CHECKPOINT * BATCH * GROUP,
 }

@@ -111,16 +111,24 @@ def choose(arguments: Sequence[str], options: type[T], command: str) -> tuple[Ch
             if surplus[0].endswith(".toml")
             else f"see unirl {command} --help",
         )
+    table = configs.merge(*tables.values(), configs.nest(module.Config, changes))
+    return settled(names[-1] if names else None, recipe, module, table, {}), own
+
+
+def settled(
+    name: str | None, recipe: str, module: ModuleType, table: Mapping[str, Any], answers: Answers
+) -> Chosen:
+    """A recipe with the config that nested tables describe, and what they leave out chosen by the
+    environment's kind.
+
+    answers: what environments have said; what they are asked now is added.
+    """
     from unirl.envs.answers import answers_kept
     from unirl.recipes.defaults import settle
 
-    answers: Answers = {}
-    table = configs.merge(*tables.values(), configs.nest(module.Config, changes))
     with answers_kept(answers):
-        settled = settle(module, configs.from_mapping(module.Config, table), table)
-    name = names[-1] if names else None
-    chosen = (settled.config, settled.lines, settled.kind, answers)
-    return Chosen(name, recipe, module, *chosen), own
+        found = settle(module, configs.from_mapping(module.Config, table), table)
+    return Chosen(name, recipe, module, found.config, found.lines, found.kind, answers)
 
 
 def recipe_to_train(name: str) -> ModuleType:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from unirl.commands import run_folder
 from unirl.commands.arguments import first, one_run, parse_with_recipe, recipe_to_train
 from unirl.commands.session import is_main_process, start
+from unirl.commands.sweep import sweep
+from unirl.commands.sweep_request import folder_of
 from unirl.errors import UniRLError
 from unirl.report.trackers.tracking import check_trackers
 
@@ -30,8 +32,10 @@ class ResumeOptions:
 
 def resume(arguments: Sequence[str]) -> int:
     """Train on in the run's folder, from its newest checkpoint or the one that was named; flags
-    change its config.
+    change its config. A sweep is continued as a whole.
     """
+    if folder_of(first(arguments, "resume")) is not None:
+        return sweep(arguments)
     where = run_folder.find(first(arguments, "resume"))
     run_dir = run_folder.folder_of(where)
     module, _ = run_folder.read_config(run_dir, recipe_to_train)
@@ -59,6 +63,13 @@ def _check_checkpoint(plan: Plan, checkpoint: Checkpoint, where: Path) -> None:
             f"{where} is done already: {num_steps} of {total_steps} steps",
             "run.total_steps > the steps of the checkpoint must hold for training to continue",
             f"raise it: unirl resume {shlex.quote(str(where))} --run.total-steps {2 * num_steps}",
+        )
+    pause_steps = plan.run.pause_steps
+    if pause_steps is not None and num_steps >= pause_steps:
+        raise UniRLError(
+            f"{where} has reached its pause: {num_steps} of {pause_steps} steps",
+            "run.pause_steps > the steps of the checkpoint must hold for training to continue",
+            f"train to the end: unirl resume {shlex.quote(str(where))} --run.pause-steps none",
         )
     seconds, max_seconds = float(checkpoint.state["seconds"]), plan.run.max_seconds
     if max_seconds is not None and seconds >= max_seconds:

@@ -84,13 +84,18 @@ def is_main_process() -> bool:
 
 
 def _print_end(plan: Plan, run_dir: Path, result: RunResult) -> None:
+    from unirl.population.hook import best_folder
+
     rate = result.num_steps / result.seconds if result.seconds else 0.0
     print(
         f"{run_dir}: {result.reason} after {result.num_steps:,} steps in {result.seconds:.1f} s"
         f" ({rate:,.0f} steps/s, {result.version:,} updates)"
     )
-    if result.reason == "interrupted":
-        print(f"continue with:  unirl resume {shlex.quote(str(run_dir))}")
+    if result.reason in ("interrupted", "pause_steps"):
+        further = " --run.pause-steps none" * (result.reason == "pause_steps")
+        print(f"continue with:  unirl resume {shlex.quote(str(run_dir))}{further}")
+    elif (best := best_folder(run_dir)) is not None:
+        print(f"best of the population, for eval and play too:  {shlex.quote(str(best))}")
     elif plan.learner.make_evaluator is None:
         print(f"next:  unirl plot {shlex.quote(str(run_dir))}  (or card)")
     else:

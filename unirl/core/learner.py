@@ -67,6 +67,20 @@ class TimedLearner(Protocol):
         """The training time so far, earlier sessions included; called before each step."""
 
 
+@runtime_checkable
+class TunableLearner(EpisodicLearner, Protocol):
+    """A learner whose settings may change while it trains: what populations need."""
+
+    def setting(self, key: str) -> float:
+        """The value of such a setting."""
+
+    def tune(self, settings: Mapping[str, float]) -> None:
+        """Other values from the next update on."""
+
+    def adopt(self, other: LearnerState) -> None:
+        """Continue as another learner would, but with settings and episodes of its own."""
+
+
 @dataclass(frozen=True)
 class LearnerContext:
     """What a runner passes to a learner when it makes one."""

@@ -34,7 +34,8 @@ class RunOutputs:
     they leave. stack: closes what it opens.
 
     resumed: rows of updates that are made again are cut off. console: whether progress is shown as
-    well as logged; None: neither.
+    well as logged; None: neither. leader: those of the first learner, at whose checkpoints this one
+    is saved, too.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class RunOutputs:
         resumed: bool,
         console: bool | None,
         stack: ExitStack,
+        leader: RunOutputs | None = None,
     ) -> None:
         folder = learner_folder(run_dir, index)
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +58,13 @@ class RunOutputs:
         sinks = _open_sinks(loop, folder, resume_step, console, stack)
         trackers = _open_trackers(loop, run_dir, folder, resume_step, stack)
         self.log = LogHook(sinks, config.log_seconds, self.evaluate)
-        self.save = CheckpointHook(folder, config.checkpoint_steps, restart_actors, start_step=step)
+        self.save = CheckpointHook(
+            folder,
+            config.checkpoint_steps,
+            restart_actors,
+            start_step=step,
+            leader=leader.save if leader is not None else None,
+        )
         stop = StopHook(config.target_return, config.max_seconds, window=config.target_window)
         samples = SamplesHook(folder, config.log_seconds, resume_step)
         # Evaluated before it is logged: a result is in the row of its step, the last one too.

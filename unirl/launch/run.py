@@ -20,6 +20,7 @@ from unirl.launch.outputs import RunOutputs
 from unirl.launch.rank_processes import rank_processes
 from unirl.launch.resume import (
     check_folder,
+    learner_folder,
     open_checkpoint,
     open_ledgers,
     restore,
@@ -56,8 +57,8 @@ class RunResult:
     seconds: float
     """Training time after start-up, earlier sessions included."""
     reason: str
-    """total_steps, target_return, max_seconds, samples (all were learned from), interrupted, or
-    what a callback said.
+    """total_steps, pause_steps, target_return, max_seconds, samples (all were learned from),
+    interrupted, or what a callback said.
     """
     checkpoint: Path | None
     """The newest checkpoint."""
@@ -225,8 +226,13 @@ def _train_once(
                 disk.replace_text(run_dir / "config.toml", to_toml(plan.config, recipe=plan.recipe))
             open_ledgers(runner.loops, run_dir.resolve(), stack)
             hooks[0].append(ScaleHook(run_dir, plan, runner.resize))
-            outputs = [
-                RunOutputs(
+            folders = [learner_folder(run_dir, index) for index in range(len(runner.loops))]
+            if plan.make_hooks is not None:
+                # Before a checkpoint, which then holds what they have done.
+                for own, hook in zip(hooks, plan.make_hooks(runner.loops, folders), strict=True):
+                    own.append(hook)
+            for index, (own, each) in enumerate(zip(hooks, runner.loops, strict=True)):
+                output = RunOutputs(
                     each,
                     run_dir,
                     index,
@@ -234,10 +240,9 @@ def _train_once(
                     resumed=checkpoint is not None,
                     console=None if index else console,
                     stack=stack,
+                    leader=outputs[0] if index else None,
                 )
-                for index, each in enumerate(runner.loops)
-            ]
-            for each, own, output in zip(runner.loops, hooks, outputs, strict=True):
+                outputs.append(output)
                 trainings.append(Training(each, output, run_dir))
                 output.before_log(callbacks.hook(trainings[-1]))
                 own += output.hooks

@@ -108,4 +108,6 @@ def plan(config: Config) -> Plan:
     if judges and not config.reward.weights:
         reward = replace(config.reward, weights={"outcome": 1.0})
         config = replace(config, reward=reward)
+    if config.only != "train":
+        config = replace(config, store=config.store.with_id())
     return grpo.plan_of("agent", config)

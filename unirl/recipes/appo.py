@@ -28,8 +28,10 @@ from unirl.learners.config import check_minibatches
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
+from unirl.population.config import PopulationConfig
 from unirl.recipes.defaults import Choices
 from unirl.recipes.env_defaults import for_sampler
+from unirl.recipes.population import with_population
 from unirl.recipes.probe import bind_learner, check_agents, probe
 from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
 from unirl.runners.plan import LearnerPlan, Plan
@@ -50,6 +52,7 @@ class Config:
     )
     runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(kind="processes"))
     ray: RayConfig = field(default_factory=RayConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
 
@@ -59,6 +62,11 @@ def defaults(choices: Choices) -> None:
 
 
 def plan(config: Config) -> Plan:
+    """Of one policy, or of a population; nothing is started."""
+    return with_population(config, _plan_one)
+
+
+def _plan_one(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
     sampler = config.sampler
     if config.runner.is_inline and sampler.device != "cpu":

@@ -22,8 +22,10 @@ from unirl.learners.impala import ImpalaLearnerConfig, ImpalaObjective
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.policy import PolicyConfig
 from unirl.policy.precision import settle_dtype
+from unirl.population.config import PopulationConfig
 from unirl.recipes.defaults import Choices
 from unirl.recipes.env_defaults import for_actors
+from unirl.recipes.population import with_population
 from unirl.recipes.probe import EnvFacts, bind_learner, check_agents, probe, vector_plan
 from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
 from unirl.runners.plan import Plan
@@ -45,6 +47,7 @@ class Config:
     queue: QueueConfig = field(default_factory=QueueConfig)
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
 
@@ -54,6 +57,11 @@ def defaults(choices: Choices) -> None:
 
 
 def plan(config: Config) -> Plan:
+    """Of one policy, or of a population; nothing is started."""
+    return with_population(config, _plan_one)
+
+
+def _plan_one(config: Config) -> Plan:
     """Probe the environment's spaces and bind the pieces; nothing is started."""
     policy = settle_dtype(config.policy, "cpu", config.learner.device)
     config = replace(config, env=settle_mask(config.env), policy=policy)

@@ -30,8 +30,10 @@ from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.policy import Policy, PolicyConfig
 from unirl.policy.own_network import check_own_networks
 from unirl.policy.precision import settle_dtype
+from unirl.population.config import PopulationConfig
 from unirl.recipes.defaults import Choices
 from unirl.recipes.env_defaults import for_simulator
+from unirl.recipes.population import with_population
 from unirl.recipes.probe import EnvFacts, bind_learner, fingerprint_of
 from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
 from unirl.runners.plan import LearnerPlan, Plan
@@ -63,6 +65,7 @@ class Config:
     queue: QueueConfig = field(default_factory=lambda: QueueConfig(max_staleness=0))
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)
     run: RunConfig = field(
         default_factory=lambda: RunConfig(total_steps=50_000_000, checkpoint_steps=50_000_000)
     )
@@ -74,6 +77,12 @@ def defaults(choices: Choices) -> None:
 
 
 def plan(config: Config) -> Plan:
+    """Of one policy, or of a population; nothing is started."""
+    in_population = config.population.size > 1
+    return with_population(config, partial(_plan_one, in_population=in_population))
+
+
+def _plan_one(config: Config, *, in_population: bool) -> Plan:
     """Make the simulator once to ask it, let it go, and bind the pieces."""
     is_ray = config.runner.kind == "ray"
     if not config.runner.is_inline and not is_ray:
@@ -115,6 +124,12 @@ def plan(config: Config) -> Plan:
             f'env "{config.env.id}" does not tell the observation that an episode ended with',
             "learner.truncation is final, which needs it",
             "set learner.truncation to previous",
+        )
+    if sim.single and in_population:
+        raise UniRLError(
+            f'env "{config.env.id}" cannot train a population',
+            "a process can have one simulator of its kind, and each learner needs one",
+            "leave population out: unirl sweep trains a process at a time",
         )
     if sim.single and config.run.eval_steps:
         raise UniRLError(

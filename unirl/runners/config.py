@@ -79,6 +79,10 @@ class RunConfig:
     """Samples to learn from (environment steps without filler rows, or completions) before the run
     ends.
     """
+    pause_steps: int | None = None
+    """End the run after so many samples, before `total_steps`, which schedules continue to fall
+    towards. A resumed run goes further: run.pause_steps none, or a larger one.
+    """
     log_seconds: float = 2.0
     """Seconds between two rows of metrics.jsonl, trackers and the console."""
     track: tuple[str, ...] = ("tensorboard",)
@@ -149,6 +153,7 @@ class RunConfig:
                     f"each of {', '.join(TRACKERS)} may be named once",
                     suggestion(name, TRACKERS) or "leave it out for tensorboard alone",
                 )
+        check_positive("run.pause_steps", self.pause_steps, "leave it out to train to the end")
         if self.anneal_over == "seconds" and self.max_seconds is None:
             raise UniRLError(
                 "run.anneal_over is seconds and run.max_seconds is not set",

@@ -126,6 +126,8 @@ class CheckpointHook:
     """Every `every_steps` steps, and at the end: a checkpoint. `restart_actors` then restarts what
     no checkpoint can hold.
 
+    leader: the hook of the plan's first learner, which others follow: learners do not count the
+    same steps, and what is continued must be of one moment.
     run_dir: None where another process writes the checkpoints of this training. Where the learner
     is divided, that process gets this one's shard.
     """
@@ -137,21 +139,31 @@ class CheckpointHook:
         restart_actors: Callable[[], None],
         *,
         start_step: int = 0,
+        leader: CheckpointHook | None = None,
     ) -> None:
-        self._run_dir, self._every_steps = run_dir, every_steps
+        self._run_dir, self._every_steps, self._leader = run_dir, every_steps, leader
         self._restart_actors = restart_actors
         # Multiples of every_steps from the start: a resumed run saves where the whole one does.
         self._next = next_multiple(start_step, every_steps)
         self.path: Path | None = None
         """The newest checkpoint."""
         self._version = -1
+        self.num_saved = self._num_followed = 0
 
     def after_update(self, loop: TrainLoop) -> None:
         steps = loop.learner.num_steps
-        if steps >= self._next and loop.reason is None:
+        if self._is_due(steps) and loop.reason is None:
             self._save(loop)
+            self.num_saved += 1
             self._next = next_multiple(steps, self._every_steps)
             self._restart_actors()
+
+    def _is_due(self, steps: int) -> bool:
+        if self._leader is None:
+            return steps >= self._next
+        is_due = self._leader.num_saved > self._num_followed
+        self._num_followed = self._leader.num_saved
+        return is_due
 
     def at_end(self, loop: TrainLoop) -> None:
         if is_divided(loop.learner) and loop.reason == "actor_failed":

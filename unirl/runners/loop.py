@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
@@ -58,6 +59,8 @@ class TrainLoop:
         self.ledger: TicketLedger | None = None
         """Where tickets are marked that an update has learned from."""
         self.metrics = Metrics()
+        self.learning = threading.Lock()
+        """Held while the learner changes: other loops may read it meanwhile, never a part of it."""
         self.reason: str | None = None
         self.seconds_before = 0.0
         """Training time of earlier sessions of this run."""
@@ -129,7 +132,9 @@ class TrainLoop:
         started = time.monotonic()
         if isinstance(self.learner, TimedLearner):
             self.learner.record_training_seconds(self.seconds)
-        self.metrics.update(self.learner.step(batch))
+        with self.learning:
+            found = self.learner.step(batch)
+        self.metrics.update(found)
         if self.ledger is not None:
             tickets = [slot.ticket for slot in batch.slots]
             self.ledger.trained(tickets, self.learner.version)
@@ -142,8 +147,11 @@ class TrainLoop:
         return True
 
     def _stop_when_done(self) -> None:
-        if self.learner.num_steps >= self.plan.run.total_steps:
+        run, num_steps = self.plan.run, self.learner.num_steps
+        if num_steps >= run.total_steps:
             self.reason = self.reason or "total_steps"  # others count the same steps
+        elif run.pause_steps is not None and num_steps >= run.pause_steps:
+            self.reason = self.reason or "pause_steps"
         last = self.ledger.num_updates if self.ledger is not None else None
         if last is not None and self.learner.version >= last:
             self.stop("samples")

@@ -4,11 +4,11 @@ executes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unirl.config.rules import check_finite
 from unirl.core.actor import AnyActor
@@ -23,6 +23,9 @@ from unirl.core.tree import flatten
 from unirl.core.weights import Weights
 from unirl.errors import UniRLError
 from unirl.runners.config import RayConfig, RunConfig, RunnerConfig
+
+if TYPE_CHECKING:
+    from unirl.runners.loop import Hook, TrainLoop
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,10 @@ class Plan:
     runner: RunnerConfig = field(default_factory=RunnerConfig)
     run: RunConfig = field(default_factory=RunConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    make_hooks: Callable[[Sequence[TrainLoop], Sequence[Path]], Sequence[Hook]] | None = None
+    """From all loops, restored, and their folders to a hook of each: what its learners do with each
+    other between their updates.
+    """
     notes: tuple[str, ...] = ()
     """What people should know at the start besides what `describe` says: a line each."""
 

@@ -13,13 +13,13 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel (Linux) to kill this process when its parent dies; does nothing on other
-    systems.
+def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel (Linux) to send this process a signal when its parent dies; does nothing on
+    other systems.
     """
     if sys.platform != "linux":
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:  # it died before the call above
         os._exit(1)
 

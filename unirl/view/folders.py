@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,11 +48,12 @@ class Folders:
         """All of them by id, in the order of their names."""
         if time.monotonic() - self._looked >= _SECONDS:
             self._looked = time.monotonic()
+            known = {run.path for run in self._runs.values()}
             names = labels(self.roots) if len(self.roots) > 1 else [""]
             found = [
                 run
                 for root, name in zip(self.roots, names, strict=True)
-                for run in _below(root, name)
+                for run in _below(root, name, known)
             ]
             self._runs = {run.id: run for run in sorted(found, key=lambda run: run.name)}
         return self._runs
@@ -92,9 +93,9 @@ def find_roots(words: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(roots))
 
 
-def _below(root: Path, label: str) -> Iterator[Run]:
-    """label: of the root, where there are several."""
-    for number, path in enumerate(_run_folders(root, 0)):
+def _below(root: Path, label: str, known: Set[Path]) -> Iterator[Run]:
+    """label: of the root, where there are several. known: runs that were found before."""
+    for number, path in enumerate(_run_folders(root, 0, known)):
         if number == MAX_RUNS:
             return
         name = path.relative_to(root).as_posix()
@@ -110,7 +111,10 @@ def _below(root: Path, label: str) -> Iterator[Run]:
         yield from parts
 
 
-def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
+def _run_folders(folder: Path, depth: int, known: Set[Path]) -> Iterator[Path]:
+    if folder in known:
+        yield folder
+        return
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError:
@@ -121,7 +125,7 @@ def _run_folders(folder: Path, depth: int) -> Iterator[Path]:
     for entry in entries if depth < _MAX_DEPTH else ():
         # A link within is another name of what is found anyway; one that leads out is not followed.
         if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-            yield from _run_folders(Path(entry.path), depth + 1)
+            yield from _run_folders(Path(entry.path), depth + 1, known)
 
 
 def _policies(run: Run) -> Iterator[Run]:

@@ -60,14 +60,16 @@ class Live:
         self._looks = 0
 
     async def watch(self, runs: Sequence[str]) -> AsyncIterator[bytes]:
-        """Server-sent events, without end: rows and events of these runs, states of all."""
+        """Server-sent events, without end: rows and events of these runs, states of all. First
+        `watching`: what is written from now on will be sent.
+        """
         client = _Client(frozenset(runs))
         await asyncio.to_thread(self._begin, client.watched)
         self._clients.add(client)
         if self._task is None:
             self._task = asyncio.create_task(self._look_again())
         try:
-            yield b": watching\n\n"
+            yield b"event: watching\ndata: {}\n\n"
             while True:
                 try:
                     kind, value = await asyncio.wait_for(client.queue.get(), _ALIVE_SECONDS)

@@ -32,7 +32,7 @@ def _source(name: str, options: Mapping[str, str], sources: Mapping[str, ToolSou
     if name in sources:
         return sources[name]
     if name == "calculator":
-        return FunctionTool(calculator, name)
+        return FunctionTool(calculator, name, is_quick=True)
     if name == "search":
         return FunctionTool(make_corpus(options).search, name)
     if name.startswith("mcp:"):

@@ -4,7 +4,7 @@
 It imports nothing of ours and works with every Python from 3.9 on. Run by its path:
 
     PYTHON bridge_script.py skyrl NAME KEYWORDS      an environment of skyrl-gym
-    PYTHON bridge_script.py verifiers NAME KEYWORDS  an environment of verifiers
+    PYTHON bridge_script.py verifiers NAME KEYWORDS  a taskset of verifiers
 
 Requests: {"do": "reset", "task": ..., "seed": ...}, {"do": "step", "text": ...}, {"do": "tasks",
 "split": ...}, {"do": "score", ...}. Answers: what was asked for, or {"error": ..., "where": ...}.
@@ -17,6 +17,9 @@ import json
 import os
 import sys
 import traceback
+
+MOST_TASKS = 4096
+"""Of a taskset that never ends."""
 
 
 class SkyRL:
@@ -71,70 +74,90 @@ class AttributeDict(dict):
 
 
 class Verifiers:
-    """An environment by its tasks and its rubric: the model's turns are driven here by messages."""
+    """A taskset of verifiers, version 1 of its interface: its tasks, and the rewards that they give
+    a trace of what the model said. Tools, simulated users and boxes are those of its own harnesses.
+    """
 
     def __init__(self, name, keywords):
-        import verifiers
+        import verifiers.v1 as vf
+        from verifiers.v1.graph import MessageNode
+        from verifiers.v1.state import state_cls
+        from verifiers.v1.trace import TraceTask
+        from verifiers.v1.types import AssistantMessage, SystemMessage, UserMessage
+        from verifiers.v1.utils import loaders
 
-        self.vf = verifiers
-        self.env = verifiers.load_environment(name, **keywords)
-        self.loop = asyncio.new_event_loop()
-        self.state = None
+        self.vf, self.node, self.state_of, self.trace_task = vf, MessageNode, state_cls, TraceTask
+        self.roles = {"assistant": AssistantMessage, "system": SystemMessage, "user": UserMessage}
+        config = loaders.taskset_config_type(name)(id=name, **keywords)
+        found = loaders.load_taskset(config)
+        self.all_tasks = list(found if found.bounded else found.take(MOST_TASKS))
+        own = type(found).toolsets.__func__
+        needs = own is not vf.Taskset.toolsets.__func__ and "tools"
+        for task in self.all_tasks[:1]:
+            needs = needs or self.needs_of(task)
+        if needs:
+            raise SystemExit(
+                f"taskset {name} needs {needs}, which its own harnesses bring: let them drive, "
+                "with agent.command"
+            )
+        self.loop, self.trace, self.task = asyncio.new_event_loop(), None, None
+
+    def needs_of(self, task):
+        kind, base = type(task), self.vf.Task
+        if kind.NEEDS_CONTAINER:
+            return "a container"
+        if kind.toolsets.__func__ is not base.toolsets.__func__:
+            return "tools"
+        hooks = [*task.hooks("reward"), *task.hooks("metric")]
+        named = [inspect.signature(each).parameters.get("runtime") for each in hooks]
+        is_run = any(each is not None and each.default is each.empty for each in named)
+        if is_run or kind.setup is not base.setup or kind.finalize is not base.finalize:
+            return "a runtime"
+        return "" if task.data.prompt else "a user who begins"
 
     def tasks(self, split):
-        get = self.env.get_dataset if split == "train" else self.env.get_eval_dataset
-        return {"tasks": [plain(row) for row in get()]}
+        """One in ten is held out."""
+        chosen = enumerate(self.all_tasks)
+        rows = [i for i, _ in chosen if (i % 10 == 9) == (split == "held_out")]
+        return {"tasks": [{"prompt": self.prompt(i), "index": i} for i in rows]}
+
+    def prompt(self, index):
+        data = self.all_tasks[index].data
+        begun = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+        if isinstance(data.prompt, str):
+            return [*begun, {"role": "user", "content": data.prompt}]
+        return begun + [plain(each.model_dump(exclude_none=True)) for each in data.prompt]
 
     def reset(self, task, seed):
-        info = dict(task.get("info") or {})
-        row = dict(info.get("verifiers") or {})
-        row.setdefault("prompt", [dict(each) for each in task.get("messages") or ()])
-        row.setdefault("answer", task.get("answer", ""))
-        self.state = {
-            "prompt": row["prompt"],
-            "completion": [],
-            "answer": row["answer"],
-            "task": row.get("task", "default"),
-            "info": row.get("info") or {},
-            "responses": [],
-            "trajectory": [],
-            "turn": 0,
-            "input": row,
-            "metrics": {},
-            "reward": None,
-            "timing": {"generation_ms": 0.0, "scoring_ms": 0.0, "total_ms": 0.0},
-        }
-        setup = getattr(self.env, "setup_state", None)
-        if setup is not None:
-            self.state = self.wait(setup(self.state)) or self.state
+        index = dict(task.get("info") or {})["verifiers"]["index"]
+        self.task = own = self.all_tasks[index]
+        about = self.trace_task(type=type(own).__name__, data=own.data, key=own.key, hash=own.hash)
+        self.trace = self.vf.Trace(
+            task=about,
+            state=self.state_of(type(own))(),
+            agent=self.vf.AgentInfo(config=self.vf.AgentConfig()),
+        )
+        for each in self.prompt(index):
+            self.say(each, False)
         return {"messages": [], "info": {}}
 
+    def say(self, message, sampled):
+        nodes = self.trace.nodes
+        said = self.roles[message["role"]](**message)
+        parent = len(nodes) - 1 if nodes else None
+        nodes.append(self.node(parent=parent, message=said, sampled=sampled))
+
     def step(self, text):
-        state = self.state
-        state["completion"].append({"role": "assistant", "content": text})
-        state["turn"] += 1
-        answers = getattr(self.env, "env_response", None)
-        is_single = isinstance(self.env, self.vf.SingleTurnEnv)
-        messages = []
-        if answers is not None and not is_single:
-            answer = self.wait(answers(state["prompt"] + state["completion"], state))
-            messages = list(answer[0] if isinstance(answer, tuple) else answer)
-            state["completion"] += messages
-        done = is_single or bool(state.get("final_env_response"))
-        limit = getattr(self.env, "max_turns", -1)
-        done = done or (isinstance(limit, int) and 0 < limit <= state["turn"])
-        reward = None
-        if done:
-            self.wait(self.env.rubric.score_rollout(state))
-            reward = float(state["reward"])
-        about = {"metrics": state.get("metrics") or {}}
-        return {"messages": messages, "reward": reward, "done": done, "info": about}
+        self.say({"role": "assistant", "content": text}, True)
+        self.loop.run_until_complete(self.task.score(self.trace))
+        scores = {name: each and each.score for name, each in self.trace.rewards.items()}
+        if not scores or None in scores.values():
+            raise ValueError(f"not all rewards were given: {scores}")
+        about = {"rewards": scores, "metrics": plain(self.trace.metrics)}
+        return {"messages": [], "reward": float(self.trace.reward), "done": True, "info": about}
 
     def close(self):
-        self.state = None
-
-    def wait(self, found):
-        return self.loop.run_until_complete(found) if inspect.isawaitable(found) else found
+        self.trace = self.task = None
 
 
 def plain(value):

@@ -13,7 +13,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from unirl.errors import Restartable
 from unirl.llm.tasks.task import Examples, Message
@@ -71,6 +71,13 @@ class EnvClient(Protocol):
         """Let go of everything; idempotent, and never raises."""
 
 
+@runtime_checkable
+class Judging(Protocol):
+    """A client that judges what was done when the episode's budget has ended it."""
+
+    async def judge(self) -> float | None: ...
+
+
 class World(Protocol):
     """A world by its name, made once for a process: what a run asks before its first episode, and
     a client for each one. All of them read text, and calls where they have tools; what they can
@@ -115,6 +122,12 @@ class Bounded:
         self._num_steps += 1
         async with self._deadline(f"step {self._num_steps}", self._seconds):
             return await self._client.step(action)
+
+    async def judge(self) -> float | None:
+        if not isinstance(self._client, Judging):
+            return None
+        async with self._deadline("its judgement", self._seconds):
+            return await self._client.judge()
 
     async def close(self) -> None:
         if self._is_closed:

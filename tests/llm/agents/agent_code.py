@@ -106,6 +106,23 @@ def hangs(turns: Any, answer: str, info: Any) -> list[float]:
     return [0.0] * len(turns)
 
 
+def by_token(turns: Any, answer: str, info: Any) -> list[Any]:
+    """A process reward: the length of each token's text in the first turn, 3 for each other."""
+    return [[float(len(token)) for token in turn["tokens"]] for turn in turns[:1]] + [3.0] * (
+        len(turns) - 1
+    )
+
+
+def too_few(turns: Any, answer: str, info: Any) -> list[Any]:
+    return [[1.0] for turn in turns]
+
+
+async def fails_and_then_hangs(session: Session, task: AgentTask) -> float:
+    if session.id.endswith(".0"):
+        raise Restartable("the world is gone", "a test wants it to", "try again")
+    return await sleeps(session, task)
+
+
 async def never_asks(session: Session, task: AgentTask) -> float:
     raise ImportError("a program that does not work")
 

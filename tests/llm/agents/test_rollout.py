@@ -168,12 +168,32 @@ def test_a_larger_group_is_whole_without_an_episode_that_fails(model: str) -> No
         produce(model, **settings)
 
 
+def test_attempts_share_a_deadline_and_one_that_reaches_it_is_not_scored(model: str) -> None:
+    settings = {"agent.function": f"{CODE}fails_and_then_hangs", "agent.episode_seconds": 2.0}
+    started = time.monotonic()
+    with pytest.raises(DiscardSlot, match="infrastructure"):
+        produce(model, **settings)
+    assert time.monotonic() - started < 12
+
+
 def test_a_process_reward_that_hangs_holds_nothing_up(model: str) -> None:
     settings = {"agent.function": f"{CODE}two_turns", "agent.process_reward": f"{CODE}hangs"}
     started = time.monotonic()
     with pytest.raises(DiscardSlot, match="reward_failed"):
         produce(model, **settings, **{"agent.tool_seconds": 0.2, "agent.credit": "turn"})
     assert time.monotonic() - started < 15
+
+
+def test_a_process_reward_may_pay_each_token(model: str) -> None:
+    settings = {"agent.function": f"{CODE}two_turns", "agent.credit": "turn"}
+    [group], _ = produce(model, **settings, **{"agent.process_reward": f"{CODE}by_token"})
+    assert group.turn is not None and group.step_reward is not None
+    paid = group.step_reward
+    first, second = (group.mask & (group.turn == number) for number in (0, 1))
+    assert set(paid[first].tolist()) <= {0.0, 1.0} and paid[first].sum() > 3
+    assert paid[second].count_nonzero() == 3 and set(paid[second].tolist()) == {0.0, 3.0}
+    with pytest.raises(UniRLError, match=r"1 numbers for turn 0"):
+        produce(model, **settings, **{"agent.process_reward": f"{CODE}too_few"})
 
 
 def test_a_turn_prefills_only_what_is_new(model: str) -> None:

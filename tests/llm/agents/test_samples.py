@@ -136,19 +136,23 @@ def world() -> list[tuple[Episode, float, tuple[float, float, float]]]:
 
 
 def test_the_expected_gradient_is_that_of_what_episodes_earn() -> None:
-    """With outcomes, with step rewards (each turn gets what comes from it on), and with both."""
+    """With outcomes, with step rewards (each turn gets what comes from it on, or each token), and
+    with both.
+    """
     plain = AlgorithmConfig(
         advantage="group", baseline="none", scale="none", objective="reinforce",
         aggregation="seq-mean-token-sum", correction="none",
     )  # fmt: skip
-    for credit in (None, TurnCredit("turn"), TurnCredit("both")):
+    by_token = TurnCredit("turn", compare="token")
+    for credit in (None, TurnCredit("turn"), by_token, TurnCredit("both")):
         model = make_model(vocab_size=VOCABULARY).requires_grad_(True)
         chance = [episode_logp(model, episode).exp() for episode, _, _ in world()]
         assert float(torch.stack(chance).detach().sum()) == pytest.approx(1.0)
         goal: Tensor = torch.zeros(())
         for probability, (_, outcome, steps) in zip(chance, world(), strict=True):
             paid = sum(steps) if credit is not None else 0.0
-            goal = goal + probability * (paid + (outcome if credit != TurnCredit("turn") else 0.0))
+            counts = credit is None or credit.kind == "both"
+            goal = goal + probability * (paid + (outcome if counts else 0.0))
         exact = dict(
             zip(
                 [name for name, _ in model.named_parameters()],
@@ -210,6 +214,35 @@ def test_turns_are_compared_with_those_that_were_given_the_same() -> None:
     assert found[drawn].tolist() == pytest.approx(slow, abs=1e-12)
     assert not found[~drawn].any()
     assert any(abs(each) > 0.1 for each in slow)
+
+
+def test_tokens_are_compared_with_those_in_the_same_place_of_all_groups() -> None:
+    draw = random.Random(2)
+    groups, rows = [], []
+    for _ in range(3):
+        episodes = []
+        for _ in range(4):
+            episode = Episode()
+            for k in range(draw.randint(1, 2)):
+                paid = tuple(draw.choice((0.0, 0.25, 1.0)) for _ in range(draw.randint(1, 3)))
+                drawn = range(50, 50 + len(paid))
+                given, total = ((8,), 0.5 + sum(paid)) if k else (PROMPT, sum(paid))
+                episode.turns.append(turn(k - 1, given, drawn, reward=total, token_rewards=paid))
+                # What a turn earns besides stands at its last token.
+                behind = paid[-1] + (0.5 if k else 0.0)
+                rows += [((k, i), one) for i, one in enumerate((*paid[:-1], behind))]
+            episodes.append(episode)
+        groups.append(group_of(episodes, [[Score(0.0)]] * 4, 40, 1))
+    algorithm = resolve(AlgorithmConfig(baseline="mean", scale="none"), max_tokens=16)
+    credit = TurnCredit("turn", 0.0, "token")
+    found = turn_advantages(algorithm, credit, Turns.of(groups, "token"), torch.ones(12))
+    slow = []
+    for key, reward in rows:
+        peers = [each for other, each in rows if other == key]
+        slow.append(reward - sum(peers) / len(peers) if len(peers) > 1 else 0.0)
+    drawn_here = torch.cat([one.mask for one in groups])
+    assert found[drawn_here].tolist() == pytest.approx(slow, abs=1e-6)
+    assert not found[~drawn_here].any() and any(abs(each) > 0.1 for each in slow)
 
 
 def episode_logp(model: Any, episode: Episode, temperature: float = 0.7) -> Tensor:

@@ -4,7 +4,7 @@
     UNIRL_TEST_VENVS=V pytest -m slow tests/llm/agents/test_world_packages.py
 
 NAME and PACKAGE: openenv010 openenv==0.10.0, openenv03 openenv-core==0.3.0, nemo nemo-gym, skyrl
-skyrl-gym, mcp mcp.
+skyrl-gym, verifiers verifiers, mcp mcp. All but openenv010 and nemo take Python 3.11, too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from unirl.errors import UniRLError
 from unirl.llm.agents.tool_calls import ToolCall
 from unirl.llm.agents.tools.make import make_tools
 from unirl.llm.agents.worlds.make import make_world
@@ -102,6 +103,24 @@ def test_skyrl_gym() -> None:
     for text, reward in (("#### 4", 1.0), ("#### 5", 0.0)):
         _, last = played("skyrl:gsm8k", text, task=task, python=python_of("skyrl"))
         assert last.terminated and last.reward == reward
+
+
+def test_verifiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SERVERS))
+    python = python_of("verifiers")
+    world = make_world("verifiers:verifiers_sums", {"python": python})
+    train, held_out = (world.tasks(split) or () for split in ("train", "held_out"))
+    assert [len(train), len(held_out)] == [18, 2]
+    task = {"messages": train[3].messages, "info": train[3].info, "answer": ""}
+    assert [each["content"] for each in train[3].messages] == ["Count.", "What is 3 + 1?"]
+    for text, reward in (("4", 1.5), ("five", 0.0), ("5", 0.5)):
+        _, last = played("verifiers:verifiers_sums", text, task=task, python=python)
+        assert last.terminated and last.reward == reward
+        assert last.info["metrics"] == {"length": len(text)}
+    with pytest.raises(WorldFailed, match="boom"):
+        played("verifiers:verifiers_sums", "boom", task=task, python=python)
+    with pytest.raises(UniRLError, match="needs tools"):
+        make_world("verifiers:verifiers_tools", {"python": python})
 
 
 @pytest.mark.parametrize("is_http", [False, True])

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import unirl
 from tests.llm.trajectories.stored_episodes import group, record, straight, write_until_killed
 from unirl.errors import UniRLError
 from unirl.llm.agents.episode import Episode
@@ -324,3 +325,37 @@ def test_a_second_connection_of_a_process_leaves_the_locks_of_the_first(tmp_path
     with closing(open_store(StoreConfig(), tmp_path)) as store:
         assert store.database.execute("PRAGMA integrity_check") == [("ok",)]
         assert states(store) == {1: "done", 2: "done"}
+
+
+def test_runs_of_one_name_in_one_database_have_tickets_of_their_own(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    configs = [StoreConfig(url=url).with_id() for _ in range(2)]
+    assert len({each.run_id for each in configs}) == 2
+    assert configs[0].with_id() == configs[0], "a run that is continued keeps its id"
+    assert not StoreConfig().with_id().run_id, "a run's own file needs none"
+    for i, config in enumerate(configs):
+        (tmp_path / str(i) / "run").mkdir(parents=True)
+        ledger = make_ledger(tmp_path / str(i) / "run", config=config)
+        assert ledger is not None
+        with closing(ledger):
+            ledger.trained([0, 1], 1)
+            ledger.flush()
+            assert ledger.stats()["store/marked"] == 2
+
+
+def test_a_run_with_a_database_of_several_keeps_its_id_in_its_config(tmp_path: Path) -> None:
+    def run_id(**more: str) -> str:
+        plan = unirl.make_plan("agent", **settings, **more)
+        return str(plan.config.store.run_id)  # type: ignore[union-attr]
+
+    settings: dict[str, Any] = {
+        "agent.tools": ["calculator"],
+        "agent.calls": "brief",
+        "model.path": "tiny",
+        "task.name": "products",
+        "agent.max_episode_tokens": 64,
+        "sampling.max_tokens": 8,
+        "store.url": f"sqlite:///{tmp_path / 'shared.db'}",
+    }
+    own = run_id()
+    assert own and run_id() != own and run_id(**{"store.run_id": own}) == own

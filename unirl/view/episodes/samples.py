@@ -7,7 +7,6 @@ can be filtered by.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -203,7 +202,7 @@ class Samples:
 
     def _search(self, ids: Sequence[int], text: str) -> tuple[list[int], int]:
         deadline = time.monotonic() + _SEARCH_SECONDS
-        needle, found = json.dumps(text)[1:-1].encode(), []
+        found: list[int] = []
         try:
             with opened(self._folder, NAME) as file:
                 for searched, id in enumerate(ids):
@@ -211,8 +210,11 @@ class Samples:
                         return found, searched
                     begin, size = self._where[id]
                     file.seek(begin)
-                    if needle in file.read(size).lower():
-                        found.append(id)
+                    for row in rows_of([file.read(size)]):
+                        if any(
+                            text in str(row.get(k, "")).lower() for k in ("prompt", "completion")
+                        ):
+                            found.append(id)
         except OSError:
             return [], 0
         return found, len(ids)

@@ -1,0 +1,1 @@
+"""Several learners of one plan that learn settings from each other (arXiv 1711.09846)."""
