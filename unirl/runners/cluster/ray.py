@@ -290,10 +290,13 @@ class RayCluster:
         if self._wants:
             self.want(())
         if self._is_ours or self._config.address:
+            if not self._hangs:
+                self._shutdown()
+                return
+            # It waits for the head, as it would again when this process ends.
             leaving = threading.Thread(target=self._shutdown, name="leave", daemon=True)
             leaving.start()
-            # It waits for a head that hangs, as it would again when this process ends.
-            leaving.join(self._config.wait_seconds if self._hangs else None)
+            leaving.join(self._config.wait_seconds)
             if leaving.is_alive():
                 atexit.unregister(self._ray.shutdown)
 
