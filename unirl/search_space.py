@@ -16,9 +16,8 @@ from typing import Any, TypeAlias
 
 from unirl.config import check_keys, nest
 from unirl.config.fields import kind_at, members
-from unirl.config.spelling import suggestion
 from unirl.config.tables import canonical
-from unirl.errors import UniRLError
+from unirl.errors import UniRLError, suggestion
 
 _RANGE = ("low", "high", "log", "step")
 
