@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.llm.trajectories.stored_episodes import completion, record, tree
 from unirl.llm.agents.episode import ROOT, Episode, Turn
-from unirl.llm.group import Score
+from unirl.llm.outcome import Score
 from unirl.llm.trajectories.config import StoreConfig
 from unirl.llm.trajectories.store import open_store
 
