@@ -99,8 +99,10 @@ class Server:
     """`unirl view` as a process of its own, and what a browser would ask it."""
 
     def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "unirl", "view", str(folder), "--port", "0"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "unirl", "view", str(folder.resolve()), "--port", "0"]
+        self.process = subprocess.Popen(
+            command, cwd=measure.ROOT, stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         found = re.search(r"(http://\S+)/\?token=(\S+)", self.process.stdout.readline())
         assert found is not None
@@ -224,7 +226,7 @@ def train(folder: Path, name: str, seconds: float, server: Server | None = None)
         str(folder), "--runner.kind", "processes", "--run.total-steps", "100000000",
         "--run.max-seconds", str(seconds), "--run.target-return", "none", "--run.log-seconds", "1",
     ]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, cwd=measure.ROOT, stdout=subprocess.DEVNULL) as process:
         if server is not None:
             watch(server, name, process)
         process.wait()
