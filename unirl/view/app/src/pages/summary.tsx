@@ -35,16 +35,15 @@ export function SummaryTab({ run, axis, news }: { run: Run; axis: Axis; news: nu
   const ages = useAnswer<Staleness>(isRead ? `${path}/staleness` : null);
   const ids = isRead ? seeds.map((each) => each.id) : [];
   const others = useSeriesOf(ids, { names: [metric], axis, points: 300 });
-  // Events know their time, evaluations their step.
-  const [clock, by]: [string, Axis] = axis === "step" ? ["step", "seconds"] : ["seconds", "step"];
-  const clocks = useAnswer<SeriesAnswer>(isRead ? "/api/series" : null, { runs: run.id, names: clock, points: 1000, x: by });
+  // Evaluations know their step alone.
+  const clock = useAnswer<SeriesAnswer>(isRead && axis === "seconds" ? "/api/series" : null, { runs: run.id, names: "seconds", points: 1000, x: "step" });
   useEffect(() => {
     if (!news) return;
-    for (const each of [names, own, events, ages, clocks]) each.reload();
+    for (const each of [names, own, events, ages]) each.reload();
   }, [news]);
 
-  const other = useMemo(() => endsOf(clocks.data?.[run.id]?.[clock]), [clocks.data, clock]);
-  const marks = useMemo(() => marksOf(events.data ?? [], axis, other), [events.data, axis, other]);
+  const seconds = useMemo(() => endsOf(clock.data?.[run.id]?.seconds), [clock.data]);
+  const marks = useMemo(() => marksOf(events.data ?? [], axis), [events.data, axis]);
   const mine = own.data?.[run.id] ?? {};
   const lines = useMemo(() => withBand(run, metric, mine[metric], others.series, seeds), [own.data, others.series, metric]);
   return (
@@ -58,7 +57,7 @@ export function SummaryTab({ run, axis, news }: { run: Run; axis: Axis; news: nu
       <Panel title="Age of samples when they were learned from">
         <StalenessDrawing staleness={ages.data} bound={run.pipeline?.queue?.max_staleness ?? null} />
       </Panel>
-      <Evaluations all={run.evaluations ?? []} axis={axis} seconds={axis === "seconds" ? other : undefined} marks={marks} />
+      <Evaluations all={run.evaluations ?? []} axis={axis} seconds={axis === "seconds" ? seconds : undefined} marks={marks} />
       <Discards names={discarded} series={mine} axis={axis} marks={marks} />
       <Panel title="Faults, restarts, scaling" wide aside={<a href={link(["runs", run.id, "events"])}>All events</a>}>
         <EventList events={(events.data ?? []).filter((event) => event.event !== "started")} limit={8} />

@@ -1,8 +1,7 @@
 // Events on the time axis of a chart: a line, and a sign of its own for each kind.
 
 import type uPlot from "uplot";
-import { at } from "../data/series";
-import type { Axis, RunEvent, Series } from "../data/types";
+import type { Axis, RunEvent } from "../data/types";
 
 export interface Mark {
   place: number;
@@ -31,16 +30,11 @@ export function kindOf(event: RunEvent): Kind {
   return KINDS[event.event] ?? "other";
 }
 
-/**
- * What changed the run while it ran; starts and ends of all members would hide it. steps: the steps of the run by its
- * seconds, as events know the time alone.
- */
-export function marksOf(events: RunEvent[], axis: Axis, steps: Series | undefined): Mark[] {
+/** What changed the run while it ran; starts and ends of all members would hide it. */
+export function marksOf(events: RunEvent[], axis: Axis): Mark[] {
   return events.flatMap((event) => {
     const kind = kindOf(event);
-    const known = event[axis];
-    const isTime = axis === "step" && typeof known !== "number" && typeof event.seconds === "number";
-    const place = isTime && steps ? at(steps, event.seconds as number)[0] : known;
+    const place = event[axis];
     return typeof place === "number" && kind !== "start" && kind !== "end" ? [{ place, kind }] : [];
   });
 }
