@@ -19,7 +19,7 @@ from unirl.envs.spaces import action_writer, obs_reader
 from unirl.export.act import ActFunction, Port
 from unirl.export.description import write_description
 from unirl.export.onnx import write_onnx
-from unirl.export.policy import TrainedPolicy
+from unirl.export.policy import ExportedPolicy
 from unirl.export.safetensors import write_safetensors
 from unirl.export.torchscript import write_torchscript
 from unirl.policy import Policy, PolicyConfig
@@ -68,10 +68,11 @@ CASES: dict[str, tuple[Space[Any], Space[Any], PolicyConfig]] = {
         Discrete(5, start=2),
         PolicyConfig(),
     ),
-    "own": (
+    "own": (NESTED, HYBRID, PolicyConfig(module="tests.networks:Whole", normalize_obs=True)),
+    "own, with memory": (
         NUMBERS,
-        HYBRID,
-        PolicyConfig(module="tests.networks:WholeMemory", core="own", normalize_obs=True),
+        Box(-0.1, 0.1, (3,), np.float64),
+        PolicyConfig(module="tests.networks:WholeMemory", core="own"),
     ),
     "critic": (
         Dict({"obs": NUMBERS, "secret": NUMBERS, "action_mask": ActionMask(12)}),
@@ -81,7 +82,7 @@ CASES: dict[str, tuple[Space[Any], Space[Any], PolicyConfig]] = {
 }
 
 
-def trained(name: str) -> TrainedPolicy:
+def trained(name: str) -> ExportedPolicy:
     """A policy with statistics, whose actions differ from row to row."""
     observation_space, action_space, config = CASES[name]
     policy = Policy(observation_space, action_space, config, seed=1)
@@ -90,7 +91,7 @@ def trained(name: str) -> TrainedPolicy:
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
     obs = tree_map(lambda leaf: leaf[None], observed(observation_space, 16)[1])
     policy.update_normalizer(obs, torch.ones(1, 16, dtype=torch.bool))
-    return TrainedPolicy(policy, observation_space, action_space)
+    return ExportedPolicy(policy, observation_space, action_space)
 
 
 def observed(space: Space[Any], num_rows: int) -> tuple[Any, Any]:
@@ -123,7 +124,7 @@ def of_torchscript(function: ActFunction, folder: Path) -> Any:
     return lambda feed: [out.numpy() for out in script(*map(torch.from_numpy, feed.values()))]
 
 
-FEW = ("box", "recurrent, hybrid and masked")
+FEW = ("box", "image", "recurrent, hybrid and masked")
 """Between them they have everything; torch takes seconds to write ONNX."""
 
 
@@ -202,5 +203,5 @@ def test_weights_and_their_description_rebuild_the_policy(tmp_path: Path) -> Non
 
 def test_what_only_the_critic_sees_is_no_input() -> None:
     one = trained("critic")
-    assert [port.name for port in one.function().inputs] == ["action_mask", "obs"]
+    assert [port.name for port in one.function().inputs] == ["obs", "action_mask"]
     assert isinstance(one.function(), ActFunction)

@@ -25,8 +25,9 @@ from unirl.policy import Policy
 from unirl.policy.activation import elu_
 from unirl.policy.blocks import BLOCK
 from unirl.policy.distributions import Categorical, DiagGaussian, Hybrid, MultiCategorical
-from unirl.policy.inputs import ImageLeaf, ObservationInputs, space_leaves
-from unirl.policy.networks import MLP, PixelConv, Torso
+from unirl.policy.inputs import ImageLeaf, space_leaves
+from unirl.policy.networks import MLP, PixelConv
+from unirl.policy.own_inputs import OwnInputs
 from unirl.policy.pixel_norm import PixelNorm
 
 OBS, ACTION, STATE = "obs", "action", "state"
@@ -61,6 +62,11 @@ class ActFunction(nn.Module):
         self._starts = _starts(observation_space)
         self.inputs = [*_observed(self._policy, observation_space), *self._states()]
         self.outputs = self._find_outputs()
+
+    @property
+    def num_observed(self) -> int:
+        """How many inputs are not state."""
+        return sum(port.kind != STATE for port in self.inputs)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """Outputs, in the order of `outputs`, of inputs in the order of `inputs`."""
@@ -118,15 +124,12 @@ class ActFunction(nn.Module):
 def _observed(policy: Policy, space: gymnasium.Space[Any]) -> list[Port]:
     """What the actor reads; a critic's own observations are nothing that it needs."""
     inputs, kinds = policy.inputs, dict[Path, str]()
-    if isinstance(inputs, ObservationInputs):
+    if isinstance(inputs, OwnInputs):
+        kinds |= inputs.kinds
+    else:
         kinds |= {leaf.path: "image" for leaf in inputs.images}
         kinds |= {leaf.path: "numbers" for leaf in inputs.floats}
         kinds |= {leaf.path: "index" for leaf in inputs.indices}  # type: ignore[misc]
-    else:  # a network of the user's own reads it all
-        for path, leaf in space_leaves(space):
-            if path[:1] != (policy.config.critic_group,):
-                is_index = isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
-                kinds[path] = "index" if is_index else "numbers"
     mask = find_mask(space)
     if mask is not None:
         kinds[(mask,)] = "mask"
@@ -210,20 +213,21 @@ def _portable(policy: Policy) -> Policy:
     are read as larger numbers, and activations of torch's own.
     """
     policy = copy.deepcopy(policy).eval().float().requires_grad_(False)
-    inputs, torso = policy.inputs, policy.torso
-    if not isinstance(inputs, ObservationInputs) or not isinstance(torso, Torso):
-        return policy  # the user's own, as it is
+    inputs = policy.inputs
+    if isinstance(inputs, OwnInputs):  # what the user wrote is written as it is
+        return policy
     whitened = [image for image in inputs.images if image.whitened]
     inputs.pixel_norms = nn.ModuleList(
         _Whitening(image, norm)  # type: ignore[arg-type]
         for image, norm in zip(whitened, inputs.pixel_norms, strict=True)
     )
     inputs.images = [replace(image, blocked=False) for image in inputs.images]
-    for module in torso.modules():
+    for module in policy.modules():
         if isinstance(module, PixelConv):
             module.blocked = False
+    torso: Any = policy.torso
     if torso.mlp is not None:
-        torso.mlp = _Layers(torso.mlp)  # type: ignore[assignment]
+        torso.mlp = _Layers(torso.mlp)
     return policy
 
 
