@@ -4,6 +4,7 @@ weights never pass through it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import math
@@ -91,7 +92,14 @@ class RayCluster:
         self._parcel = pack(config.working_dir)
         self._asker: threading.Thread | None = None
         self._asking = threading.Lock()
+        self._is_gone = self._hangs = False
         self._asked_at = self._heard_at = time.monotonic()
+        if ray.is_initialized() and is_again and config.address:
+            raise UniRLError(
+                f"this process cannot leave the Ray cluster at {config.address}",
+                f"its head must let it go within ray.wait_seconds, {config.wait_seconds:g} s",
+                "start the head again, then `unirl resume`",
+            )
         if ray.is_initialized():
             log.info("the Ray connection of this process is used")
             self.host: str = ray.util.get_node_ip_address()
@@ -160,23 +168,33 @@ class RayCluster:
         self.host = self._ray.util.get_node_ip_address()
 
     def check(self) -> None:
-        """RunLost where the head has not answered for ray.silent_seconds. What runs does not need
-        it, but Ray would end this process a minute after it is gone.
+        """RunLost where the head has been gone for ray.silent_seconds: what runs does not need it,
+        but Ray would end this process a minute later. One that hangs has ray.wait_seconds.
         """
-        now = time.monotonic()
+        now, silent = time.monotonic(), self._config.silent_seconds
         if now - self._asked_at < _ASK_SECONDS:
             return
-        if now - self._asked_at > self._config.silent_seconds:
+        if now - self._asked_at > silent:
             self._heard_at = now  # this process was stopped itself
-        self._asked_at = now
-        if self._answers():
-            self._heard_at = time.monotonic()
-        elif now - self._heard_at > self._config.silent_seconds:
-            raise RunLost(
-                f"the head of the Ray cluster at {self._head} does not answer",
-                f"it must do so within ray.silent_seconds, {self._config.silent_seconds:g} s",
-                "start it, or another cluster, then `unirl resume`",
-            )
+        answers, self._asked_at = self._answers(), time.monotonic()
+        waited = self._asked_at - self._heard_at
+        if answers:
+            self._heard_at, self._hangs = self._asked_at, False
+        elif self._is_gone and waited > silent:
+            raise self._lost("ray.silent_seconds", silent)
+        elif waited > max(silent, self._config.wait_seconds):
+            raise self._lost("ray.wait_seconds", self._config.wait_seconds)
+        elif waited > silent and not self._hangs:
+            self._hangs = True
+            text = "the head of the Ray cluster at %s accepts connections and answers nothing: %s"
+            log.warning(text, self._head, "training continues, and what is lost waits for it")
+
+    def _lost(self, name: str, seconds: float) -> RunLost:
+        return RunLost(
+            f"the head of the Ray cluster at {self._head} does not answer",
+            f"it must do so within {name}, {seconds:g} s",
+            "start it, or another cluster, then `unirl resume`",
+        )
 
     def _answers(self) -> bool:
         return self._of_head(self._ray.nodes) is not None
@@ -193,13 +211,13 @@ class RayCluster:
                 found.append(ask())
 
         with self._asking:
-            if self._asker is not None:
-                self._asker.join(_ASK_SECONDS)
-                if self._asker.is_alive():
-                    return None
             try:
                 socket.create_connection((host.strip("[]"), int(port)), _ASK_SECONDS).close()
+                self._is_gone = False
             except OSError:
+                self._is_gone = True
+                return None
+            if self._asker is not None and self._asker.is_alive():
                 return None
             self._asker = threading.Thread(target=run, name="head", daemon=True)
             self._asker.start()
@@ -272,8 +290,19 @@ class RayCluster:
         if self._wants:
             self.want(())
         if self._is_ours or self._config.address:
-            with contextlib.suppress(Exception):
-                self._ray.shutdown()
+            if not self._hangs:
+                self._shutdown()
+                return
+            # It waits for the head, as it would again when this process ends.
+            leaving = threading.Thread(target=self._shutdown, name="leave", daemon=True)
+            leaving.start()
+            leaving.join(self._config.wait_seconds)
+            if leaving.is_alive():
+                atexit.unregister(self._ray.shutdown)
+
+    def _shutdown(self) -> None:
+        with contextlib.suppress(Exception):
+            self._ray.shutdown()
 
 
 def _needs(plan: Plan, shapes: Sequence[Mapping[str, Any]], gpus: float) -> NodeNeeds:
