@@ -131,12 +131,9 @@ class TrainedPolicy:
             masks = [action_mask] if is_one else action_mask
             infos = [{}] * num_rows if masks is None else [{"action_mask": one} for one in masks]
             shown = [view(row, info, False) for row, info in zip(rows, infos, strict=True)]
-            empty: Any = create_empty_array(view.space, num_rows)
-            return self._read(concatenate(view.space, shown, empty), num_rows)
+            return self._read(_stacked(view.space, shown), num_rows)
         if is_one:
-            observation = concatenate(
-                self._read_space, [observation], create_empty_array(self._read_space, 1)
-            )
+            observation = _stacked(self._read_space, [observation])
         return self._read(observation, num_rows)
 
     def _rows_of(self, observation: Any) -> int | None:
@@ -182,6 +179,11 @@ def _in_words(given: Any) -> str:
     if isinstance(given, tuple):
         return "(" + ", ".join(map(_in_words, given)) + ")"
     return f"shape {np.shape(given)}" if np.shape(given) else type(given).__name__
+
+
+def _stacked(space: Space[Any], observations: list[Any]) -> Any:
+    empty: Any = create_empty_array(space, len(observations))
+    return concatenate(space, observations, empty)
 
 
 def _without(space: Space[Any], name: str) -> Space[Any]:

@@ -42,7 +42,7 @@ def make_vec(config: EnvConfig, num_envs: int) -> VectorEnv:
     """
     config.check_num_envs(num_envs)
     if config.is_multi_agent:
-        with _explained(config):
+        with explaining(config):
             factory = pettingzoo.find_factory(config)
             return _wrap(parallel.ParallelEnvs(config, factory, num_envs), config)
     engine = _make_engine(config, num_envs)
@@ -71,7 +71,7 @@ def spaces(config: EnvConfig) -> tuple[Space[Any], Space[Any]]:
             observation = LastAction(observation, agents.action_space, config.id).observation_space
         return observation, agents.action_space
     with descendants_ended(keeper=False):
-        with _explained(config):
+        with explaining(config):
             one = _for_one(config)
         return asked_once("spaces", one, partial(_spaces_of_one, one))
 
@@ -154,12 +154,12 @@ def _wrap(env: VectorEnv, config: EnvConfig) -> VectorEnv:
 
 
 def _agents(config: EnvConfig) -> parallel.Agents:
-    with descendants_ended(keeper=False), _explained(config):
+    with descendants_ended(keeper=False), explaining(config):
         return parallel.agents_of(config, pettingzoo.find_factory(config))
 
 
 def _make_engine(config: EnvConfig, num_envs: int) -> VectorEngine:
-    with _explained(config):
+    with explaining(config):
         if config.is_sim:
             return SimEngine(make_device_env(config, num_envs, torch.device("cpu")))
         if config.engine == "envpool":
@@ -197,7 +197,7 @@ def _make_engine(config: EnvConfig, num_envs: int) -> VectorEngine:
 
 
 @contextmanager
-def _explained(config: EnvConfig) -> Iterator[None]:
+def explaining(config: EnvConfig) -> Iterator[None]:
     """Turns what goes wrong while environments are made into errors a person can act on."""
     with making(config.id, config.make_timeout):
         try:

@@ -15,7 +15,7 @@ from unirl.core.tree import tree_map
 from unirl.envs import catalog
 from unirl.envs.config import EnvConfig
 from unirl.envs.guard import final
-from unirl.envs.make import make_vec
+from unirl.envs.make import explaining, make_vec
 from unirl.envs.multi_agent import parallel, pettingzoo
 from unirl.envs.vector import VectorEnv
 from unirl.envs.view.obs_view import ObsView
@@ -46,20 +46,22 @@ def make_one(config: EnvConfig, render_mode: str | None = None) -> Any:
     lost lives end no episode. Raises UniRLError where it cannot be made.
     """
     config = _for_one(config)
-    if config.is_multi_agent:
-        return pettingzoo.find_factory(config)(**config.kwargs)
-    if _is_alone(config):
-        return gymnasium_env(config, render_mode)
-    with final():
+    with final(), explaining(config):
+        if config.is_multi_agent:
+            return pettingzoo.find_factory(config)(**config.kwargs)
+        if _is_alone(config):
+            return gymnasium_env(config, render_mode)
         return FirstOfVector(make_vec(config, 1))
 
 
 def gymnasium_env(config: EnvConfig, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
     """As Gymnasium makes it, whatever engine steps many of them."""
+    # Not all take a render_mode, not even none.
+    drawing = {} if render_mode is None else {"render_mode": render_mode}
     return gymnasium.make(
         catalog.find_spec(config),
         max_episode_steps=config.max_episode_steps,
-        render_mode=render_mode,
+        **drawing,  # type: ignore[arg-type]
         **config.kwargs,
     )
 

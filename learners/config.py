@@ -124,12 +124,12 @@ is kept from update to update, or that actors know, depends on them.
 
 def tuned(config: UnrollLearnerConfig, settings: Mapping[str, float]) -> UnrollLearnerConfig:
     """With other values of some of TUNABLE."""
-    own, optimizer = {}, {}
+    own: dict[str, Any] = {}
+    optimizer: dict[str, Any] = {}
     for key, value in settings.items():
         table, _, name = key.rpartition(".")
         (optimizer if table == "learner.optimizer" else own)[name] = value
-    changed: Any = {**own, "optimizer": replace(config.optimizer, **optimizer)}  # type: ignore[arg-type]
-    return replace(config, **changed)
+    return replace(config, **own, optimizer=replace(config.optimizer, **optimizer))
 
 
 def check_minibatches(

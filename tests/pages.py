@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
-LONG = ("train", "resume", "bench", "tune")
+LONG = ("train", "resume", "bench", "tune", "sweep")
 """Commands of `unirl` that may take long."""
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]*) -->\n\n?)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$",
@@ -38,6 +38,10 @@ class Block:
     def reason(self) -> str:
         """Why it is not run; empty: it is."""
         return self.note.partition("not run: ")[2]
+
+    def at_full_length(self) -> Block:
+        """The same, as a reader runs it."""
+        return replace(self, note=self.note if self.reason else "")
 
     @property
     def file_name(self) -> str:

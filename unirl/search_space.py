@@ -134,9 +134,9 @@ def _check_range(key: str, value: Mapping[str, Any], where: str) -> None:
                 f"a range has {', '.join(_RANGE)}",
                 suggestion(name, _RANGE) or "leave it out",
             )
-    numbers = [value.get(name) for name in ("low", "high")]
+    numbers: list[Any] = [value.get(name) for name in ("low", "high")]
     sound = all(type(n) in (int, float) and math.isfinite(n) for n in numbers)
-    low, high = (float(n) for n in numbers) if sound else (0.0, 0.0)  # type: ignore[arg-type]
+    low, high = (float(n) for n in numbers) if sound else (0.0, 0.0)
     if not low < high or not isinstance(value.get("log", False), bool):
         raise UniRLError(
             f"{key} goes from {numbers[0]} to {numbers[1]} ({where})",

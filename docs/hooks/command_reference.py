@@ -36,6 +36,6 @@ def commands_page() -> str:
         for item in items:
             kind, doc = escaped(item.kind), escaped(" ".join(item.doc.split()))
             default = f"`{item.default}`" if item.default else "required"
-            lines.append(f"| `{flag_of(item.key)}` | {kind} | {default} | {doc} |")
+            lines.append(f"| `{flag_of(item.key)}`{{ .flag }} | {kind} | {default} | {doc} |")
         lines.append("")
     return "\n".join(lines)

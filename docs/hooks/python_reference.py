@@ -32,8 +32,9 @@ def python_page() -> str:
         "1.0.",
         "",
     ]
-    for module, names in exported().items():
+    by_module = exported()
+    for module in sorted(by_module, key=lambda name: (name.count("."), name)):
         lines += [f"## {module}", ""]
-        for name in names:
+        for name in by_module[module]:
             lines += [f"::: {module}.{name}", ""]
     return "\n".join(lines)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.callbacks import Recorder
 from tests.cluster.nodes import Each, check_books, make_plan
 from unirl.core.pool import Resources
 from unirl.errors import UniRLError
@@ -130,10 +131,13 @@ def test_cartpole_trains_on_two_nodes_and_its_run_is_resumed(
     settings = {
         "env.id": "CartPole-v1", "runner.kind": "ray", "ray.address": raylets.address,
         "actor.num_actors": 2, "actor.num_envs": 16, "queue.batch_size": 2, "run.seed": 3,
-        "run.total_steps": 20_000, "policy.hidden": (32,),
+        "run.total_steps": 20_000, "policy.module": "tests.networks:Whole",
     }  # fmt: skip
-    first = unirl.run(unirl.make_plan("impala", **settings), tmp_path / "run", console=False)
+    plan, recorder = unirl.make_plan("impala", **settings), Recorder()
+    first = unirl.run(plan, tmp_path / "run", console=False, callbacks=[recorder])
     assert first.reason == "total_steps" and first.scalars["perf/sps"] > 0
+    versions = [version for _, version, _, _ in recorder.calls]
+    assert versions == [*range(1, first.version + 1), first.version]
     settings["run.total_steps"] = 40_000
     plan = unirl.make_plan("impala", **settings)
     second = unirl.run(plan, tmp_path / "run", resume=tmp_path / "run", console=False)

@@ -19,7 +19,7 @@ from unirl.envs.spaces import action_writer, obs_reader
 from unirl.export.act import ActFunction, Port
 from unirl.export.description import write_description
 from unirl.export.onnx import write_onnx
-from unirl.export.policy import TrainedPolicy
+from unirl.export.policy import ExportedPolicy
 from unirl.export.safetensors import write_safetensors
 from unirl.export.torchscript import write_torchscript
 from unirl.policy import Policy, PolicyConfig
@@ -68,6 +68,12 @@ CASES: dict[str, tuple[Space[Any], Space[Any], PolicyConfig]] = {
         Discrete(5, start=2),
         PolicyConfig(),
     ),
+    "own": (NESTED, HYBRID, PolicyConfig(module="tests.networks:Whole", normalize_obs=True)),
+    "own, with memory": (
+        NUMBERS,
+        Box(-0.1, 0.1, (3,), np.float64),
+        PolicyConfig(module="tests.networks:WholeMemory", core="own"),
+    ),
     "critic": (
         Dict({"obs": NUMBERS, "secret": NUMBERS, "action_mask": ActionMask(12)}),
         HYBRID,
@@ -76,7 +82,7 @@ CASES: dict[str, tuple[Space[Any], Space[Any], PolicyConfig]] = {
 }
 
 
-def trained(name: str) -> TrainedPolicy:
+def trained(name: str) -> ExportedPolicy:
     """A policy with statistics, whose actions differ from row to row."""
     observation_space, action_space, config = CASES[name]
     policy = Policy(observation_space, action_space, config, seed=1)
@@ -85,7 +91,7 @@ def trained(name: str) -> TrainedPolicy:
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
     obs = tree_map(lambda leaf: leaf[None], observed(observation_space, 16)[1])
     policy.update_normalizer(obs, torch.ones(1, 16, dtype=torch.bool))
-    return TrainedPolicy(policy, observation_space, action_space)
+    return ExportedPolicy(policy, observation_space, action_space)
 
 
 def observed(space: Space[Any], num_rows: int) -> tuple[Any, Any]:
@@ -150,7 +156,8 @@ def test_an_exported_policy_acts_as_the_policy(name: str, read: Any, tmp_path: P
         acted = one.policy.act(obs, state, deterministic=True)
         write = action_writer(one.action_space, num_rows)
         action = write(tree_map(lambda leaf: leaf.numpy(), acted.action))
-        chosen = one.policy.decide(obs, state)[0]
+        with torch.no_grad():
+            chosen = one.policy.decide(obs, state)[0]
         for port, value in zip(function.outputs, act(feed), strict=True):
             assert value.shape == (num_rows, *port.shape) and value.dtype == port.dtype
             if port.kind == "logits":

@@ -126,6 +126,14 @@ def test_observations_are_whitened_where_that_is_set_and_images_never() -> None:
     torch.testing.assert_close(pose.std(0, correction=0), torch.ones(4), atol=1e-4, rtol=0)
 
 
+def test_images_come_as_they_are_with_the_environments_axes() -> None:
+    policy = make("Convolutions", spaces.Box(0, 255, (3, 16, 16), np.uint8), spaces.Discrete(4))
+    obs = torch.randint(0, 256, (T + 1, B, 3, 16, 16), dtype=torch.uint8)
+    assert policy.unroll(obs, {}).value.shape == (T + 1, B)
+    action = policy.act(obs[0], {}).action
+    assert isinstance(action, torch.Tensor) and action.shape == (B,)
+
+
 def test_settings_come_as_keywords_and_are_in_the_fingerprint() -> None:
     policy = make("Torso", kwargs={"width": 5})
     assert policy.weights()["torso.module.body.weight"].shape == (5, 5)

@@ -29,7 +29,7 @@ for package in NAMES:
     pytest.importorskip(package, reason=f"pip install 'unirl[{package}]'")
 
 SMALL = ["--env.id", "CartPole-v1", "--actor.num-envs", "4", "--policy.hidden", "8"]
-SMALL += ["--run.log-seconds", "0.1", "--run.seed", "5", "--no-console"]
+SMALL += ["--run.log-seconds", "0.3", "--run.seed", "5", "--no-console"]
 Numbers = dict[tuple[str, int], float]
 
 
@@ -253,7 +253,12 @@ def test_a_server_that_refuses_is_counted_and_its_password_stays_secret(
     loop, one = Loop(), Trackers(["mlflow"], tmp_path, tmp_path, seed=1)
     wait_for(lambda: (one.at_end(loop), loop.num_errors > 1)[1])
     one.close()
-    assert len([text for text in caplog.messages if "tracker mlflow" in text]) == 1
+    refused, ended = (text for text in caplog.messages if "tracker mlflow" in text)
+    assert "MlflowException: API request to" in refused and "has not taken everything" in ended
+    again = Trackers(["mlflow"], tmp_path, tmp_path, seed=1, resume_step=1)
+    again.at_end(later := Loop())
+    again.close()
+    assert later.num_errors == 0, "what an earlier session had counted is not counted again"
     assert "s3cret" not in caplog.text
 
 
@@ -265,8 +270,10 @@ def test_a_tracker_that_dies_is_said_once(tmp_path: Path, caplog: pytest.LogCapt
     one.close()
     assert loop.num_errors == 1
     assert [text for text in caplog.messages if "mlflow" in text] == [
-        "tracker mlflow: its process ended with code -9; training continues, and what it lacks is"
-        " sent when the run is resumed (logs/tracker-mlflow.txt)"
+        "tracker mlflow: its process ended with code -9 (logs/tracker-mlflow.txt); training does"
+        " not wait, and what it lacks is sent later, or when the run is resumed",
+        "tracker mlflow has not taken everything within 15 s of the run's end; the rest is sent"
+        " when the run is resumed",
     ]
 
 
@@ -290,6 +297,9 @@ def test_where_nobody_is_logged_in_no_run_starts(
         assert cli.main([*words, *SMALL]) == 2
         error = capsys.readouterr().err
         assert len(error.splitlines()) == 3 and remedy in error
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "gopher://here")
+    with pytest.raises(unirl.UniRLError, match="does not write to gopher:"):
+        check_trackers(["mlflow"])
     assert not (tmp_path / "runs").exists()
 
 

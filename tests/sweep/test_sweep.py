@@ -46,7 +46,6 @@ log_seconds = 0.1
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 def record(sweep: Path) -> dict[str, Any]:

@@ -63,9 +63,8 @@ def test_a_run_is_found_by_folder_name_and_checkpoint(
     monkeypatch.chdir(folder.parents[1])
     oldest = sorted((folder / "checkpoints").glob("step_*"))[0]
     newest, named, old = unirl.load(folder), unirl.load("cartpole"), unirl.load(oldest)
-    assert newest.step == named.step == 480 and old.step == int(oldest.name[5:]) < 480
+    assert newest.step == named.step >= 480 > old.step == int(oldest.name[5:])
     assert newest.recipe == "impala" and newest.config.actor.num_envs == 4
-    assert newest.config.env.action_mask == "auto" or newest.config.env.action_mask == "none"
     assert repr(old).endswith("recipe='impala')")
 
 
@@ -110,6 +109,18 @@ def test_changes_that_change_nothing_or_are_unknown_are_refused(
 ) -> None:
     with pytest.raises(UniRLError, match=message):
         unirl.load(folder).evaluate(1, **changes)
+
+
+def test_an_environment_that_cannot_be_made_as_asked_is_refused(folder: Path) -> None:
+    run = unirl.load(folder)
+    assert run.make_env("rgb_array", max_episode_steps=7).spec.max_episode_steps == 7
+    for changes, message in (
+        ({"kwargs": {"legs": 2}}, r"does not take these arguments: \['legs'\]"),
+        ({"max_episode_step": 7}, r"did you mean max_episode_steps"),
+        ({"id": "CartPol-v1"}, r'Did you mean "CartPole-v1"'),
+    ):
+        with pytest.raises(UniRLError, match=message):
+            run.make_env(**changes)
 
 
 def test_an_evaluation_of_no_episode_is_refused(folder: Path) -> None:
@@ -160,7 +171,7 @@ def test_a_language_run_answers_as_it_was_trained_to(language: Path) -> None:
 def test_a_language_run_has_schedules_and_callbacks_of_ones_own(language: Path) -> None:
     columns = unirl.load(language).metrics()
     assert columns["losses/learning_rate"][-1] == pytest.approx(0.5e-3)
-    assert columns["mine/updates"][-1] == 2 == columns["mine/version"][-1]
+    assert columns["mine/updates"][-1] == 2
     for key in ("learner.optimizer.lr_schedule", "algorithm.entropy_schedule"):
         with pytest.raises(UniRLError, match=rf"{key} tests\.schedules:negative returned"):
             unirl.make_plan("grpo", **{**LANGUAGE, key: "tests.schedules:negative"})

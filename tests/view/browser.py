@@ -35,8 +35,8 @@ def find_browser() -> str:
     found = named or next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         pytest.skip(
-            "no browser: install Debian's package chromium (apt-get install chromium), or name "
-            "one: UNIRL_CHROMIUM=/path/to/chrome"
+            "no browser: install Debian's package chromium (apt-get install chromium), "
+            "or name one: UNIRL_CHROMIUM=/path/to/chrome"
         )
     return found
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tests.llm.trajectories.stored_episodes import completion, record, tree
+from tests.llm.trajectories.stored_episodes import record, tree
 from unirl.llm.agents.episode import ROOT, Episode, Turn
-from unirl.llm.group import Score
+from unirl.llm.engine import Completion
+from unirl.llm.outcome import Score
 from unirl.llm.trajectories.config import StoreConfig
 from unirl.llm.trajectories.store import open_store
 
@@ -66,7 +68,8 @@ def write_runs(folder: Path, *, num_more: int = 0) -> None:
 def write_run(folder: Path, config: str, seed: int, *, slowness: float = 1.0) -> None:
     begin(folder, config)
     draw = random.Random(seed)
-    add_lines(folder / "metrics.jsonl", [row(i, draw, slowness) for i in range(1, 101)])
+    pace = slowness * (1 + 0.15 * (seed % 3))
+    add_lines(folder / "metrics.jsonl", [row(i, draw, pace) for i in range(1, 101)])
     events: list[dict[str, Any]] = [
         {"event": "started", "member": "run", "step": 0, "recipe": "impala", "runner": "processes",
          "pools": [{"name": "actor", "members": 4, "most": 8}],
@@ -141,53 +144,95 @@ def write_agent_run(folder: Path) -> None:
         folder / "events.jsonl",
         [{"time": BEGAN, "event": "started", "member": "run", "step": 0, "recipe": "agent"}],
     )
+    words, samples = Words(), folder / "samples" / "samples.jsonl"
+    samples.parent.mkdir()
     with closing(open_store(StoreConfig(), folder)) as store:
         for ticket in range(12):
+            episodes = [multiplication(ticket, place, words) for place in range(4)]
+            rewards = [float((ticket + place) % 2) for place in range(4)]
             store.put_many(
                 [
                     record(
-                        conversation(4 * ticket + place, ticket), run="agent", ticket=ticket,
-                        place=place, group_size=4, task="products", task_id=str(ticket),
-                        scores={"exact": Score(float((ticket + place) % 2))}, prompt=(),
-                        created=BEGAN + ticket, trained_version=ticket + 1,
+                        episode, run="agent", ticket=ticket, place=place, group_size=4,
+                        task="products", task_id=str(ticket), scores={"exact": Score(reward)},
+                        prompt=(), created=BEGAN + ticket, trained_version=ticket + 1,
                     )
-                    for place in range(4)
+                    for place, (episode, reward) in enumerate(zip(episodes, rewards, strict=True))
                 ]
             )  # fmt: skip
+            add_lines(
+                samples,
+                [
+                    {"update": ticket + 1, "ticket": ticket, "place": place, "reward": [reward],
+                     "outcome": [0], "each": shown(episode, 2 * reward - 1)}
+                    for place, (episode, reward) in enumerate(zip(episodes, rewards, strict=True))
+                ],
+            )  # fmt: skip
         store.put(record(tree(), run="agent", ticket=50, task="forks", created=BEGAN + 50))
-        hostile = talk(99, [(HOSTILE, HOSTILE)], version=4)
+        hostile = talk(99, [(HOSTILE, HOSTILE)], 4, Words())
         store.put(record(hostile, run="agent", ticket=51, task="hostile", created=BEGAN + 51))
+    samples.with_name("vocabulary.json").write_text(json.dumps(list(words.ids)))
 
 
-def conversation(seed: int, version: int) -> Episode:
-    first, second = 3 + seed % 7, 4 + seed % 5
+class Words:
+    """A vocabulary that has what was said."""
+
+    def __init__(self) -> None:
+        self.ids: dict[str, int] = {}
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        found = re.findall(r" ?[\w*]+|[^\w]", text)
+        return tuple(self.ids.setdefault(each, len(self.ids)) for each in found)
+
+
+def multiplication(ticket: int, place: int, words: Words) -> Episode:
+    """One of a group's attempts; that at an odd place is right, or at an even one."""
+    first, second = 3 + ticket % 7, 4 + ticket % 5
+    result = first * second
+    answer = result if (ticket + place) % 2 else result + 1 + place
     said = [
         (f"How much is {first} * {second}?", f"I ask the calculator for {first} * {second}."),
-        (f"{first * second}", f"The answer is {first * second}."),
-        ("Are you sure?", "Yes, I am."),
+        (str(result), f"The calculator says {result}, so the answer is {answer}."),
+        ("Are you sure?", ("Yes, I am.", "Yes.", "I think so.", "I am not sure.")[place]),
     ]
-    return talk(seed, said, version)
+    return talk(4 * ticket + place, said, ticket, words)
 
 
-def talk(seed: int, said: list[tuple[str, str]], version: int) -> Episode:
+def talk(seed: int, said: list[tuple[str, str]], version: int, words: Words) -> Episode:
     """A question and an answer for each turn."""
     draw = random.Random(seed)
-    turns = [
-        Turn(
-            ROOT if index == 0 else index - 1,
-            tuple(draw.randrange(5000) for _ in range(12)),
-            completion(draw, 24, version),
-            ({"role": "user", "content": question},),
-            {"role": "assistant", "content": answer, **_call(index, said)},
-            origin="prompt" if index == 0 else "extended",
-            reward=0.25 if index == 0 else None,
-            started=0.5 * index,
-            seconds=0.25,
-            info={"ok": True, "tool_seconds": 0.05} if index == 0 else {},
+    turns = []
+    for index, (question, answer) in enumerate(said):
+        tokens = words.encode(answer)[:200]
+        logp = tuple(-draw.expovariate(1.2) for _ in tokens)
+        turns.append(
+            Turn(
+                ROOT if index == 0 else index - 1,
+                words.encode(question)[:200],
+                Completion(tokens, logp, (version,) * len(tokens), "stop"),
+                ({"role": "user" if index % 2 == 0 else "tool", "content": question},),
+                {"role": "assistant", "content": answer, **_call(index, said)},
+                origin="prompt" if index == 0 else "extended",
+                reward=0.25 if index == 0 else None,
+                started=0.5 * index,
+                seconds=0.25,
+                info={"ok": True, "tool_seconds": 0.05} if index == 0 else {},
+            )
         )
-        for index, (question, answer) in enumerate(said)
-    ]
     return Episode(turns, "stop", seconds=0.5 * len(turns))
+
+
+def shown(episode: Episode, advantage: float) -> dict[str, list[Any]]:
+    """What the learner says of its tokens."""
+    found: dict[str, list[Any]] = {"token": [], "drawn": [], "new_logp": [], "advantage": []}
+    draw = random.Random(len(episode.turns))
+    for place, turn in enumerate(episode.turns):
+        for token, logp in zip(turn.completion.tokens, turn.completion.logp, strict=True):
+            found["token"].append(token)
+            found["drawn"].append(1)
+            found["new_logp"].append(logp + draw.gauss(0, 0.02))
+            found["advantage"].append(advantage * (1.0, 0.6, 0.3)[place])
+    return found
 
 
 def _call(index: int, said: list[tuple[str, str]]) -> Mapping[str, Any]:

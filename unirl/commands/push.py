@@ -12,7 +12,6 @@ from unirl.commands import run_folder
 from unirl.commands.arguments import missing_run, parse
 from unirl.commands.export import ExportOptions, write
 from unirl.errors import UniRLError
-from unirl.report.card import best_evaluation, card_text, read_run_config
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ def push(arguments: Sequence[str]) -> int:
     run_dir = run_folder.folder_of(where).resolve()
     from unirl.export.huggingface_hub import check_access, push_folder
     from unirl.export.model_card import front_matter
+    from unirl.report.card import best_evaluation, card_text, read_run_config
 
     check_access(repo_id)
     with tempfile.TemporaryDirectory(prefix="unirl-push-") as name:

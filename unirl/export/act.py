@@ -27,6 +27,7 @@ from unirl.policy.blocks import BLOCK
 from unirl.policy.distributions import Categorical, DiagGaussian, Hybrid, MultiCategorical
 from unirl.policy.inputs import ImageLeaf, space_leaves
 from unirl.policy.networks import MLP, PixelConv
+from unirl.policy.own_inputs import OwnInputs
 from unirl.policy.pixel_norm import PixelNorm
 
 OBS, ACTION, STATE = "obs", "action", "state"
@@ -123,9 +124,12 @@ class ActFunction(nn.Module):
 def _observed(policy: Policy, space: gymnasium.Space[Any]) -> list[Port]:
     """What the actor reads; a critic's own observations are nothing that it needs."""
     inputs, kinds = policy.inputs, dict[Path, str]()
-    kinds |= {leaf.path: "image" for leaf in inputs.images}
-    kinds |= {leaf.path: "numbers" for leaf in inputs.floats}
-    kinds |= {leaf.path: "index" for leaf in inputs.indices}  # type: ignore[misc]
+    if isinstance(inputs, OwnInputs):
+        kinds |= inputs.kinds
+    else:
+        kinds |= {leaf.path: "image" for leaf in inputs.images}
+        kinds |= {leaf.path: "numbers" for leaf in inputs.floats}
+        kinds |= {leaf.path: "index" for leaf in inputs.indices}  # type: ignore[misc]
     mask = find_mask(space)
     if mask is not None:
         kinds[(mask,)] = "mask"
@@ -210,6 +214,8 @@ def _portable(policy: Policy) -> Policy:
     """
     policy = copy.deepcopy(policy).eval().float().requires_grad_(False)
     inputs = policy.inputs
+    if isinstance(inputs, OwnInputs):  # what the user wrote is written as it is
+        return policy
     whitened = [image for image in inputs.images if image.whitened]
     inputs.pixel_norms = nn.ModuleList(
         _Whitening(image, norm)  # type: ignore[arg-type]

@@ -12,15 +12,17 @@ from gymnasium import Space, spaces
 
 from unirl.action_space import parts
 from unirl.export.act import ActFunction, Port
-from unirl.export.policy import TrainedPolicy
+from unirl.export.policy import ExportedPolicy
 from unirl.policy.inputs import ObservationInputs
+from unirl.policy.normalize import RunningNorm
+from unirl.policy.own_inputs import OwnInputs
 
 FILE = "policy.json"
 FORMAT = 1
 """Version of this file's layout."""
 
 
-def write_description(trained: TrainedPolicy, function: ActFunction, folder: Path) -> None:
+def write_description(trained: ExportedPolicy, function: ActFunction, folder: Path) -> None:
     """Inputs and outputs by name, in order; how inputs are processed; what an action consists of;
     the networks, whose weights policy.safetensors holds by these names.
     """
@@ -42,10 +44,12 @@ def _port(port: Port) -> dict[str, Any]:
     return {**dataclasses.asdict(port), "shape": ["batch", *port.shape]}
 
 
-def _processing(inputs: ObservationInputs) -> dict[str, Any]:
+def _processing(inputs: ObservationInputs | OwnInputs) -> dict[str, Any]:
     """In the order in which networks get them: images, each by a network of its own, and one vector
-    of all else.
+    of all else. A network of the user's own gets them as they are, floats normalized.
     """
+    if isinstance(inputs, OwnInputs):
+        return {"own": True, "normalizer": _normalizer(inputs.norm)}
     names = [name for name, _ in inputs.named_buffers()]
     images = [
         {
@@ -58,33 +62,40 @@ def _processing(inputs: ObservationInputs) -> dict[str, Any]:
         for image in inputs.images
     ]
     vector: list[dict[str, Any]] = [
-        {"input": "/".join(leaf.path) or "obs", "scale": leaf.scale, "normalized": leaf.normalized}
+        {
+            "input": "/".join(leaf.path) or "obs",
+            "scale": leaf.scale,
+            "normalized": leaf.normalized and inputs.norm is not None,
+        }
         for leaf in inputs.floats
     ]
+    indices: Any = inputs.indices
     vector += [
         {
             "input": "/".join(leaf.path) or "obs",
             "as": "one-hot" if leaf.table is None else "embedding",
             "num_values": leaf.num_values,
         }
-        for leaf in inputs.indices  # type: ignore[union-attr]
+        for leaf in indices
     ]
-    norm = inputs.norm
-    normalizer = None
-    if norm is not None:
-        normalizer = {
-            "mean": "inputs.norm.mean",
-            "variance": "inputs.norm.var",
-            "epsilon": norm.epsilon,
-            "clip": norm.clip,
-            "formula": "clip((x - mean) / sqrt(variance + epsilon), -clip, clip)",
-        }
     statistics = [f"inputs.{name}" for name in names if "pixel_norms" in name]
     return {
         "images": images,
         "vector": vector,
-        "normalizer": normalizer,
+        "normalizer": _normalizer(inputs.norm),
         "image_statistics": statistics,
+    }
+
+
+def _normalizer(norm: RunningNorm | None) -> dict[str, Any] | None:
+    if norm is None:
+        return None
+    return {
+        "mean": "inputs.norm.mean",
+        "variance": "inputs.norm.var",
+        "epsilon": norm.epsilon,
+        "clip": norm.clip,
+        "formula": "clip((x - mean) / sqrt(variance + epsilon), -clip, clip)",
     }
 
 

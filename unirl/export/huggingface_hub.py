@@ -74,6 +74,8 @@ def _unreachable(endpoint: str, error: Exception) -> UniRLError:
 def _client() -> Any:
     try:
         import huggingface_hub
+        import huggingface_hub.errors
+        import huggingface_hub.utils  # it has both only once they were imported
     except ImportError as error:
         raise UniRLError(
             "the Hugging Face hub cannot be reached",

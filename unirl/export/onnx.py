@@ -28,7 +28,8 @@ def write_onnx(function: ActFunction, folder: Path) -> Path:
     path = folder / FILE
     rows = torch.export.Dim("batch", min=1)
     quiet = logging.getLogger("torch.onnx")
-    before, quiet.disabled = quiet.disabled, True
+    before = quiet.level
+    quiet.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
@@ -45,5 +46,5 @@ def write_onnx(function: ActFunction, folder: Path) -> Path:
                 verbose=False,
             )
     finally:
-        quiet.disabled = before
+        quiet.setLevel(before)
     return path

@@ -14,7 +14,7 @@ from unirl.runners.plan import LearnerPlan
 
 
 @dataclass(frozen=True)
-class TrainedPolicy:
+class ExportedPolicy:
     """A policy in float32 on the CPU, and what it is for."""
 
     policy: Policy
@@ -26,7 +26,7 @@ class TrainedPolicy:
         return ActFunction(self.policy, self.observation_space, self.action_space)
 
 
-def trained_policy(learner: LearnerPlan, model: Any, recipe: str) -> TrainedPolicy:
+def exported_policy(learner: LearnerPlan, model: Any, recipe: str) -> ExportedPolicy:
     """learner: as recipes over environments plan it. model: of its checkpoint. Raises UniRLError
     where a plan was made otherwise.
     """
@@ -41,4 +41,4 @@ def trained_policy(learner: LearnerPlan, model: Any, recipe: str) -> TrainedPoli
     config = replace(bound["policy"], compute_dtype="float32")
     policy = Policy(observation_space, action_space, config, seed=0).eval()
     policy.load_weights(learner.weights_in(model))
-    return TrainedPolicy(policy, observation_space, action_space)
+    return ExportedPolicy(policy, observation_space, action_space)

@@ -15,11 +15,11 @@ from unirl.envs.view.obs_view import OBS
 from unirl.export import onnx, safetensors, torchscript
 from unirl.export.act import ActFunction, Port
 from unirl.export.description import FILE as DESCRIPTION
-from unirl.export.policy import TrainedPolicy
+from unirl.export.policy import ExportedPolicy
 
 
 def usage(
-    trained: TrainedPolicy, function: ActFunction, env: EnvConfig, formats: Sequence[str]
+    trained: ExportedPolicy, function: ActFunction, env: EnvConfig, formats: Sequence[str]
 ) -> str:
     """How to act, in Markdown; the blocks run in the folder of the files."""
     texts = []
@@ -43,7 +43,7 @@ def usage(
     return "\n\n".join(text for text in texts if text)
 
 
-def _onnx_block(trained: TrainedPolicy, function: ActFunction, env: EnvConfig) -> str:
+def _onnx_block(trained: ExportedPolicy, function: ActFunction, env: EnvConfig) -> str:
     lines = ["import numpy as np", "import onnxruntime"]
     has_env = not (env.is_sim or env.is_multi_agent or env.last_action)
     if has_env:
@@ -103,7 +103,7 @@ def _arguments(env_id: str, settings: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-def _fed(trained: TrainedPolicy, port: Port, env: EnvConfig, has_env: bool) -> str:
+def _fed(trained: ExportedPolicy, port: Port, env: EnvConfig, has_env: bool) -> str:
     """One input of one row."""
     if not has_env:
         return f'"{port.name}": np.zeros({(1, *port.shape)}, "{port.dtype}")'

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -127,6 +128,8 @@ class Callbacks:
         found = [(_name(one), one) for one in given] + [(name, _load(name)) for name in names]
         self._after = [(name, _method(name, one, "after_update")) for name, one in found]
         self._at_end = [(name, _method(name, one, "at_end")) for name, one in found]
+        self._one_at_a_time = threading.Lock()
+        """Several learners may train in a thread each."""
         self._failure: UniRLError | None = None
         self._cause: Exception | None = None
 
@@ -160,7 +163,8 @@ class Callbacks:
             if method is None or self._failure is not None:
                 continue
             try:
-                method(training)
+                with self._one_at_a_time:
+                    method(training)
             except Exception as error:
                 log.exception("callback %s failed %s", name, when)
                 self._cause = error
@@ -211,10 +215,10 @@ def _load(name: str) -> Callback:
         ) from error
 
 
-def _name(callback: object) -> str:
+def _name(callback: Any) -> str:
     """What messages call it."""
     named = callback if hasattr(callback, "__qualname__") else type(callback)
-    return f"{getattr(callback, '__module__', '')}:{named.__qualname__}"  # type: ignore[attr-defined]
+    return f"{getattr(callback, '__module__', '')}:{named.__qualname__}"
 
 
 def _method(name: str, callback: Any, which: str) -> Callable[[Training], object] | None:

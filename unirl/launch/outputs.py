@@ -58,7 +58,7 @@ class RunOutputs:
         sinks = _open_sinks(loop, folder, resume_step, console, stack)
         trackers = _open_trackers(loop, run_dir, folder, resume_step, stack)
         self.log = LogHook(sinks, config.log_seconds, self.evaluate)
-        self.save = CheckpointHook(
+        self.save: CheckpointHook = CheckpointHook(
             folder,
             config.checkpoint_steps,
             restart_actors,

@@ -38,7 +38,8 @@ class OwnInputs(nn.Module):
             for path, leaf in space_leaves(space)
             if isinstance(leaf, spaces.Box) and np.issubdtype(leaf.dtype, np.floating)
         ]
-        self._names = [path for path, _ in space_leaves(space)]
+        self.kinds: dict[Path, str] = {path: _kind(leaf) for path, leaf in space_leaves(space)}
+        """Of each leaf: image, numbers or index."""
         self.norm: RunningNorm | None = None
         if config.normalize_obs:
             size = sum(int(np.prod(shape)) for _, shape in self._whitened)
@@ -56,10 +57,10 @@ class OwnInputs(nn.Module):
 
     def forward(self, obs: Any) -> Any:
         """The observations [N, ...] of the space that it was made with."""
-        found = {path: _read(leaf_at(obs, path)) for path in self._names}
+        found = {path: _read(leaf_at(obs, path)) for path in self.kinds}
         if self.norm is not None:
             sizes = [int(np.prod(shape)) for _, shape in self._whitened]
-            columns = self.norm.normalize(self._floats(obs)).split(sizes, dim=1)
+            columns = torch.split(self.norm.normalize(self._floats(obs)), sizes, 1)
             for (path, shape), column in zip(self._whitened, columns, strict=True):
                 found[path] = column.reshape(-1, *shape)
         if list(found) == [()]:
@@ -73,6 +74,13 @@ class OwnInputs(nn.Module):
 
     def _floats(self, obs: Any) -> Tensor:
         return torch.cat([leaf_at(obs, path).float().flatten(1) for path, _ in self._whitened], 1)
+
+
+def _kind(space: gymnasium.Space[Any]) -> str:
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return "index"
+    is_image = space.dtype == np.uint8 and len(space.shape or ()) > 1
+    return "image" if is_image and isinstance(space, spaces.Box) else "numbers"
 
 
 def example_rows(space: gymnasium.Space[Any], num_rows: int) -> Any:

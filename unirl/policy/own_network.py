@@ -141,8 +141,7 @@ class OwnNetwork(nn.Module):
             return {}
         make = getattr(self.module, "initial_state", None)
         state = make(_ROWS) if callable(make) else None
-        is_state = isinstance(state, dict) and bool(state)
-        if not is_state or not all(map(_is_zero_state, state.values())):
+        if not isinstance(state, dict) or not state or not all(map(_is_zeros, state.values())):
             raise UniRLError(
                 f"{self.name} has no memory that policy.core own could carry",
                 "initial_state(num_envs) must return a dictionary of zeros, float32 [num_envs, "
@@ -258,7 +257,7 @@ def _outputs(network: OwnNetwork, obs: Any) -> Tensor:
         return network(obs)  # type: ignore[no-any-return]
 
 
-def _is_zero_state(value: object) -> bool:
+def _is_zeros(value: object) -> bool:
     is_rows = isinstance(value, Tensor) and value.dim() == 2 and value.shape[0] == _ROWS
     return is_rows and value.dtype == torch.float32 and not value.any()  # type: ignore[attr-defined]
 

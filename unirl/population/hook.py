@@ -94,14 +94,12 @@ class PopulationHook:
         for key, value in self._own.settings(list(self._space)).items():
             loop.metrics.last(f"population/{key}", value)
         steps = loop.learner.num_steps
-        if loop.reason is not None:
-            return
         if not self._own.is_sound():
-            # A step size was too large. The run is to continue without it, and without losses that
-            # are no numbers.
+            # A step size was too large. The run is to continue, and to be saved, without it and
+            # without losses that are no numbers.
             loop.metrics.flush()
             self._copy_one_of(loop, self._best(), -math.inf)
-        elif steps >= self._next:
+        elif steps >= self._next and loop.reason is None:
             self._next = next_multiple(steps, self._config.every_steps)
             self._compare(loop)
 
@@ -162,17 +160,17 @@ def _finite(score: float) -> float | None:
 
 def write_standing(peers: Sequence[Peer], keys: Sequence[str]) -> None:
     """population.json of the run's folder: all learners, the best first."""
+    scored = [(peer.score(), peer) for peer in peers]
     rows = [
         {
             "learner": peer.name,
             "folder": peer.folder.relative_to(peers[0].folder).as_posix(),
             "steps": peer.loop.learner.num_steps,
-            "score": _finite(peer.score()),
+            "score": _finite(score),
             "settings": peer.settings(keys),
         }
-        for peer in peers
+        for score, peer in sorted(scored, key=lambda each: -each[0])
     ]
-    rows.sort(key=lambda row: -math.inf if row["score"] is None else row["score"], reverse=True)
     disk.replace_text(peers[0].folder / NAME, json.dumps(rows, indent=1) + "\n")
 
 
@@ -182,4 +180,4 @@ def best_folder(run_dir: Path) -> Path | None:
         rows = json.loads((run_dir / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return run_dir / rows[0]["folder"]
+    return run_dir / str(rows[0]["folder"])

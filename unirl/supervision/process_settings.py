@@ -10,7 +10,7 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
 def die_with_parent(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -41,6 +41,15 @@ def name_process(name: str) -> None:
     """What `top` and `ps` call this process; the kernel (Linux) keeps 15 bytes of it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def share_freed_memory() -> None:
+    """Tell glibc to serve all threads from one heap: what one frees, another one gets. To be called
+    before threads are started.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def keep_freed_memory() -> None:

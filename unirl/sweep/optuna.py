@@ -42,8 +42,9 @@ def propose_by_tpe(
         # What trains now counts as bad until it is known: two jobs must not try the same.
         constant_liar=True,
     )
-    mode = "maximize" if config.objective.mode == "max" else "minimize"
-    study = optuna.create_study(direction=mode, sampler=sampler)
+    directions = optuna.study.StudyDirection
+    direction = directions.MAXIMIZE if config.objective.mode == "max" else directions.MINIMIZE
+    study = optuna.create_study(direction=direction, sampler=sampler)
     for trial in trials:
         study.add_trial(_frozen(trial, space, distributions))
     found = study.ask(distributions).params

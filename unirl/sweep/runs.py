@@ -116,5 +116,6 @@ def config_path(sweep_dir: Path, trial: Trial) -> Path:
 
 
 def _environment(environ: Mapping[str, str], num_threads: int) -> dict[str, str]:
-    """Runs side by side share the cores: torch would give each all of them."""
-    return {"OMP_NUM_THREADS": str(num_threads), **environ}
+    """Runs find what this process finds, and share the cores: torch would give each all of them."""
+    path = os.pathsep.join(path for path in sys.path if path)
+    return {"OMP_NUM_THREADS": str(num_threads), **environ, "PYTHONPATH": path}

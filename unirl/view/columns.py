@@ -23,7 +23,7 @@ NAME = "metrics.jsonl"
 _PIECE = 4 << 20
 _LOOKS = 200
 """Places of a long file where its names are looked for."""
-MAX_BYTES = 96 << 20
+MAX_BYTES = 64 << 20
 """Of all columns that are kept."""
 
 

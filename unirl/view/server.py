@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from unirl.errors import UniRLError
 from unirl.llm.packages import needs
+from unirl.supervision.process_settings import share_freed_memory
 from unirl.view.access import Access, App
 from unirl.view.answers import answer, error
 from unirl.view.folders import NotThere
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 log = logging.getLogger(__name__)
+_NUM_THREADS = 6
+"""Questions that are answered at a time: more would wait for each other, and need more memory."""
 _FRESH = {"cache-control": "no-cache"}
 
 
@@ -106,6 +109,7 @@ def make_app(view: View, token: str, port: int) -> App:
         return error(("there is no such page", "pages are / and /api/...", "open /"), 404)
 
     app = Starlette(routes=routes, exception_handlers={404: no_route, 405: no_route})
+    app.router.redirect_slashes = False
     return Access(app, token, port)
 
 
@@ -128,7 +132,9 @@ def explained(make: Callable[[], Any]) -> Response:
 
 def serve(view: View, listening: socket.socket, token: str, ready: Callable[[], None]) -> None:
     """Blocks until the process is to end. ready: called when it answers."""
+    share_freed_memory()
     with needs("uvicorn", "the view has no server", "view"):
+        import anyio.to_thread
         import uvicorn
     config = uvicorn.Config(
         make_app(view, token, listening.getsockname()[1]),
@@ -139,6 +145,7 @@ def serve(view: View, listening: socket.socket, token: str, ready: Callable[[], 
     )
 
     async def run() -> None:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = _NUM_THREADS
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve([listening]))
         while not server.started and not task.done():

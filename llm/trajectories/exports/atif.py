@@ -30,6 +30,8 @@ _OURS = (
     "engine", "task_digest", "env_digest", "tokenizer_digest", "template_digest", "created",
 )  # fmt: skip
 _SOURCES = {"system": "system", "user": "user", "developer": "system"}
+_OF_TURN = ("origin", "trained", "reward", "started", "seconds", "info")
+"""Fields of a turn that ATIF has no place for."""
 
 
 def to_atif(record: Record, name: str = "") -> dict[str, Any]:
@@ -241,12 +243,8 @@ def _answered(
         "version": list(drawn.version),
         "drawn": list(drawn.drawn),
         "finish": drawn.finish,
-        "origin": turn.origin,
-        "trained": turn.trained,
-        "reward": turn.reward,
-        "started": turn.started,
-        "seconds": turn.seconds,
-        "info": turn.info,
+        "token_rewards": list(turn.token_rewards),
+        **{name: getattr(turn, name) for name in _OF_TURN},
     }
     if _answer(step) != answer:
         ours["answer"] = answer
@@ -342,14 +340,14 @@ def _read_turn(
     tokens = tuple(metrics.get("completion_token_ids") or ())
     logp = tuple(float(each) for each in metrics.get("logprobs") or ())
     if ours:
-        names = ("origin", "trained", "reward", "started", "seconds", "info")
         return Turn(
             ours["parent"],
             prompt[len(prompt) - ours["num_given"] :],
             Completion(tokens, logp, tuple(ours["version"]), ours["finish"], tuple(ours["drawn"])),
             messages=tuple(messages),
             answer=ours["answer"] if "answer" in ours else _answer(step),
-            **{name: ours[name] for name in names},
+            token_rewards=tuple(ours.get("token_rewards", ())),
+            **{name: ours[name] for name in _OF_TURN},
         )
     before: tuple[int, ...] = ()
     if last != ROOT:

@@ -65,7 +65,7 @@ def tree() -> Episode:
     mixed = Completion((7, 8, 9), (-0.5, 0.0, -0.25), (3, -1, 4), "length", (True, False, True))
     turns = [
         Turn(ROOT, (1, 2, 3), completion(draw, 4, 3), (system, {"role": "user", "content": "1+1"}),
-             CALL, "prompt", reward=0.5, token_rewards=(0.25, 0.0, 0.125),
+             CALL, "prompt", reward=0.5, token_rewards=(0.25, 0.0, 0.125, 0.0),
              seconds=0.5, info={"ok": True, "tool_seconds": 0.125}),
         Turn(0, (11, 12), mixed, (said,), {"role": "assistant", "content": "2"}, "extended",
              started=1.0, seconds=0.5),

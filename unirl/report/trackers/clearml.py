@@ -28,13 +28,12 @@ class Clearml:
         self._logger: Any = None
 
     def check(self) -> None:
+        if any(map(os.environ.get, _KEYS)) or os.environ.get("CLEARML_OFFLINE_MODE") == "1":
+            return
         from clearml import Task
         from clearml.config import config_obj
 
-        has_key = any(map(os.environ.get, _KEYS)) or config_obj.get(
-            "api.credentials.access_key", None
-        )
-        if not Task.is_offline() and not has_key:
+        if not Task.is_offline() and not config_obj.get("api.credentials.access_key", None):
             raise UniRLError(
                 "run.track names clearml, and it is not configured on this machine",
                 "it reads CLEARML_API_ACCESS_KEY and others, or the file that clearml-init writes",

@@ -27,6 +27,8 @@ from unirl.report.trackers.tracker import TrackedRun, Tracker, make_tracker
 from unirl.storage import disk
 
 _POLL_SECONDS = 0.5
+_SAVE_SECONDS = 1.0
+"""While there is more to hand on."""
 _LONGEST_WAIT_SECONDS = 60.0
 """Between two attempts to reach a server that fails."""
 _END_SECONDS = 60.0
@@ -45,8 +47,6 @@ class Job:
     config: str
     """The run's config.toml; it may be missing."""
     seed: int
-    resume_step: int
-    """Rows after it are new; -1 where all are."""
 
 
 @dataclass
@@ -76,6 +76,17 @@ class Handed:
         except (OSError, ValueError, TypeError):
             return cls()
 
+    def begin(self, resume_step: int) -> None:
+        """What follows is another session. Rows after its checkpoint are made again, and of those
+        before it some may be lost: twice is better than never.
+        """
+        self.step = self.safe_step = min(self.safe_step, resume_step)
+        self.num_errors, self.error, self.is_closed = 0, "", False
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(exist_ok=True)
+        disk.replace_text(path, json.dumps(asdict(self)))
+
 
 class Follower:
     """Hands rows to a tracker until the run has written its last one."""
@@ -86,11 +97,9 @@ class Follower:
         self._rows = _Rows(folder / "metrics.jsonl")
         self._path = Handed.path(folder, job.tracker)
         self._handed = Handed.read(self._path)
-        self._handed.num_errors, self._handed.is_closed = 0, False
-        # Of the rows after the checkpoint all are made again, and of those before it some may be
-        # lost: twice is better than never.
-        self._from = min(self._handed.safe_step, job.resume_step)
-        self._handed.step = self._handed.safe_step = self._from
+        self._first_step = self._handed.step
+        self._parent = os.getppid()
+        self._next_save = 0.0
         self._unsettled: deque[tuple[float, int]] = deque()
         self._row: dict[str, Any] | None = None
         self._is_open = False
@@ -99,7 +108,7 @@ class Follower:
         is_last, wait, deadline = False, _POLL_SECONDS, math.inf
         while time.monotonic() < deadline:
             # Whatever was written before the end is read after it.
-            if not is_last and _has_ended(0):
+            if not is_last and self._has_ended(0):
                 is_last, deadline = True, time.monotonic() + _END_SECONDS
             try:
                 self._hand_on()
@@ -118,7 +127,7 @@ class Follower:
             if is_last:
                 time.sleep(_POLL_SECONDS)  # until it works, or the run has waited long enough
             else:
-                _has_ended(wait)
+                self._has_ended(wait)
 
     def _hand_on(self) -> None:
         if not self._is_open:
@@ -129,7 +138,7 @@ class Follower:
         while (row := self._row or self._rows.next()) is not None:
             self._row = row  # until it was taken
             step = row["step"]
-            if step > self._from:
+            if step > self._first_step:
                 scalars = {
                     name: value
                     for name, value in row.items()
@@ -138,6 +147,8 @@ class Follower:
                 self._tracker.log(step, row["seconds"], scalars)
                 self._handed.step, has_news = step, True
                 self._unsettled.append((time.monotonic(), step))
+                if time.monotonic() >= self._next_save:
+                    self._save()
             self._row = None
         settled = time.monotonic() - self._tracker.settle_seconds
         while self._unsettled and self._unsettled[0][0] <= settled:
@@ -156,8 +167,12 @@ class Follower:
         )
 
     def _save(self) -> None:
-        self._path.parent.mkdir(exist_ok=True)
-        disk.replace_text(self._path, json.dumps(asdict(self._handed)))
+        self._next_save = time.monotonic() + _SAVE_SECONDS
+        self._handed.save(self._path)
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Whether the run says that its last row is written, or its process is gone."""
+        return bool(select.select([0], [], [], seconds)[0]) or os.getppid() != self._parent
 
 
 class _Rows:
@@ -184,14 +199,6 @@ class _Rows:
         return row
 
 
-def _has_ended(seconds: float) -> bool:
-    """Whether standard input says that the last row is written, or the run's process is gone."""
-    return bool(select.select([0], [], [], seconds)[0]) or os.getppid() != _PARENT
-
-
-_PARENT = os.getppid()
-
-
 def main() -> None:
     """Follow a run, or with --check say as JSON why that cannot be."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -204,6 +211,10 @@ def main() -> None:
             parts: Mapping[str, Any] = {}
         except UniRLError as error:
             parts = {"parts": error.parts}
+        except Exception as error:
+            what = f"tracker {sys.argv[2]} does not start: {type(error).__name__}"
+            rule = str(error).splitlines()[0] if str(error) else "its package must be importable"
+            parts = {"parts": [what, rule, f"repair it, or leave {sys.argv[2]} out of run.track"]}
         answers.write(json.dumps(parts) + "\n")
         answers.flush()
         os._exit(0)  # threads and services of a package are not waited for

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from unirl.errors import UniRLError
@@ -32,16 +33,27 @@ class Mlflow:
         self._id = ""
 
     def check(self) -> None:
-        import mlflow
-
-        scheme = mlflow.get_tracking_uri().partition(":")[0].partition("+")[0]
+        usual = "file:" if Path("mlruns").is_dir() else "sqlite:"
+        address = os.environ.get("MLFLOW_TRACKING_URI") or usual
+        scheme = address.partition(":")[0].partition("+")[0]
         if scheme in _DATABASES and not (_has("sqlalchemy") and _has("alembic")):
             raise UniRLError(
                 f"run.track names mlflow, which is to write to a database ({scheme})",
                 "it does so with packages sqlalchemy and alembic, and one of them is missing",
                 "pip install 'unirl[mlflow]', or set MLFLOW_TRACKING_URI to a server",
             )
-        mlflow.MlflowClient()  # refuses an address that it cannot send to
+        if scheme in (*_DATABASES, "http", "https"):
+            return  # what is more is known when it is reached
+        import mlflow
+
+        try:
+            mlflow.MlflowClient()
+        except mlflow.MlflowException as error:
+            raise UniRLError(
+                f"run.track names mlflow, which does not write to {scheme}: addresses",
+                str(error).splitlines()[0],
+                "set MLFLOW_TRACKING_URI to a server, or to sqlite:///PATH",
+            ) from error
 
     def open(self, run: TrackedRun) -> str:
         import mlflow

@@ -83,17 +83,18 @@ class Trackers:
         """folder: of the metrics, which is run_dir or in it. resume_step: as of the metrics."""
         run_dir, self._folder = run_dir.resolve(), folder.resolve()
         title = "-".join([run_dir.name, *self._folder.relative_to(run_dir).parts])
-        step = -1 if resume_step is None else resume_step
         (folder / "logs").mkdir(exist_ok=True)
         self._followers = []
         for name in names:
             config = str(run_dir / "config.toml")
-            job = Job(name, title, project, str(self._folder), config, seed, step)
-            if resume_step is None:
-                Handed.path(folder, name).unlink(missing_ok=True)
+            job = Job(name, title, project, str(self._folder), config, seed)
+            path = Handed.path(folder, name)
+            handed = Handed() if resume_step is None else Handed.read(path)
+            handed.begin(-1 if resume_step is None else resume_step)
+            handed.save(path)
             with open(folder / "logs" / f"tracker-{name}.txt", "ab") as file:
                 process = _start([json.dumps(asdict(job))], file)
-            self._followers.append(_Follower(name, process, Handed.path(folder, name)))
+            self._followers.append(_Follower(name, process, path))
         self._next_look = 0.0
 
     @property
@@ -159,7 +160,12 @@ class _Follower:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(max(deadline - time.monotonic(), 0.0))
         if not Handed.read(self._path).is_closed:
-            self._warn(f"it has not taken everything within {END_SECONDS:g} s of the run's end")
+            log.warning(
+                "tracker %s has not taken everything within %g s of the run's end; the rest is sent"
+                " when the run is resumed",
+                self.name,
+                END_SECONDS,
+            )
 
     def kill(self) -> None:
         _kill(self._process)
@@ -168,8 +174,8 @@ class _Follower:
         if not self._has_warned:
             self._has_warned = True
             log.warning(
-                "tracker %s: %s; training continues, and what it lacks is sent when the run is"
-                " resumed (logs/tracker-%s.txt)",
+                "tracker %s: %s (logs/tracker-%s.txt); training does not wait, and what it lacks is"
+                " sent later, or when the run is resumed",
                 self.name,
                 _without_passwords(why),
                 self.name,
@@ -195,4 +201,5 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _without_passwords(text: str) -> str:
-    return re.sub(r"://[^/@\s]+@", "://", text)
+    """Its first line, without what stands between :// and @."""
+    return re.sub(r"://[^/@\s]+@", "://", text).partition("\n")[0][:200]

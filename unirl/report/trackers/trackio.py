@@ -26,10 +26,11 @@ class Trackio:
         self._run: Any = None
 
     def check(self) -> None:
+        if not os.environ.get("TRACKIO_SPACE_ID"):
+            return
         import trackio
 
-        hub = trackio.huggingface_hub
-        if os.environ.get("TRACKIO_SPACE_ID") and hub.get_token() is None:
+        if trackio.huggingface_hub.get_token() is None:
             raise UniRLError(
                 "run.track names trackio, and nobody is logged in to the Hugging Face hub",
                 "TRACKIO_SPACE_ID is set, and a Space takes numbers of those who may write to it",

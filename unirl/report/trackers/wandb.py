@@ -12,6 +12,8 @@ from typing import Any
 from unirl.errors import UniRLError
 from unirl.report.trackers.tracker import TrackedRun, Tracker
 
+_OFFLINE = ("offline", "disabled", "dryrun")
+
 
 def make() -> Tracker:
     return Wandb()
@@ -26,10 +28,12 @@ class Wandb:
         self._run: Any = None
 
     def check(self) -> None:
+        if os.environ.get("WANDB_MODE") in _OFFLINE:
+            return
         import wandb
 
         settings = wandb.setup().settings
-        if settings.mode in ("offline", "disabled", "dryrun"):
+        if settings.mode in _OFFLINE:  # a file of settings says so
             return
         # Neither asks a person nor the server.
         if not wandb.login(verify=False, timeout=0, prompt=False):

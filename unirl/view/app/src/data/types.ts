@@ -171,6 +171,10 @@ export interface Turn {
 export interface Episode extends Omit<EpisodeRow, "turns"> {
   rewards?: Record<string, unknown> | null;
   turns: Turn[];
+  /** Why there are no turns. */
+  missing?: string[];
+  /** Whether what the learner saw of its tokens is known. */
+  learner_recorded?: boolean;
 }
 
 export interface Group {

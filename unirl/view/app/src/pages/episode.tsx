@@ -6,7 +6,7 @@ import { useAnswer, useSource } from "../data/hooks";
 import { link, setQuery } from "../data/route";
 import { COLOUR_WORDS, type ColourBy, known, type Scale, scaleOf } from "../data/scales";
 import type { Episode, Run, Turn } from "../data/types";
-import { Facts, Loaded, Title } from "../parts/controls";
+import { Facts, Loaded, Problem, Title } from "../parts/controls";
 import { Text } from "../parts/text";
 import { Legend, Tokens } from "../parts/tokens";
 import { Outline } from "../parts/outline";
@@ -108,9 +108,14 @@ function Steps({ run, id, episode, query }: { run: Run; id: string; episode: Epi
               </label>
               <Legend scale={scale} words={COLOUR_WORDS[by]} />
             </header>
+            {episode.learner_recorded === false && (
+              <p class="note">What the learner saw of these tokens is recorded for a part of the newest batch now and then, and was not for these.</p>
+            )}
             <TurnView key={index} turn={turn} label={`turn ${index + 1}`} scale={scale} />
           </section>
         </div>
+      ) : episode.missing ? (
+        <Problem parts={episode.missing} />
       ) : (
         <p class="empty">Of this episode the line alone is left: its tokens and texts have expired, or were never stored.</p>
       )}

@@ -11,7 +11,11 @@ export function VideosTab({ run }: { run: Run }) {
     <div class="videos">
       {(run.videos ?? []).map((name) => (
         <figure key={name} class="panel">
-          <video controls preload="metadata" src={`/api/runs/${run.id}/videos/${encodeURIComponent(name)}`} aria-label={`Video ${plain(name)}`} />
+          {name.toLowerCase().endsWith(".gif") ? (
+            <img src={`/api/runs/${run.id}/videos/${encodeURIComponent(name)}`} alt={`Video ${plain(name)}`} />
+          ) : (
+            <video controls preload="metadata" src={`/api/runs/${run.id}/videos/${encodeURIComponent(name)}`} aria-label={`Video ${plain(name)}`} />
+          )}
           <figcaption>{plain(name)}</figcaption>
         </figure>
       ))}

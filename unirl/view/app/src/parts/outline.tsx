@@ -9,32 +9,38 @@ interface OutlineProps {
   onSelect: (index: number) => void;
 }
 
-/** How far each turn is indented: a fork, and a history that was rewritten, begin one further in. */
-export function depths(turns: Turn[]): number[] {
-  const place = new Map(turns.map((turn, i) => [turn.index, i]));
+interface Place {
+  /** How far it is indented. */
+  depth: number;
+  /** Whether another path begins with it: a fork, or a history that was rewritten. */
+  begins: boolean;
+}
+
+export function placesOf(turns: Turn[]): Place[] {
+  const known = new Map(turns.map((turn, i) => [turn.index, i]));
   const continued = new Set<number>();
-  const depth: number[] = [];
+  const places: Place[] = [];
   turns.forEach((turn, i) => {
-    const parent = turn.parent === null || turn.parent === undefined || turn.parent < 0 ? undefined : place.get(turn.parent);
-    const isFork = parent === undefined ? i > 0 : continued.has(parent);
+    const parent = typeof turn.parent === "number" ? known.get(turn.parent) : undefined;
+    const begins = parent === undefined ? i > 0 : continued.has(parent);
     if (parent !== undefined) continued.add(parent);
-    depth.push((parent === undefined ? 0 : (depth[parent] ?? 0)) + (isFork ? 1 : 0));
+    places.push({ depth: (parent === undefined ? 0 : (places[parent]?.depth ?? 0)) + Number(begins), begins });
   });
-  return depth;
+  return places;
 }
 
 export function Outline({ turns, current, onSelect }: OutlineProps) {
-  const depth = depths(turns);
+  const places = placesOf(turns);
   return (
     <nav class="panel outline" aria-label="Turns">
       <ol>
         {turns.map((turn, i) => {
-          const isFork = (depth[i] ?? 0) > 0 && (i === 0 || (depth[i - 1] ?? 0) < (depth[i] ?? 0));
+          const { depth = 0, begins = false } = places[i] ?? {};
           return (
-            <li key={i} style={{ paddingLeft: `${Math.min(6, depth[i] ?? 0) * 14}px` }}>
+            <li key={i} style={{ paddingLeft: `${Math.min(6, depth) * 14}px` }}>
               <button type="button" aria-current={i === current ? "step" : undefined} onClick={() => onSelect(i)}>
                 <span class="first">
-                  {isFork && (
+                  {begins && (
                     <span class="fork" role="img" aria-label="fork: another path begins">
                       ↳{" "}
                     </span>
