@@ -86,7 +86,7 @@ def test_every_filter_and_order_finds_what_a_search_of_all_finds(tmp_path: Path)
 def test_texts_are_found_and_what_was_not_searched_is_said(tmp_path: Path) -> None:
     stored(tmp_path / "agent", 5)
     with closing(open_store(StoreConfig(), tmp_path / "agent")) as store:
-        said = said("Wie heißt du?", 'Ünïcode "quoted" <b>')
+        made = said("Wie heißt du?", 'Ünïcode "quoted" <b>')
         wanted = store.put(record(made, run="agent", ticket=70, task="names"))
     asker = Asker(tmp_path)
     for text in ("hei%C3%9Ft", "%C3%9CN%C3%8FCODE", "%22quoted%22", "names", "%3Cb%3E"):
