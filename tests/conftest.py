@@ -96,6 +96,7 @@ HEAVY = (
     "transports/test_queue_concurrency.py",
     "transports/test_queue_schedules.py",
     "view/test_page.py",
+    "view/test_view_command.py",
     "vtrace/test_targets.py::test_compiles",
 )
 """Beginnings of the names of tests that start processes, train or load models. The others are fast,

@@ -72,7 +72,7 @@ def make_learner(
     budget = settings.pop("budget", TrainingBudget(1000))
     others = {
         name: settings.pop(name)
-        for name in ("ranks", "teacher", "critic", "credit")
+        for name in ("ranks", "teacher", "critic", "credit", "tokenizer")
         if name in settings
     }
     resolved = resolve(algorithm or AlgorithmConfig(), max_tokens=16)

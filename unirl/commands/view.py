@@ -61,9 +61,16 @@ def _save(view: View, path: Path) -> int:
     from unirl.view.page import saved_page
 
     page = saved_page(view, {})
-    # Texts of users: nobody else reads them.
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(page)
+    try:
+        # Texts of users: nobody else reads them.
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(page)
+    except OSError as error:
+        raise UniRLError(
+            f"{path} cannot be written",
+            f"the system says: {error.strerror}",
+            "name a file in a folder that is there",
+        ) from error
     print(f"wrote {path}, {len(page) / 1e6:.1f} MB")
     return 0
 

@@ -28,7 +28,7 @@ Message = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(eq=False)
-class _Client:
+class Client:
     watched: frozenset[str]
     queue: asyncio.Queue[Message] = field(default_factory=lambda: asyncio.Queue(_MAX_WAITING))
 
@@ -52,7 +52,7 @@ class Live:
         owner: Callable[[Run], Run],
     ) -> None:
         self._rows, self._run, self._owner = rows, run, owner
-        self._clients: set[_Client] = set()
+        self._clients: set[Client] = set()
         self._tails: dict[str, tuple[Tail, Tail]] = {}
         self._lock = threading.Lock()
         self._list: dict[str, Mapping[str, Any]] = {}
@@ -63,8 +63,8 @@ class Live:
         """Server-sent events, without end: rows and events of these runs, states of all. First
         `watching`: what is written from now on will be sent.
         """
-        client = _Client(frozenset(runs))
-        await asyncio.to_thread(self._begin, client.watched)
+        client = Client(frozenset(runs))
+        await asyncio.to_thread(self.begin, client.watched)
         self._clients.add(client)
         if self._task is None:
             self._task = asyncio.create_task(self._look_again())
@@ -86,12 +86,13 @@ class Live:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             watched = frozenset[str]().union(*(client.watched for client in self._clients))
-            for run, message in await asyncio.to_thread(self._news, watched):
+            for run, message in await asyncio.to_thread(self.news, watched):
                 for client in self._clients:
                     if run is None or run in client.watched:
                         client.put(message)
 
-    def _begin(self, watched: frozenset[str]) -> None:
+    def begin(self, watched: frozenset[str]) -> None:
+        """Follow these runs from where their files end now. Blocks."""
         with self._lock:
             self._follow(watched)
             if not self._clients:
@@ -105,8 +106,10 @@ class Live:
                 Tail(self._owner(run).path, EVENTS, from_end=True),
             )
 
-    def _news(self, watched: frozenset[str]) -> list[tuple[str | None, Message]]:
-        """Messages, with the run that one must watch to get it; None: for everybody."""
+    def news(self, watched: frozenset[str]) -> list[tuple[str | None, Message]]:
+        """What has happened since the last call: messages, with the run that one must watch to get
+        it; None: for everybody. Blocks.
+        """
         with self._lock:
             found: list[tuple[str | None, Message]] = []
             for id in self._tails.keys() - watched:

@@ -75,6 +75,7 @@ def _answers(view: View, ids: list[str], chosen: Mapping[str, list[str]] | None)
                   f"{base}/staleness": view.staleness(id)}  # fmt: skip
         for axis, of_axis in series.items():
             of_axis[id] = {}
+            names = [*view.names(id), "seconds" if axis == "step" else "step"]
             for begin in range(0, len(names), 100):
                 some = ",".join(names[begin : begin + 100])
                 query = {"runs": id, "names": some, "x": axis, "points": str(NUM_POINTS)}

@@ -16,6 +16,7 @@ from typing import Any
 
 from unirl.storage import run_lock
 from unirl.view.files import text_of
+from unirl.view.rows import number
 
 SILENT_SECONDS = 120.0
 """Without a row or an event, after which a run of another machine counts as stale."""
@@ -50,11 +51,13 @@ def _owner(folder: Path) -> Mapping[str, Any] | None:
 
 
 def _lives(owner: Mapping[str, Any], updated: float) -> bool:
-    if owner.get("host") == socket.gethostname():
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            stat = Path(f"/proc/{owner['pid']}/stat").read_text().rpartition(")")[2].split()
-            # Another process may have got its number since.
-            boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-            began = boot + int(stat[19]) / os.sysconf("SC_CLK_TCK")
-            return stat[0] not in "ZX" and began <= float(owner.get("since", began)) + 2
-    return time.time() - updated < SILENT_SECONDS
+    if owner.get("host") != socket.gethostname():
+        return time.time() - updated < SILENT_SECONDS
+    try:
+        stat = Path(f"/proc/{owner['pid']}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    # Another process may have got its number since.
+    boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    began = boot + int(stat[19]) / os.sysconf("SC_CLK_TCK")
+    return stat[0] not in "ZX" and began <= number(owner.get("since")) + 2

@@ -25,7 +25,7 @@ NAME = "samples/samples.jsonl"
 _PIECE = 4 << 20
 _MAX_BYTES = 256 << 20
 """Of a long file its end."""
-_SEARCH_SECONDS = 0.2
+_SEARCH_SECONDS = 0.15
 
 
 class Samples:

@@ -35,7 +35,7 @@ _AGAIN_SECONDS = 60.0
 """After which the index is read again while a run writes: states change, and episodes expire. New
 ones are in it at once.
 """
-_SEARCH_SECONDS = 0.2
+_SEARCH_SECONDS = 0.15
 """For texts of bodies."""
 _AT_ONCE = 500
 
@@ -184,9 +184,13 @@ def _has(row: Mapping[str, Any], body: bytes, text: str) -> bool:
         return True
     if not body:
         return False
-    escaped = json.dumps(text)[1:-1].lower()
+    # As JSON spells it: other letters than those of ASCII are escaped in a body.
+    escaped = json.dumps(needle, ensure_ascii=False)[1:-1]
     try:
-        return any(escaped in each.lower() for each in frames.plain_texts(body))
+        texts = frames.plain_texts(body)
+        if not needle.isascii():
+            texts = [json.dumps(json.loads(each), ensure_ascii=False) for each in texts]
+        return any(escaped in each.lower() for each in texts)
     except (ValueError, IndexError):
         return False  # it is torn; its row is shown all the same
 

@@ -58,7 +58,7 @@ export function useLive(runs: string[], handlers: LiveHandlers): void {
   );
 }
 
-/** The function, called at once and then at most once in so many milliseconds. */
+/** The function, called soon, and at most once in so many milliseconds. */
 export function useThrottle(call: () => void, milliseconds: number): () => void {
   const newest = useRef(call);
   newest.current = call;

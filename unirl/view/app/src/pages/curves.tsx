@@ -4,6 +4,7 @@ import { useMemo } from "preact/hooks";
 import { number, plain } from "../data/format";
 import { useAnswer, useLive, useSource, useThrottle } from "../data/hooks";
 import { link, setQuery } from "../data/route";
+import { useSeriesOf } from "../data/series_of";
 import { combine, type Line } from "../data/series";
 import { url } from "../data/source";
 import type { Axis, RunRow, SeriesAnswer } from "../data/types";
@@ -26,11 +27,10 @@ export function Curves({ runs, all, axis, name }: CurvesProps) {
   const ids = runs.map((run) => run.id);
   const metric = name ?? runs.find((run) => run.result_name)?.result_name ?? RETURN;
   const names = useAnswer<string[]>(ids[0] === undefined ? null : `/api/runs/${ids[0]}/names`);
-  const asked = { runs: ids.join(","), names: metric, points: 400, x: axis };
-  const answer = useAnswer<SeriesAnswer>(ids.length ? "/api/series" : null, asked);
-  const refresh = useThrottle(answer.reload, 2000);
+  const { series, missing, reload } = useSeriesOf(ids, { names: [metric], axis, points: 400 });
+  const refresh = useThrottle(() => reload(runs.filter((run) => run.state === "training").map((run) => run.id)), 2000);
   useLive(ids, { rows: refresh });
-  const lines = useMemo(() => grouped(runs, answer.data ?? {}, metric), [ids.join(","), answer.data, metric]);
+  const lines = useMemo(() => grouped(runs, series, metric), [ids.join(","), series, metric]);
   const title = all > runs.length ? `${metric} (the first ${runs.length} of ${all})` : metric;
   return (
     <section class="panel" aria-label="Curves">
@@ -61,6 +61,11 @@ export function Curves({ runs, all, axis, name }: CurvesProps) {
           )}
         </span>
       </div>
+      {missing > 0 && (
+        <p class="note" aria-busy="true">
+          Loading {missing === 1 ? "a curve" : `${number(missing)} curves`} …
+        </p>
+      )}
       {runs.length ? <Chart title={plain(title)} lines={lines} axis={axis} height={280} /> : <p class="empty">Choose runs below to see their curves.</p>}
     </section>
   );

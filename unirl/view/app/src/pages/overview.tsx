@@ -11,6 +11,7 @@ import { type Column, sortRows, Table } from "../parts/table";
 import { Curves } from "./curves";
 
 const MAX_CURVES = 40;
+const PAGE = 100;
 const MAX_CHOSEN_BY_ITSELF = 6;
 
 export function OverviewPage({ query }: { query: URLSearchParams }) {
@@ -27,6 +28,8 @@ export function OverviewPage({ query }: { query: URLSearchParams }) {
 
 function Runs({ runs, query }: { runs: RunRow[]; query: URLSearchParams }) {
   const [filter, setFilter] = useState(query.get("filter") ?? "");
+  const [most, setMost] = useState(PAGE);
+  const remember = useThrottle(() => setQuery({ filter }), 500);
   const sort = query.get("sort") ?? "-updated";
   const asked = query.get("runs");
   const chosen = useMemo(() => new Set(asked === null ? newest(runs) : asked.split(",").filter(Boolean)), [asked, runs]);
@@ -75,7 +78,7 @@ function Runs({ runs, query }: { runs: RunRow[]; query: URLSearchParams }) {
               value={filter}
               onInput={(event) => {
                 setFilter(event.currentTarget.value);
-                setQuery({ filter: event.currentTarget.value });
+                remember();
               }}
             />
           </label>
@@ -90,13 +93,18 @@ function Runs({ runs, query }: { runs: RunRow[]; query: URLSearchParams }) {
         <Table
           label="Runs"
           columns={withBox}
-          rows={shown}
+          rows={shown.slice(0, most)}
           sorted
           id={(run) => run.id}
           sort={sort}
           onSort={(next) => setQuery({ sort: next })}
           rowClass={(run) => (chosen.has(run.id) ? "chosen" : "")}
         />
+        {shown.length > most && (
+          <button type="button" class="more" onClick={() => setMost(most + PAGE)}>
+            Show {number(Math.min(PAGE, shown.length - most))} more
+          </button>
+        )}
       </section>
     </>
   );

@@ -4,6 +4,7 @@ import { useEffect, useMemo } from "preact/hooks";
 import { number, plain } from "../data/format";
 import { useAnswer } from "../data/hooks";
 import { link } from "../data/route";
+import { useSeriesOf } from "../data/series_of";
 import { at, combine, last, type Line } from "../data/series";
 import type { Axis, Evaluation, Run, RunEvent, RunRow, Series, SeriesAnswer, Staleness } from "../data/types";
 import { Chart } from "../parts/chart";
@@ -15,33 +16,37 @@ import { RETURN } from "./curves";
 import { EventList } from "./events";
 
 const DISCARDED = "queue/discarded/";
+const AGES = "staleness/age/";
 const MAX_SEEDS = 16;
 
 export function SummaryTab({ run, axis, news }: { run: Run; axis: Axis; news: number }) {
   const path = `/api/runs/${run.id}`;
   const names = useAnswer<string[]>(`${path}/names`);
   const events = useAnswer<RunEvent[]>(`${path}/events`);
-  const ages = useAnswer<Staleness>(`${path}/staleness`);
   const all = useAnswer<RunRow[]>("/api/runs");
   const metric = run.result_name ?? RETURN;
   const discarded = (names.data ?? []).filter((name) => name.startsWith(DISCARDED));
   const seeds = (all.data ?? []).filter((each) => run.group && each.group === run.group && each.id !== run.id).slice(0, MAX_SEEDS);
-  const asked = { runs: run.id, names: [metric, ...discarded].join(","), points: 600, x: axis };
-  const own = useAnswer<SeriesAnswer>("/api/series", asked);
-  const ids = seeds.map((each) => each.id).join(",");
-  const others = useAnswer<SeriesAnswer>(ids ? "/api/series" : null, { runs: ids, names: metric, points: 300, x: axis });
+  // All columns of the run are read from its file at once; what follows finds them there.
+  const recorded = (names.data ?? []).filter((name) => name.startsWith(AGES));
+  const asked = { runs: run.id, names: [metric, ...discarded, ...recorded].join(","), points: 600, x: axis };
+  const own = useAnswer<SeriesAnswer>(names.loading && !names.data ? null : "/api/series", asked);
+  const isRead = own.data !== undefined;
+  const ages = useAnswer<Staleness>(isRead ? `${path}/staleness` : null);
+  const ids = isRead ? seeds.map((each) => each.id) : [];
+  const others = useSeriesOf(ids, { names: [metric], axis, points: 300 });
   // Events know their time, evaluations their step.
   const [clock, by]: [string, Axis] = axis === "step" ? ["step", "seconds"] : ["seconds", "step"];
-  const clocks = useAnswer<SeriesAnswer>("/api/series", { runs: run.id, names: clock, points: 1000, x: by });
+  const clocks = useAnswer<SeriesAnswer>(isRead ? "/api/series" : null, { runs: run.id, names: clock, points: 1000, x: by });
   useEffect(() => {
     if (!news) return;
-    for (const each of [own, events, ages, clocks]) each.reload();
+    for (const each of [names, own, events, ages, clocks]) each.reload();
   }, [news]);
 
   const other = useMemo(() => endsOf(clocks.data?.[run.id]?.[clock]), [clocks.data, clock]);
   const marks = useMemo(() => marksOf(events.data ?? [], axis, other), [events.data, axis, other]);
   const mine = own.data?.[run.id] ?? {};
-  const lines = useMemo(() => withBand(run, metric, mine[metric], others.data, seeds), [own.data, others.data, metric, ids]);
+  const lines = useMemo(() => withBand(run, metric, mine[metric], others.series, seeds), [own.data, others.series, metric]);
   return (
     <div class="columns">
       <Panel title="Pipeline" wide>
@@ -63,9 +68,9 @@ export function SummaryTab({ run, axis, news }: { run: Run; axis: Axis; news: nu
 }
 
 /** The run's own curve, and the band of all seeds of its config. */
-function withBand(run: Run, metric: string, own: Series | undefined, others: SeriesAnswer | undefined, seeds: RunRow[]): Line[] {
+function withBand(run: Run, metric: string, own: Series | undefined, others: SeriesAnswer, seeds: RunRow[]): Line[] {
   if (!own) return [];
-  const found = seeds.flatMap((each) => others?.[each.id]?.[metric] ?? []);
+  const found = seeds.flatMap((each) => others[each.id]?.[metric] ?? []);
   const line: Line = { label: plain(run.name), series: own, colour: 0, strong: true };
   if (!found.length) return [line];
   const band: Line = { label: `mean of ${number(found.length + 1)} seeds, lowest to highest`, series: combine([own, ...found]), colour: 6 };
