@@ -22,7 +22,14 @@ SPEAKING = [
     if path.parent.name != "decisions" and path.name not in ("CHANGELOG.md", "python.md")
 ]
 """Pages that speak of settings as they are; in python.md such words are of programs, which run."""
-OWN_KEYS = ("mix.", "env.kwargs.", "reward.weights.", "task.mix.", "population.vary.")
+OWN_KEYS = (
+    "mix.",
+    "agent.options.",
+    "env.kwargs.",
+    "reward.weights.",
+    "task.mix.",
+    "population.vary.",
+)
 """Tables whose keys are the user's own."""
 COLUMNS = {"step", "seconds"}
 """What a row of metrics.jsonl says about itself: where in the run it was written."""

@@ -50,7 +50,8 @@ def of(language: str) -> list[Block]:
 def run_command(folder: Path, words: list[str]) -> int:
     """As a reader's shell in this folder."""
     os.chdir(folder)
-    return cli.main(words)
+    sys.argv = ["unirl", *words]
+    return cli.main()
 
 
 def run_script(folder: Path, name: str) -> None:

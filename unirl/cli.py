@@ -151,15 +151,16 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0, 1 for a bug, 2 for what the user can fix."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    _find_own_modules()
+    if arguments is None:
+        _find_own_modules()
     command = COMMANDS.get(words[0]) if words else None
     with lasting_output() if command and command.outlives_console else nullcontext():
         return _run(words)
 
 
 def _find_own_modules() -> None:
-    """What settings name (env.import_module, a reward) may be a file of the current folder, as with
-    `python -m unirl`. It comes last, so that it replaces nothing that is installed.
+    """What settings name (env.import_module, a reward) may be a file of the folder that the command
+    is called in. It comes last, so that it replaces nothing that is installed.
     """
     with suppress(FileNotFoundError):  # the folder was deleted
         if "" not in sys.path and os.getcwd() not in sys.path:

@@ -98,8 +98,9 @@ class AgentConfig:
     turn_groups: Compare = "state"
     """Which turns of a group's episodes are compared for credit. state: those that were given the
     same (GiGPO); number: those of the same number. token: not turns, but their tokens, each with
-    those in the same place of turns of the same number, in all groups of a batch: what a prompt
-    always gets wrong is learned from too. turn_discount is for each token then.
+    those in the same place of turns of the same number, and where these earn the same, with those
+    of all groups of a batch: what a prompt always gets wrong is learned from too. turn_discount is
+    for each token then.
     """
     turn_weight: float = 1.0
     """credit both: of the part that comes from step rewards."""

@@ -17,10 +17,10 @@ _END = "\0"
 def call_and_answer(
     turns: Sequence[Mapping[str, Any]], answer: str, info: Mapping[str, Any]
 ) -> list[list[float]]:
-    """For each token of each turn, its share of the turn's characters in their places, the end
-    among them: 1 in all where the turn is right. The first turn is compared with `info["call"]`,
-    the others with what the tool returned, right or not, so that both are learned at a time. A turn
-    behind a failed call earns 0. `answer` is not read: the outcome is judged by it.
+    """For each token of each turn the share of its characters that are in their places, the end
+    being one. The first turn is compared with `info["call"]`, the others with what the tool
+    returned, right or not, so that both are learned at a time. A turn behind a failed call earns 0.
+    `answer` is not read: the outcome is judged by it.
     """
     wanted = [str(info.get("call", "")), *(_given(turn) for turn in turns[1:])]
     answered = [True, *map(_was_answered, turns)]
@@ -54,7 +54,7 @@ def _in_place(turn: Mapping[str, Any], wanted: str) -> list[float]:
         is_end = number == len(turn["tokens"]) and turn["finish"] == "stop"
         text = _END if is_end and not token else token
         behind = wanted[place : place + len(text)]
-        shares.append(sum(map(eq, text, behind)) / len(wanted))
+        shares.append(sum(map(eq, text, behind)) / max(1, len(text)))
         place += len(text)
     return shares
 

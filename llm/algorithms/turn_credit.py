@@ -2,9 +2,10 @@
 
 Turns are compared with turns of the same group that began in the same state, as in GiGPO (Feng et
 al., arXiv 2505.10978, eq. 6 to 9): an advantage of each turn's discounted return within its step
-group, added to that of the episode. Where tokens are compared, each is a turn of its own, and is
-compared with those of all groups, as in REINFORCE++ (Hu, arXiv 2501.03262): a group that draws the
-same wrong token each time learns that others earn more there.
+group, added to that of the episode. Where tokens are compared, each is a turn of its own; those
+that earn the same in all of their group are compared with those of all groups instead, as outcomes
+are in REINFORCE++ (Hu, arXiv 2501.03262): a group that draws the same wrong token each time learns
+that others earn more there.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -47,7 +49,9 @@ class Turns:
     episode: Tensor
     """[U]: number of its episode in the batch."""
     step_group: Tensor
-    """[U]: equal where turns are compared."""
+    """[U]: equal where turns are compared, within a group."""
+    everywhere: Tensor
+    """[U]: the same without regard to groups."""
     paid: Tensor
     """[N]: step rewards, each at its turn's last token."""
 
@@ -58,7 +62,9 @@ class Turns:
         reward: list[float] = []
         episode: list[int] = []
         step_group: list[int] = []
+        everywhere: list[int] = []
         known: dict[Hashable, int] = {}
+        places: dict[Hashable, int] = {}
         first_episode = 0
         for g, group in enumerate(groups):
             if group.turn is None or group.step_reward is None:
@@ -82,10 +88,9 @@ class Turns:
                         reward.append(math.fsum(paid[i] for i in unit))
                         episode.append(first_episode + owner)
                         state = tuple(tokens[i] for i in given.get(each, ()))
-                        key: Hashable = order[owner], place  # of all groups
-                        if compare != "token":
-                            key = g, state if compare == "state" else order[owner]
-                        step_group.append(known.setdefault(key, len(known)))
+                        where: Hashable = state if compare == "state" else (order[owner], place)
+                        step_group.append(known.setdefault((g, where), len(known)))
+                        everywhere.append(places.setdefault(where, len(places)))
                     order[owner] += 1
             first_episode += group.size
         return cls(
@@ -93,6 +98,7 @@ class Turns:
             torch.tensor(reward, dtype=torch.float64),
             torch.tensor(episode, dtype=torch.int64),
             torch.tensor(step_group, dtype=torch.int64),
+            torch.tensor(everywhere, dtype=torch.int64),
             torch.cat([one.step_reward for one in groups if one.step_reward is not None]),
         )
 
@@ -116,15 +122,18 @@ def turn_advantages(
     """[N]: of each token the advantage of its turn, 0 where there is none. valid: [S], 0 where an
     episode has no rewards. Baseline and scale are the algorithm's for groups.
     """
-    found = group_advantages(
+    compared = partial(
+        group_advantages,
         turns.returns(credit.discount),
-        turns.step_group,
-        valid[turns.episode],
+        valid=valid[turns.episode],
         baseline=algorithm.baseline,
         scale=algorithm.scale,
         epsilon=algorithm.epsilon,
         singleton=algorithm.singleton,
         reduce=reduce,
     )
+    found = compared(turns.step_group)
+    if credit.compare == "token":
+        found = torch.where(found == 0, compared(turns.everywhere), found)
     # One more, so that -1 finds a 0.
     return torch.cat([found, found.new_zeros(1)])[turns.number]

@@ -75,6 +75,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "appo": {
         "env.id": "CartPole-v1", "sampler.num_workers": 2, "sampler.num_policy_workers": 2,
         "sampler.num_groups": 1, "sampler.num_envs": 4, "sampler.unroll_length": 8,
+        "sampler.worker_cpus": 0.0,
     },
     "ondevice": {
         "env.id": "torch/Cartpole", "sim.num_simulators": 2, "sim.num_envs": 8,

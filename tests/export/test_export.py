@@ -21,6 +21,7 @@ from unirl import cli
 pytest.importorskip("onnxruntime", reason="pip install 'unirl[export]'")
 pytest.importorskip("onnxscript", reason="pip install 'unirl[export]'")
 hub = pytest.importorskip("huggingface_hub", reason="pip install 'unirl[export]'")
+constants = pytest.importorskip("huggingface_hub.constants")
 TOKEN = "hf_s3cret"
 
 
@@ -135,7 +136,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         thread = threading.Thread(target=one.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         # Its client reads both when it is imported, long ago here.
-        monkeypatch.setattr(hub.constants, "ENDPOINT", f"http://127.0.0.1:{one.server_port}")
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{one.server_port}")
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         yield one
         one.shutdown()
@@ -177,8 +178,8 @@ def test_a_push_that_cannot_succeed_says_so(
     assert "no name of a repository" in refused(str(run), "me/cart/x")
     server.status = 403
     assert "you may not write here" in refused(str(run), "me/cart")
-    monkeypatch.setattr(hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert "cannot be reached" in refused(str(run), "me/cart")
     monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr(hub.constants, "HF_TOKEN_PATH", str(run / "no-token"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(run / "no-token"))
     assert "nobody is logged in" in refused(str(run), "me/cart")

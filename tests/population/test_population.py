@@ -117,7 +117,7 @@ def test_in_processes_learners_copy_while_all_of_them_train(tmp_path: Path) -> N
         "population.size": 2,
         "population.quantile": 0.5,
         "population.vary": {LR: [1e-6, 1e-2]},
-        "run.total_steps": 12_000,
+        "run.total_steps": 6_000,
     }
     unirl.run(unirl.make_plan("impala", **settings), tmp_path / "run", console=False)
     assert copies(tmp_path / "run")
@@ -141,7 +141,7 @@ def test_other_recipes_have_populations_too(recipe: str, tmp_path: Path) -> None
         "learner.optimizer.lr_schedule": "constant",
         "population.size": 2,
         "population.vary": {"learner.policy_clip": [0.1, 0.2], "learner.entropy_coef": [0.0, 0.1]},
-        "run.total_steps": 2_000,
+        "run.total_steps": 1_000,
     }
     unirl.run(unirl.make_plan(recipe, **settings), tmp_path / "run", console=False)
     rows = json.loads((tmp_path / "run" / "population.json").read_text())

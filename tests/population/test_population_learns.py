@@ -26,11 +26,14 @@ SIDES: dict[str, Any] = {
     "run.target_window": 64,
     "run.total_steps": 80_000,
     "population.size": 4,
+    "population.every_steps": 4_000,
     "population.resample": 0.5,
     "population.vary": {LR: {"low": LOW, "high": HIGH, "log": True}},
 }
 SANE = (1e-3, 1e-1)
 """Step sizes with which one run of this config learns."""
+GUESSING = 4.0
+"""The return of a policy that knows nothing; the largest is 8."""
 
 
 def standing(run_dir: Path, seed: int, **changes: Any) -> list[Any]:
@@ -47,28 +50,28 @@ def mean(rows: list[Any]) -> float:
 
 
 def compare(folder: Path, seed: int) -> dict[str, float]:
-    """Mean returns of a population that begins with a step size of 1e-6, and of learners with
-    random ones that they keep; and the step size of the best of the population.
+    """Mean returns of learners with drawn step sizes that they keep, and of those that begin with
+    the same ones in a population; and what becomes of a population that begins with 1e-6.
     """
-    pbt = standing(
-        folder / "pbt",
-        seed,
-        **{"population.every_steps": 4_000, "population.start": "config"},
-    )
     kept = standing(folder / "kept", seed, **{"population.every_steps": 10**9})
-    best = pbt[0]["settings"][LR]
-    return {"pbt": mean(pbt), "kept": mean(kept), "pbt_best": pbt[0]["score"], "lr": best}
+    drawn = standing(folder / "drawn", seed)
+    bad = standing(folder / "bad", seed, **{"population.start": "config"})
+    return {
+        "kept": mean(kept),
+        "population": mean(drawn),
+        "from 1e-6": mean(bad),
+        "lr": bad[0]["settings"][LR],
+    }
 
 
 def test_a_population_beats_settings_that_stay_and_leaves_a_bad_start(tmp_path: Path) -> None:
     found = compare(tmp_path, 1)
-    assert found["pbt"] > found["kept"]
-    assert SANE[0] < found["lr"] < SANE[1], found
+    assert found["population"] > found["kept"] + 0.5, found
+    assert SANE[0] < found["lr"] < SANE[1] and found["from 1e-6"] > GUESSING + 1, found
 
 
 @pytest.mark.slow
-def test_a_population_does_so_with_other_seeds(tmp_path: Path) -> None:
+def test_a_population_beats_settings_that_stay_with_other_seeds(tmp_path: Path) -> None:
     found = {seed: compare(tmp_path / str(seed), seed) for seed in (1, 2, 3, 4, 5)}
     print(json.dumps(found, indent=1))
-    assert all(one["pbt"] > one["kept"] for one in found.values()), found
-    assert all(SANE[0] < one["lr"] < SANE[1] for one in found.values()), found
+    assert all(one["population"] > one["kept"] for one in found.values()), found

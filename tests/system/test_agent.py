@@ -52,8 +52,8 @@ def test_a_tiny_model_finds_the_form_of_a_call(model: str, tmp_path: Path) -> No
     train(model, tmp_path / "run", 0, **settings)
     found = [row for row in rows(tmp_path / "run") if "rewards/steps/mean" in row]
     first, last = found[0], found[-1]
-    assert first["rewards/steps/mean"] < 0.05
-    assert last["rewards/steps/mean"] > 0.08  # a half of it is for what is right as a whole
+    assert first["rewards/steps/mean"] < 0.5
+    assert last["rewards/steps/mean"] > 1.0  # tokens in their places
     assert 0 < last["perf/engine_busy"] < 1
     assert last["agent/calls"] > 0.8 > 0.2 > first["agent/calls"]
     assert last["agent/ending/infrastructure"] == last["agent/ending/crash"] == 0

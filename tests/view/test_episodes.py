@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests.llm.trajectories.stored_episodes import record, straight, tree
+from tests.llm.trajectories.stored_episodes import completion, record, straight, tree
 from tests.view.asking import Asker
-from tests.view.page_runs import AGENT, HOSTILE, add_lines, begin, talk
-from unirl.llm.agents.episode import Episode
+from tests.view.page_runs import AGENT, HOSTILE, add_lines, begin
+from unirl.llm.agents.episode import ROOT, Episode, Turn
 from unirl.llm.outcome import Score
 from unirl.llm.trajectories.config import StoreConfig
 from unirl.llm.trajectories.store import open_store
@@ -43,6 +43,13 @@ def stored(folder: Path, number: int) -> list[dict[str, Any]]:
                           "task": task, "turns": 1 + ticket % 3,
                           "seconds": made.seconds})  # fmt: skip
     return facts
+
+
+def said(question: str, answer: str) -> Episode:
+    messages = ({"role": "user", "content": question},)
+    drawn = completion(random.Random(1), 4, 1)
+    turn = Turn(ROOT, (1, 2), drawn, messages, {"role": "assistant", "content": answer}, "prompt")
+    return Episode([turn])
 
 
 Facts = dict[str, Any]
@@ -79,8 +86,8 @@ def test_every_filter_and_order_finds_what_a_search_of_all_finds(tmp_path: Path)
 def test_texts_are_found_and_what_was_not_searched_is_said(tmp_path: Path) -> None:
     stored(tmp_path / "agent", 5)
     with closing(open_store(StoreConfig(), tmp_path / "agent")) as store:
-        said = talk(1, [("Wie heißt du?", 'Ünïcode "quoted" <b>')], version=1)
-        wanted = store.put(record(said, run="agent", ticket=70, task="names"))
+        made = said("Wie heißt du?", 'Ünïcode "quoted" <b>')
+        wanted = store.put(record(made, run="agent", ticket=70, task="names"))
     asker = Asker(tmp_path)
     for text in ("hei%C3%9Ft", "%C3%9CN%C3%8FCODE", "%22quoted%22", "names", "%3Cb%3E"):
         found = asker.of("agent", f"/episodes?text={text}").value
@@ -188,7 +195,7 @@ def test_hostile_and_huge_texts_come_as_text_of_bounded_size(tmp_path: Path) -> 
     begin(tmp_path / "agent", AGENT)
     huge = HOSTILE + "x" * 3_000_000
     with closing(open_store(StoreConfig(), tmp_path / "agent")) as store:
-        ep = store.put(record(talk(1, [(HOSTILE, huge)], 1), run="agent", ticket=1))
+        ep = store.put(record(said(HOSTILE, huge), run="agent", ticket=1))
     answered = Asker(tmp_path).of("agent", f"/episodes/{ep}")
     assert answered.headers["content-type"] == "application/json" and len(answered.body) < 400_000
     (turn,) = answered.value["turns"]

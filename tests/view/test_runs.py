@@ -118,6 +118,28 @@ def test_settings_of_another_version_are_shown_like_others(tmp_path: Path) -> No
     assert shown["config"]["warp_drive.name"] == "<b>" and "error" not in shown
 
 
+def test_files_of_a_run_may_hold_anything(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    odd: list[Any] = [[], {}, 3, "x", None, [1, {"a": []}], float("nan")]
+    names = ("member", "pools", "queues", "pool", "size", "time", "step", "cause", "pid")
+    rows = [
+        {"event": kind, "member": "run", name: value}
+        for kind in ("started", "resumed", "scaled", "died")
+        for name in names
+        for value in odd
+    ]
+    rows += [{"event": "started", "member": "run", "pools": [{"name": []}, 1], "queues": [[]]}]
+    add_lines(folder / "events.jsonl", [*rows, *rows[::-1]])
+    for place in ("eval", "eval/by_hand"):
+        (folder / place).mkdir()
+        for number, value in enumerate([*odd, {"step": "x"}, {"step": 1, "changes": [1]}]):
+            (folder / place / f"step_{number}.json").write_text(json.dumps(value))
+    (folder / "config.toml").write_text("env = 1\nreward = [1]\nmodel = 2.0\nrun = nan\n")
+    asker = Asker(tmp_path)
+    for path in ("", "/events", "/names", "/staleness", "/episodes"):
+        assert asker.of("run", path).status == 200, path
+
+
 def test_a_folder_without_anything_to_read_says_so(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run/command.txt").write_text("unirl train x\n")

@@ -249,6 +249,9 @@ class _Layers(nn.Module):
 class _Whitening(nn.Module):
     """A PixelNorm over images that are not in blocks."""
 
+    scale: Tensor
+    shift: Tensor
+
     def __init__(self, image: ImageLeaf, norm: PixelNorm) -> None:
         super().__init__()
         for name, value in (("scale", norm.scale), ("shift", norm.shift)):
@@ -261,5 +264,4 @@ class _Whitening(nn.Module):
             self.register_buffer(name, value.permute(2, 0, 1).clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        scaled: Tensor = x * self.scale + self.shift
-        return scaled
+        return x * self.scale + self.shift

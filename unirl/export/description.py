@@ -116,4 +116,4 @@ def _actions(space: Space[Any], path: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def _finite(bounds: np.ndarray[Any, Any]) -> Any:
     """None where there is no bound: JSON has no infinity."""
-    return np.where(np.isfinite(bounds), bounds, None).tolist()
+    return np.where(np.isfinite(bounds), bounds, np.array(None)).tolist()

@@ -54,21 +54,13 @@ def push_folder(folder: Path, repo_id: str, *, private: bool, message: str) -> s
             if status in (401, 403)
             else "try again later",
         ) from error
-    except OSError as error:
-        raise _unreachable(api.endpoint, error) from error
-    except Exception as error:  # of the client's HTTP library, whose name it does not promise
-        if "HTTP" in str(type(error).__mro__) or "httpx" in type(error).__module__:
-            raise _unreachable(api.endpoint, error) from error
-        raise
+    except (OSError, hub.errors.HTTPError) as error:  # the second is its HTTP library's
+        raise UniRLError(
+            f"{api.endpoint} cannot be reached ({type(error).__name__})",
+            f"it is what HF_ENDPOINT says, or the hub's own address: {error}".splitlines()[0],
+            "check the network and the address, and try again",
+        ) from error
     return str(repo.url)
-
-
-def _unreachable(endpoint: str, error: Exception) -> UniRLError:
-    return UniRLError(
-        f"{endpoint} cannot be reached ({type(error).__name__})",
-        f"it is asked at HF_ENDPOINT, or at the hub's own address: {error}".splitlines()[0],
-        "check the network and the address, and try again",
-    )
 
 
 def _client() -> Any:

@@ -35,7 +35,7 @@ def write_policy(
     if "torchscript" in formats:
         with _own_network(trained, "torchscript"):
             write_torchscript(function, folder)
-    return usage(trained, function, plan.config.env, formats)  # type: ignore[attr-defined]
+    return usage(trained, function, plan.config.env, formats)
 
 
 @contextmanager

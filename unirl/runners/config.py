@@ -210,7 +210,9 @@ class RayConfig:
     to. Empty: a cluster on this machine alone, which ends with the run.
     """
     wait_seconds: float = 60.0
-    """How long to wait for the cluster, and for nodes with what the plan asks for."""
+    """How long to wait for the cluster, for nodes with what the plan asks for, and for an answer of
+    a head that still accepts connections.
+    """
     silent_seconds: float = 5.0
     """A node that gives no sign of life for this long is lost: what it held is discarded or issued
     again, and what it sends later is refused. More: a node may pause for longer.

@@ -78,25 +78,28 @@ def pipeline(run: Run, summary: Summary, events: Sequence[Mapping[str, Any]]) ->
     newest row.
     """
     last, plan, members = summary.last, _plan(events), _members(events)
-    pools = [each for each in plan.get("pools", ()) if isinstance(each, Mapping)]
+    pools = plan.get("pools")
+    pools = [each for each in pools if isinstance(each, Mapping)] if isinstance(pools, list) else []
     index = int(run.path.name) if run.part_of else 0
     queues = plan.get("queues")
     queue = queues[index] if isinstance(queues, list) and index < len(queues) else {}
+    queue = queue if isinstance(queue, Mapping) else {}
+    sizes = _sizes(events)
     runs_inline = plan.get("runner") == "inline"
     is_alive = summary.row["state"] == "training"
     return {
         "runner": plan.get("runner"),
         "pools": [
             {
-                "name": pool.get("name"),
-                "members": pool.get("members") if runs_inline else members.get(pool.get("name"), 0),
-                "wanted": _sizes(events).get(pool.get("name"), pool.get("members")),
+                "name": name,
+                "members": pool.get("members") if runs_inline else members.get(name, 0),
+                "wanted": sizes.get(name, pool.get("members")),
                 "most": pool.get("most"),
                 "helpers": pool.get("helpers"),
                 "share": pool.get("share"),
-                "learned": last.get(f"queue/learned/{pool.get('name')}"),
+                "learned": last.get(f"queue/learned/{name}"),
             }
-            for pool in pools
+            for name, pool in ((str(pool.get("name", "")), pool) for pool in pools)
         ],
         "actors": {
             "rate": last.get("perf/produced_sps"),
@@ -153,8 +156,10 @@ def _members(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return found
 
 
-def _sizes(events: Sequence[Mapping[str, Any]]) -> dict[Any, Any]:
-    return {each.get("pool"): each.get("size") for each in events if each.get("event") == "scaled"}
+def _sizes(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        str(each.get("pool")): each.get("size") for each in events if each.get("event") == "scaled"
+    }
 
 
 def evaluations(run: Run) -> list[dict[str, Any]]:
@@ -165,6 +170,7 @@ def evaluations(run: Run) -> list[dict[str, Any]]:
             if name.endswith(".json"):
                 with contextlib.suppress(ValueError, RecursionError):
                     table = json.loads(text_of(run.path, f"{folder}/{name}"))
+                    table = table if isinstance(table, dict) else {}
                     plain = {key: value for key, value in table.items()
                              if isinstance(value, bool | int | float)}  # fmt: skip
                     changes = table.get("changes")
@@ -172,7 +178,7 @@ def evaluations(run: Run) -> list[dict[str, Any]]:
                     found.append(
                         {**plain, "by_hand": folder != "eval", "file": name, "changes": changed}
                     )
-    return sorted(found, key=lambda each: each.get("step", 0))
+    return sorted(found, key=lambda each: number(each.get("step", 0)))
 
 
 def videos(run: Run) -> list[str]:

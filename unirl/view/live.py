@@ -8,6 +8,7 @@ then asks for everything again.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from unirl.view.answers import as_json
 from unirl.view.columns import NAME as METRICS
 from unirl.view.files import Tail
 from unirl.view.folders import Run
+
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
 _LIST_LOOKS = 4
@@ -64,11 +67,12 @@ class Live:
         `watching`: what is written from now on will be sent.
         """
         client = Client(frozenset(runs))
-        await asyncio.to_thread(self.begin, client.watched)
+        # Before its runs are followed: a look meanwhile must not forget them again.
         self._clients.add(client)
-        if self._task is None:
-            self._task = asyncio.create_task(self._look_again())
         try:
+            await asyncio.to_thread(self.begin, client.watched)
+            if self._task is None:
+                self._task = asyncio.create_task(self._look_again())
             yield b"event: watching\ndata: {}\n\n"
             while True:
                 try:
@@ -86,7 +90,12 @@ class Live:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             watched = frozenset[str]().union(*(client.watched for client in self._clients))
-            for run, message in await asyncio.to_thread(self.news, watched):
+            try:
+                found = await asyncio.to_thread(self.news, watched)
+            except Exception:  # what one run has done to its folder must not end it for all
+                log.exception("runs could not be looked at")
+                continue
+            for run, message in found:
                 for client in self._clients:
                     if run is None or run in client.watched:
                         client.put(message)
@@ -95,7 +104,7 @@ class Live:
         """Follow these runs from where their files end now. Blocks."""
         with self._lock:
             self._follow(watched)
-            if not self._clients:
+            if self._task is None:
                 self._list = {row["id"]: row for row in self._rows()}
 
     def _follow(self, watched: frozenset[str]) -> None:

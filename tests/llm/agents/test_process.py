@@ -26,19 +26,15 @@ def turn(
     }
 
 
-def shares(*worth: int, of: int) -> Any:
-    return pytest.approx([each / of for each in worth])
-
-
 def test_the_call_and_then_what_the_tool_said() -> None:
     wrong = turn("=12*31", {"expression": "12*31"})
     turns = [wrong, turn("372", given="372"), turn("37", given="372")]
     found = call_and_answer(turns, "360", INFO)
-    assert found[0] == shares(1, 1, 1, 1, 1, 0, 1, of=7)
-    assert found[1] == shares(1, 1, 1, 1, of=4) and sum(found[1]) == pytest.approx(1.0)
+    assert found[0] == [1, 1, 1, 1, 1, 0, 1]
+    assert found[1] == [1, 1, 1, 1]
     assert found[2] == [0.0] * 3  # nothing was called before the last
     turns[1] = turn("37", given="372")
-    assert call_and_answer(turns[:2], "360", INFO)[1] == shares(1, 1, 0, of=4)
+    assert call_and_answer(turns[:2], "360", INFO)[1] == [1, 1, 0]
     assert call_and_answer([], "360", INFO) == []
 
 
@@ -50,14 +46,14 @@ def test_what_is_said_after_a_call_that_failed_is_worth_nothing() -> None:
 def test_the_end_is_a_character_in_its_place() -> None:
     early, wrong, cut = turn("=12*3"), turn("=12*31"), turn("=12*30", finish="length")
     worth = [call_and_answer([each], "360", INFO)[0] for each in (early, wrong, cut)]
-    assert worth[0] == shares(1, 1, 1, 1, 1, 0, of=7)
-    assert worth[1] == shares(1, 1, 1, 1, 1, 0, 1, of=7)
-    assert worth[2] == shares(1, 1, 1, 1, 1, 1, of=7)
+    assert worth[0] == [1, 1, 1, 1, 1, 0]
+    assert worth[1] == [1, 1, 1, 1, 1, 0, 1]
+    assert worth[2] == [1, 1, 1, 1, 1, 1]
 
 
 def test_a_token_of_several_characters_is_worth_those_in_their_places() -> None:
     one = {**turn("=12*31"), "tokens": ["=12", "*31", ""]}
-    assert call_and_answer([one], "360", INFO)[0] == shares(3, 2, 1, of=7)
+    assert call_and_answer([one], "360", INFO)[0] == [1.0, pytest.approx(2 / 3), 1.0]
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ HEALTH = {
 which only pass things on, give way to nobody.
 """
 _ASK_SECONDS = 1.0
-"""Between two looks whether the head answers, and how long it has for that."""
+"""Between two looks whether the head answers, and how long it has to accept a connection."""
 _SHM_BYTES, _SHM_BYTES_OF_GPUS = 16 * 2**20, 2**30
 """What is needed in /dev/shm, and where there are several GPUs, by NCCL and vLLM."""
 _STORE_BYTES = 80 * 2**20
@@ -200,8 +200,9 @@ class RayCluster:
         return self._of_head(self._ray.nodes) is not None
 
     def _of_head(self, ask: Callable[[], T]) -> T | None:
-        """What the head says; None where it does not within a second. Ray would wait for it: who
-        asks then is left to itself, and no other asks before it has its answer.
+        """What the head says; None where it does not in half of the time that it may be silent. Ray
+        would wait for it: who asks then is left to itself, and no other asks before it has its
+        answer.
         """
         host, _, port = self._head.rpartition(":")
         found: list[T] = []
@@ -221,7 +222,7 @@ class RayCluster:
                 return None
             self._asker = threading.Thread(target=run, name="head", daemon=True)
             self._asker.start()
-            self._asker.join(_ASK_SECONDS)
+            self._asker.join(self._config.silent_seconds / 2)
             return found[0] if found else None
 
     def nodes(self) -> list[Node]:

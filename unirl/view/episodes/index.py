@@ -68,10 +68,13 @@ class EpisodeIndex:
         rows = np.flatnonzero(chosen)
         name, is_falling = SORTS[wanted.sort]
         if name == "id":
-            return self._ids[rows[::-1] if is_falling else rows].tolist()
-        rows = rows[::-1]  # of equal ones the newest is first
-        keys = -numbers[name][rows] if is_falling else numbers[name][rows]
-        return self._ids[rows[np.argsort(keys, kind="stable")]].tolist()  # NaN comes last
+            rows = rows[::-1] if is_falling else rows
+        else:
+            rows = rows[::-1]  # of equal ones the newest is first
+            keys = -numbers[name][rows] if is_falling else numbers[name][rows]
+            rows = rows[np.argsort(keys, kind="stable")]  # NaN comes last
+        found: list[int] = self._ids[rows].tolist()
+        return found
 
     def facets(self) -> dict[str, list[dict[str, Any]]]:
         """How many have each word, the most frequent first."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +220,10 @@ class Samples:
         return found, len(ids)
 
 
-def _tokens(each: Mapping[str, Any], vocabulary: Vocabulary) -> Any:
+def _tokens(each: Mapping[str, Any], vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
     names = ("token", "drawn", "version", "logp", "new_logp", "advantage")
-    columns = [each.get(name) if isinstance(each.get(name), list) else [] for name in names]
+    found = (each.get(name) for name in names)
+    columns: list[list[Any]] = [column if isinstance(column, list) else [] for column in found]
     for token, drawn, version, *numbers in zip(*columns, strict=False):
         entry = {"text": vocabulary.spell(token) if isinstance(token, int) else "?",
                  "id": token, "drawn": bool(drawn)}  # fmt: skip

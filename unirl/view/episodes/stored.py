@@ -169,7 +169,7 @@ def _search(store: TrajectoryStore, ids: Sequence[int], wanted: Wanted) -> tuple
         rows = {row["id"]: row for row in _rows(store, some)}
         marks = ", ".join("?" * len(some))
         sql = f"SELECT ep, data FROM body WHERE ep IN ({marks})"
-        bodies = dict(store.database.execute(sql, some))
+        bodies = {ep: data for ep, data in store.database.execute(sql, some)}
         for number, id in enumerate(some):
             if time.monotonic() > deadline:
                 return found, begin + number
