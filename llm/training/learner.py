@@ -85,10 +85,9 @@ class LlmLearner:
         check_num_steps(algorithm, config.epochs * config.minibatches)
         self.version, self.num_steps = 0, 0
         self.policy, self._algorithm, self._config = policy, algorithm, config
-        self._publish, self._in_vain = publish, InVain(give_up_after)
+        self._publish, self._credit, self._in_vain = publish, credit, InVain(give_up_after)
         self._reference, self._teacher, self._tokenizer = reference, teacher, tokenizer
-        self._reward_weights = dict(reward_weights)
-        self._max_tokens, self._credit = max_tokens, credit
+        self._reward_weights, self._max_tokens = dict(reward_weights), max_tokens
         # Without gradient it need not be computed, unless another term gives it one.
         self._skips = skip_zero and algorithm.skips_zero_advantage and teacher is None
         self._ranks = ranks or Ranks()
@@ -98,9 +97,8 @@ class LlmLearner:
         self._schedule = ScheduleProgress(budget, self._ranks.leading)
         key = "algorithm.entropy_schedule"
         self._entropy_schedule = Schedule(algorithm.entropy_schedule, key, self._schedule)
-        self._update = Optimizer(
-            policy, config.optimizer, schedule=self._schedule, reduce=self._ranks.reduce
-        )
+        reduce = self._ranks.reduce
+        self._update = Optimizer(policy, config.optimizer, schedule=self._schedule, reduce=reduce)
         self._critic: Optimizer | None = None
         """Of the critic's own model."""
         if policy.own_critic is not None:
@@ -108,7 +106,7 @@ class LlmLearner:
                 policy.own_critic,
                 critic.optimizer(config.optimizer),
                 schedule=self._schedule,
-                reduce=self._ranks.reduce,
+                reduce=reduce,
             )
         self._device = next(policy.parameters()).device
         self._dtype = str(policy.compute_dtype).removeprefix("torch.")
