@@ -203,5 +203,5 @@ def test_weights_and_their_description_rebuild_the_policy(tmp_path: Path) -> Non
 
 def test_what_only_the_critic_sees_is_no_input() -> None:
     one = trained("critic")
-    assert [port.name for port in one.function().inputs] == ["obs", "action_mask"]
+    assert [port.name for port in one.function().inputs] == ["action_mask", "obs"]
     assert isinstance(one.function(), ActFunction)

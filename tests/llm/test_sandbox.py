@@ -300,7 +300,10 @@ async def open_and_kill(count: int, kind: str) -> int:
 
     try:
         await asyncio.gather(*(one(number) for number in range(count)))
-        assert (await sandboxes.run("print(1)")).output == b"1\n"
+        ran = await sandboxes.run("print(1)")
+        if ran.killed == "crash":  # the last kill arrived only now
+            ran = await sandboxes.run("print(1)")
+        assert ran.output == b"1\n"
     finally:
         await sandboxes.close()
     return failed
