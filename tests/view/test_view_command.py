@@ -111,8 +111,8 @@ def test_a_run_that_trains_is_seen_from_its_first_row_to_its_end(tmp_path: Path)
             if kind == "runs":  # the list has changed
                 break
         runs = json.loads(opened(address, "/api/runs").read())
-        id = next(run["id"] for run in runs if run["name"] == "new")
-        rows, events, states = [], list[str](), list[str]()
+        id, state = next((run["id"], run["state"]) for run in runs if run["name"] == "new")
+        rows, events, states = [], list[str](), [state]  # others are told when they change
         with opened(address, f"/api/live?runs={id}") as own:
             for kind, value in messages(own):
                 if kind == "row":
@@ -123,7 +123,7 @@ def test_a_run_that_trains_is_seen_from_its_first_row_to_its_end(tmp_path: Path)
                     states.append(value["state"])
                     if value["state"] != "training":
                         break
-    assert states[0] == "training" and states[-1] == "ended" and events[-1] == "ended"
+    assert "training" in states and states[-1] == "ended" and events[-1] == "ended"
     written = [json.loads(line) for line in (tmp_path / "new/metrics.jsonl").open()]
     assert len(rows) >= 5 and rows == written[-len(rows) :]
     assert written[-1]["staleness/age/0"] > 0
