@@ -112,7 +112,7 @@ def test_a_run_that_trains_is_seen_from_its_first_row_to_its_end(tmp_path: Path)
                 break
         runs = json.loads(opened(address, "/api/runs").read())
         id, state = next((run["id"], run["state"]) for run in runs if run["name"] == "new")
-        rows, events, states = [], list[str](), [state]  # others are told when they change
+        rows, events, states = [], list[str](), [state]  # the next ones come by changes
         with opened(address, f"/api/live?runs={id}") as own:
             for kind, value in messages(own):
                 if kind == "row":
