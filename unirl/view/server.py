@@ -143,6 +143,10 @@ def serve(view: View, listening: socket.socket, token: str, ready: Callable[[], 
         lifespan="off",
         timeout_graceful_shutdown=1,  # pages that watch never end by themselves
     )
+    # Nor is it an error that they are ended then.
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda record: "graceful shutdown exceeded" not in record.getMessage()
+    )
 
     async def run() -> None:
         anyio.to_thread.current_default_thread_limiter().total_tokens = _NUM_THREADS
