@@ -60,6 +60,4 @@ class NodeHistory:
         """
         if not self._slowest or not self.has_failed(node):
             return self._wait_seconds
-        return min(
-            self._wait_seconds, max(_LEAST_PATIENCE_SECONDS, _TIMES_SLOWEST * self._slowest)
-        )
+        return min(self._wait_seconds, max(_LEAST_PATIENCE_SECONDS, _TIMES_SLOWEST * self._slowest))

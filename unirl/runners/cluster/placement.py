@@ -36,8 +36,8 @@ class Node:
         )
 
     def reserve(self, held: Sequence[Resources]) -> None:
-        """No more is left than these leave of all that it has. The cluster's own account comes late:
-        an agent that was started just now is not in it.
+        """No more is left than these leave of all that it has. The cluster's own account comes
+        late: an agent that was started just now is not in it.
         """
         if self.total is not None:
             all_of_it = self.total
