@@ -191,7 +191,7 @@ def _keep_in_cache(sock: socket.socket) -> None:
 
 
 def _send_bytes(sock: socket.socket, number: int, source: Outgoing, buffer: Buffer) -> int:
-    """Send each piece when it is there; the bytes that were sent until all were, or no more came."""
+    """Send each piece when it is there; the bytes sent until all were, or no more came."""
     start = -1
     while start < source.num_bytes:
         end = source.filled(buffer, start, BEAT_SECONDS)
