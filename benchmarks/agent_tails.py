@@ -82,8 +82,10 @@ class Watch:
         elif now - self._begun[0] >= self.seconds:
             took = now - self._begun[0]
             metrics = loop.metrics.flush()
+            scored = 1 - metrics["agent/ending/aborted"]
             self.found = {
-                "episodes_per_s": (episodes - self._begun[1]) / took,
+                "episodes_per_s": scored * (episodes - self._begun[1]) / took,
+                "cut": 1 - scored,
                 "busy": metrics["perf/engine_busy"],
                 "turn_ms": 1e3 * metrics["time/agent/model_seconds"] / metrics["agent/turns"],
                 "groups_lost": lost - self._begun[2],

@@ -15,6 +15,7 @@ from unirl.learners.parallel import Ranks
 from unirl.llm.agents.agent import Agent
 from unirl.llm.agents.bridge import Bridge
 from unirl.llm.agents.config import AgentConfig
+from unirl.llm.agents.gathering import Haste
 from unirl.llm.agents.make import make_agent, make_bridge, session_maker
 from unirl.llm.agents.rollout import AgentRollout
 from unirl.llm.endpoint.server import Endpoint
@@ -131,6 +132,11 @@ def _rollout(
         len(rewarder.names),
         config.agent_config.max_segments,
     )
+    haste = None
+    # Where nothing is learned from it all of a group is wanted.
+    if config.mode == "async" and config.queue.window is None and config.only is None:
+        slots = (max_staleness + 1) * config.queue.batch_size
+        haste = Haste(max_staleness, max(1, slots // config.num_engines))
     return AgentRollout(
         engine,
         weights,
@@ -148,6 +154,7 @@ def _rollout(
         shape,
         seed=seed,
         ranks=ranks,
+        haste=haste,
         sleeps=sleeps,
         visitors=visitors,
         boxes=boxes,
