@@ -135,8 +135,7 @@ def _rollout(
     haste = None
     # Where nothing is learned from it all of a group is wanted.
     if config.mode == "async" and config.queue.window is None and config.only is None:
-        slots = (max_staleness + 1) * config.queue.batch_size
-        haste = Haste(max_staleness, max(1, slots // config.num_engines))
+        haste = Haste(max_staleness, config.queue.batch_size / config.num_engines)
     return AgentRollout(
         engine,
         weights,

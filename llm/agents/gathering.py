@@ -1,9 +1,9 @@
 """The episodes of a group as they end: when it is whole, and which are waited for no longer.
 
 A group lingers when a quorum of its episodes has ended. Where generation never pauses the rest is
-cancelled when the group would get too old to be learned from; and, of the group that has lingered
-for longest, when so many linger that the engine has little else to do. So a slow episode neither
-makes its group stale nor stops the learner.
+cancelled at the last moment at which the learner can still take the group before it is too old;
+and, of the group that has lingered for longest, when so many linger that the engine has little else
+to do. So a slow episode neither makes its group stale nor stops the learner.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from unirl.errors import DiscardSlot
 from unirl.llm.agents.episode import Episode
@@ -38,23 +38,30 @@ class Attempt(NamedTuple):
 
 @dataclass(frozen=True)
 class Haste:
-    """Why groups do not wait for all of their episodes."""
+    """Why groups do not wait for all of their episodes. Both are this actor's part, where there are
+    several.
+    """
 
     max_staleness: int
     """Updates that a group may be old when it is learned from."""
-    num_slots: int
-    """Groups that the actor has in flight, at most."""
+    batch_size: float
+    """Groups of an update."""
+
+    @property
+    def num_slots(self) -> float:
+        """Groups that are in flight, or wait to be learned from."""
+        return (self.max_staleness + 1) * self.batch_size
 
 
 @dataclass(eq=False)
 class _Group:
     """A group in flight."""
 
+    cut: asyncio.Event
+    """It waits no longer."""
     whole: list[Attempt] = field(default_factory=list)
     oldest: float = math.inf
     """Version of the first weights that drew a token of these."""
-    is_cut: bool = False
-    """It waits no longer."""
 
     def add(self, attempt: Attempt) -> None:
         """One more episode has ended."""
@@ -81,7 +88,7 @@ class Gathering:
         self._enough = min(size, max(2, math.ceil(quorum * size)))
         self._lingering: list[_Group] = []
         """For longest first."""
-        self._tails: set[asyncio.Task[Attempt]] = set()
+        self._tails: set[asyncio.Task[Any]] = set()
         """Cancelled episodes that have not let go yet."""
         self._num_groups = 0
 
@@ -92,20 +99,21 @@ class Gathering:
         cut: "aborted", and without turns; and how many were cancelled. attempt: of a place. Raises
         DiscardSlot where more failed by themselves than there are episodes beyond a group's size.
         """
-        group, num_failed = _Group(), 0
-        whole = group.whole
+        group, num_failed = _Group(asyncio.Event()), 0
         waiting = {
             asyncio.ensure_future(attempt(place)) for place in range(self._size + self._oversample)
         }
+        cut = asyncio.ensure_future(group.cut.wait())
         self._num_groups += 1
         try:
-            while len(whole) < self._size and not group.is_cut:
-                lingers = self._haste is not None and len(whole) >= self._enough
-                done, waiting = await asyncio.wait(
-                    waiting,
-                    timeout=_LOOK_SECONDS if lingers else None,
+            while len(group.whole) < self._size and not group.cut.is_set():
+                ended, _ = await asyncio.wait(
+                    {*waiting, cut},
+                    timeout=_LOOK_SECONDS if self._lingering else None,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
+                done = waiting & ended
+                waiting -= done
                 for each in sorted((each.result() for each in done), key=lambda each: each.place):
                     if each.episode.ending == "infrastructure":
                         num_failed += 1
@@ -113,31 +121,38 @@ class Gathering:
                         group.add(each)
                 if num_failed > self._oversample:
                     raise DiscardSlot("infrastructure")
-                if self._haste is not None and len(whole) >= self._enough:
-                    self._linger(group, self._haste)
-            found = sorted(whole[: self._size], key=lambda each: each.place)
-            num_cancelled = len(waiting) + len(whole) - len(found)
+                if self._enough <= len(group.whole) < self._size and group not in self._lingering:
+                    self._lingering.append(group)
+                self._look()
+            found = sorted(group.whole[: self._size], key=lambda each: each.place)
+            num_cancelled = len(waiting) + len(group.whole) - len(found)
             return found + [_cut() for _ in range(self._size - len(found))], num_cancelled
         finally:
             self._num_groups -= 1
             if group in self._lingering:
                 self._lingering.remove(group)
-            await self.cancel(waiting)
+            self._look()
+            await self.cancel({*waiting, cut})
 
-    def _linger(self, group: _Group, haste: Haste) -> None:
-        """Cut this group where it gets too old, and the first to linger where too many do."""
-        if group not in self._lingering:
-            self._lingering.append(group)
-        # A learner that waits learns at once from what is committed; where it has groups to learn
-        # from, and slots are ready instead of in flight, one update passes before.
-        is_awaited = self._num_groups > _MOST_LINGERING * haste.num_slots
-        limit = haste.max_staleness if is_awaited else max(1, haste.max_staleness - 1)
-        group.is_cut |= self._version() - group.oldest >= limit
-        left = [each for each in self._lingering if not each.is_cut]
-        if len(left) > _MOST_LINGERING * haste.num_slots:
-            left[0].is_cut = True
+    def _look(self) -> None:
+        """Cut what cannot wait for longer."""
+        if self._haste is None:
+            return
+        size, oldest = self._haste.batch_size, self._version() - self._haste.max_staleness
+        # What is not in flight is committed, or about to be: the batch that the learner waits for,
+        # or the one that it has and the next one.
+        num_ready = max(0.0, self._haste.num_slots - self._num_groups)
+        num_batches = 1 if num_ready < size else 2
+        num_free = num_batches * size - num_ready
+        last = [each for each in self._lingering if each.oldest < oldest + num_batches]
+        if len(last) >= num_free:
+            for each in last[: math.ceil(num_free)]:
+                each.cut.set()
+        left = [each for each in self._lingering if not each.cut.is_set()]
+        if len(left) > _MOST_LINGERING * self._haste.num_slots:
+            left[0].cut.set()
 
-    async def cancel(self, tail: set[asyncio.Task[Attempt]] | None = None) -> None:
+    async def cancel(self, tail: set[asyncio.Task[Any]] | None = None) -> None:
         """End these episodes, or all that are left. Who cancels them does not wait for tools and
         worlds that are slow to let go.
         """
@@ -155,7 +170,7 @@ def _cut() -> Attempt:
     return Attempt(Episode(ending="aborted", why=CUT.why), -1, 0)
 
 
-def _look_at(task: asyncio.Task[Attempt]) -> None:
+def _look_at(task: asyncio.Task[Any]) -> None:
     """So that what went wrong in a cancelled episode is not reported as never looked at."""
     if not task.cancelled():
         task.exception()
