@@ -128,6 +128,15 @@ class TrajectoryStore:
                 self._complete(entry)
                 return found
 
+    def counts(self) -> dict[str, float]:
+        """What it has counted, by name."""
+        redacted = self.redaction.count if self.redaction is not None else 0
+        return {
+            "duplicates": self.num_duplicates,
+            "bytes": self.bytes_written,
+            "redacted": redacted,
+        }
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """The database's, under the lock. Runs that it entered are forgotten if it fails."""
