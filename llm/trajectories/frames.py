@@ -116,7 +116,7 @@ def encode(
         "info": episode.info,
         "prompt": len(shared) if first[: len(shared)] == shared else list(shared),
     }
-    parts = [(as_json(head), b"", b"")]
+    parts = [(_json(head), b"", b"")]
     parts += [_turn_parts(turn, digest) for turn in episode.turns]
     # All texts at once: JSON has no line breaks, and looking through each is half of the work.
     texts = clean("\n".join(text for text, _, _ in parts)).split("\n")
@@ -204,7 +204,7 @@ def _turn_parts(turn: Turn, digest: Hash | None) -> tuple[str, bytes, bytes]:
         "tokens": [tokens.typecode, len(tokens)],
         "logp": logp.typecode,
     }
-    return as_json(values), ids, logp.tobytes()
+    return _json(values), ids, logp.tobytes()
 
 
 def _turn(packed: bytes, plain: bytes) -> Turn:
@@ -249,7 +249,7 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else repr(value)
 
 
-as_json = json.JSONEncoder(default=_plain, separators=(",", ":"), check_circular=False).encode
+_json = json.JSONEncoder(default=_plain, separators=(",", ":"), check_circular=False).encode
 
 
 def _framed(text: str, arrays: bytes) -> bytes:

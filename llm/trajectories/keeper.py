@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing as mp
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from unirl.llm.trajectories.databases.database import SECONDS
 from unirl.llm.trajectories.databases.postgres import PostgresDatabase
 from unirl.llm.trajectories.record import NO_TICKET, Record
 from unirl.llm.trajectories.store import open_store
-from unirl.llm.trajectories.store_process import StoreProcess
 from unirl.llm.trajectories.writer import TrajectoryWriter
 
 log = logging.getLogger(__name__)
@@ -43,10 +40,7 @@ class RunKeeper:
         waits: bool = False,
     ) -> None:
         self._waits, self._required = waits, config.required
-        # A process that is all of a run may have threads, and is not to be forked.
-        is_member = mp.parent_process() is not None and sys.platform == "linux"
-        store = StoreProcess(config, folder) if is_member else open_store(config, folder)
-        self._writer = TrajectoryWriter(store, config)
+        self._writer = TrajectoryWriter(open_store(config, folder), config)
         self._run, self._rewards, self._about = config.run_name(folder), rewards, about
 
     def keep(

@@ -28,6 +28,7 @@ from unirl.llm.trajectories.config import FILE, StoreConfig
 from unirl.llm.trajectories.databases.bucket import Bucket, key_part
 from unirl.llm.trajectories.databases.database import Database, Row, body_dropped
 from unirl.llm.trajectories.databases.schema import EPISODE, VERSION
+from unirl.llm.trajectories.filter import Filter
 from unirl.llm.trajectories.record import LOST, NO_TICKET, STEP, Record
 from unirl.llm.trajectories.redaction import Redaction
 
@@ -45,43 +46,6 @@ _PLAIN = tuple(
     if each.name not in ("run", "scores") and each.name in EPISODE
 )
 """Fields of a record that are columns under the same name."""
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which episodes; None: any."""
-
-    run: str | None = None
-    ticket: int | None = None
-    task: str | None = None
-    task_id: str | None = None
-    split: str | None = None
-    state: str | None = None
-    ending: str | None = None
-    reward_min: float | None = None
-    reward_max: float | None = None
-    version: int | None = None
-    """One that drew some of its tokens."""
-
-    def where(self) -> tuple[str, list[Any]]:
-        conditions, values = ["1 = 1"], []
-        for name, sql in (
-            ("run", "run = (SELECT id FROM run WHERE name = ?)"),
-            ("reward_min", "reward >= ?"),
-            ("reward_max", "reward <= ?"),
-            ("version", "? BETWEEN version_min AND version_max"),
-            *((each, f"{each} = ?") for each in ("ticket", "task", "task_id", "split", "state")),
-            # As the partial index has it.
-            (
-                "ending",
-                "ending = ?" if self.ending == "stop" else "ending <> 'stop' AND ending = ?",
-            ),
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                conditions.append(sql)
-                values.append(value)
-        return " AND ".join(conditions), values
 
 
 @dataclass
@@ -127,15 +91,6 @@ class TrajectoryStore:
                 found = [self._insert(entry, record, *parts) for record, parts in made]
                 self._complete(entry)
                 return found
-
-    def counts(self) -> dict[str, float]:
-        """What it has counted, by name."""
-        redacted = self.redaction.count if self.redaction is not None else 0
-        return {
-            "duplicates": self.num_duplicates,
-            "bytes": self.bytes_written,
-            "redacted": redacted,
-        }
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:

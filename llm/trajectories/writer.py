@@ -19,7 +19,6 @@ from unirl.llm.trajectories.config import StoreConfig
 from unirl.llm.trajectories.expiry import expire
 from unirl.llm.trajectories.record import Record
 from unirl.llm.trajectories.store import TrajectoryStore
-from unirl.llm.trajectories.store_process import StoreProcess
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +31,7 @@ CLOSE_SECONDS = 10.0
 class TrajectoryWriter:
     """Owns its store. A record that `keep` took is there when `flush` has returned True."""
 
-    def __init__(
-        self, store: TrajectoryStore | StoreProcess, config: StoreConfig | None = None
-    ) -> None:
+    def __init__(self, store: TrajectoryStore, config: StoreConfig | None = None) -> None:
         self._store, self._config = store, config or StoreConfig()
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Record, bool]] = deque()
@@ -47,7 +44,7 @@ class TrajectoryWriter:
         """Since they could be written."""
         self._next_sweep = time.monotonic() + EXPIRE_SECONDS
         self._counts = {"episodes": 0, "dropped_bodies": 0, "failed": 0, "duplicates": 0}
-        self._counts |= {"expired": 0, "redacted": 0, "bytes": 0}
+        self._counts |= {"expired": 0, "redacted": 0}
         self._thread = threading.Thread(target=self._run, name="trajectories", daemon=True)
         self._thread.start()
 
@@ -83,7 +80,11 @@ class TrajectoryWriter:
         with self._changed:
             counts = dict(self._counts)
             counts["queued"] = len(self._waiting) + self._is_busy
-        return {name: float(value) for name, value in (counts | self._store.counts()).items()}
+        counts["duplicates"] = self._store.num_duplicates
+        counts["bytes"] = self._store.bytes_written
+        if self._store.redaction is not None:
+            counts["redacted"] = self._store.redaction.count
+        return {name: float(value) for name, value in counts.items()}
 
     def flush(self, seconds: float = CLOSE_SECONDS) -> bool:
         """Wait until nothing waits to be written; False: it took longer."""
@@ -154,10 +155,7 @@ class TrajectoryWriter:
     def _sweep(self) -> None:
         self._next_sweep = time.monotonic() + EXPIRE_SECONDS
         try:
-            if isinstance(self._store, StoreProcess):
-                found = self._store.expire(self._version)
-            else:
-                found = expire(self._store, self._config, version=self._version)
+            found = expire(self._store, self._config, version=self._version)
             self._counts["expired"] += sum(found.values())
         except Exception as error:
             self._say(error)

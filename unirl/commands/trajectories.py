@@ -19,8 +19,9 @@ from unirl.errors import UniRLError
 from unirl.imports import large_imports
 
 if TYPE_CHECKING:
+    from unirl.llm.trajectories.filter import Filter
     from unirl.llm.trajectories.record import Record
-    from unirl.llm.trajectories.store import Filter, TrajectoryStore
+    from unirl.llm.trajectories.store import TrajectoryStore
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def trajectories(arguments: Sequence[str]) -> int:
         raise UniRLError("--step names no turn", "it goes with --episode", "add --episode ID")
     with large_imports():
         from unirl.llm.trajectories.config import FILE, known_part
-        from unirl.llm.trajectories.store import Filter, open_store
+        from unirl.llm.trajectories.filter import Filter
+        from unirl.llm.trajectories.store import open_store
     config = known_part(configs.load_toml(where / "config.toml"))
     if not config.url and not (where / FILE).is_file():
         raise UniRLError(

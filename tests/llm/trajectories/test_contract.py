@@ -21,9 +21,10 @@ from unirl.errors import UniRLError
 from unirl.llm.agents.episode import Episode
 from unirl.llm.trajectories.config import StoreConfig
 from unirl.llm.trajectories.expiry import DAY, expire
+from unirl.llm.trajectories.filter import Filter
 from unirl.llm.trajectories.ledger import Ledger
 from unirl.llm.trajectories.queries import QUERIES, answer
-from unirl.llm.trajectories.store import Filter, TrajectoryStore, open_store
+from unirl.llm.trajectories.store import TrajectoryStore, open_store
 
 KINDS = (
     "sqlite",
