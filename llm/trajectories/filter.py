@@ -41,3 +41,7 @@ class Filter:
                 conditions.append(sql)
                 values.append(value)
         return " AND ".join(conditions), values
+
+
+EVERY = Filter()
+"""All episodes."""

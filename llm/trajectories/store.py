@@ -28,7 +28,7 @@ from unirl.llm.trajectories.config import FILE, StoreConfig
 from unirl.llm.trajectories.databases.bucket import Bucket, key_part
 from unirl.llm.trajectories.databases.database import Database, Row, body_dropped
 from unirl.llm.trajectories.databases.schema import EPISODE, VERSION
-from unirl.llm.trajectories.filter import Filter
+from unirl.llm.trajectories.filter import EVERY, Filter
 from unirl.llm.trajectories.record import LOST, NO_TICKET, STEP, Record
 from unirl.llm.trajectories.redaction import Redaction
 
@@ -236,7 +236,7 @@ class TrajectoryStore:
             self._runs[name] = int(found[0][0])
         return self._runs[name]
 
-    def find(self, which: Filter = Filter(), *, limit: int = 100) -> list[dict[str, Any]]:
+    def find(self, which: Filter = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
         """Lines of the index, newest first."""
         where, values = which.where()
         columns = ("id", *EPISODE, "body_size")
@@ -248,7 +248,7 @@ class TrajectoryStore:
             )
         return [dict(zip(("run", *columns), row, strict=True)) for row in rows]
 
-    def count(self, which: Filter = Filter()) -> int:
+    def count(self, which: Filter = EVERY) -> int:
         where, values = which.where()
         with self.lock:
             return int(
