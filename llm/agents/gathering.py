@@ -145,8 +145,9 @@ class Gathering:
         num_batches = 1 if num_ready < size else 2
         num_free = num_batches * size - num_ready
         last = [each for each in self._lingering if each.oldest < oldest + num_batches]
-        if len(last) >= num_free:
-            for each in last[: math.ceil(num_free)]:
+        # Others would take the places of these, and they would be too old for the next ones.
+        if self._num_groups > len(last) >= num_free:
+            for each in last[: math.ceil(num_free) if num_free > 0 else None]:
                 each.cut.set()
         left = [each for each in self._lingering if not each.cut.is_set()]
         if len(left) > _MOST_LINGERING * self._haste.num_slots:
