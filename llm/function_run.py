@@ -56,11 +56,6 @@ class FunctionRun:
             if number == self._round:  # the engine was interrupted by another way
                 self.halt()
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the function has returned or failed."""
-        return self._work is not None and self._work.done()
-
     def halt(self) -> None:
         """Nothing more is drawn until the next `result`."""
         self._round += 1
@@ -71,3 +66,41 @@ class FunctionRun:
         """End the function where it is; idempotent."""
         if self._work is not None:
             self._work.cancel()
+
+
+class FunctionRuns:
+    """What an own function is at, interrupted or not, by number of a group's prompt."""
+
+    def __init__(self) -> None:
+        self._runs: dict[int, FunctionRun] = {}
+
+    async def result(
+        self, number: int, begin: Callable[[], FunctionRun], oldest: int
+    ) -> list[Completion] | None:
+        """What the function returned for this prompt; None: it was halted, and is continued by the
+        next call, unless older weights than `oldest` have drawn for it: then it begins again.
+        """
+        run = self._runs.get(number)
+        if run is not None and run.oldest < oldest:
+            run.cancel()
+            run = None
+        run = self._runs[number] = run or begin()
+        try:
+            found = await run.result()
+        except BaseException:  # it is over, or is not waited for any more
+            self._runs.pop(number, None)
+            raise
+        if found is not None:
+            del self._runs[number]
+        return found
+
+    def halt(self) -> None:
+        """All of them."""
+        for run in self._runs.values():
+            run.halt()
+
+    def cancel(self) -> None:
+        """End all of them; idempotent."""
+        for run in self._runs.values():
+            run.cancel()
+        self._runs.clear()

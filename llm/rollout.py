@@ -23,7 +23,7 @@ from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.imports import load_own
 from unirl.learners.parallel import Ranks
 from unirl.llm.engine import Completion, Engine, Request, SamplingConfig
-from unirl.llm.function_run import FunctionRun
+from unirl.llm.function_run import FunctionRun, FunctionRuns
 from unirl.llm.group import write_group
 from unirl.llm.group_saver import GroupSaver
 from unirl.llm.in_vain import InVain
@@ -168,10 +168,9 @@ class Rollout:
         """By number of the prompt, what interrupted groups have so far."""
         self._slots: dict[str, tuple[Slot, GroupSaver]] = {}
         """By id of a request, the slot that its group is for."""
-        self._runs: dict[int, FunctionRun] = {}
-        """By number of the prompt, what an own function is at, interrupted or not."""
+        self._runs = FunctionRuns()
         self._run: FunctionRun | None = None
-        """Of the view that such a function has."""
+        """Of the view that an own function has."""
 
     @property
     def engine(self) -> Engine:
@@ -277,8 +276,7 @@ class Rollout:
 
     async def interrupt(self) -> None:
         """Running completions end as they are, and are continued later."""
-        for run in self._runs.values():
-            run.halt()
+        self._runs.halt()
         await self.engine.abort()
 
     def restart(self, seed: int) -> None:
@@ -286,19 +284,14 @@ class Rollout:
         depends on the ticket alone.
         """
         self._kept.clear()
-        self._cancel_runs()
+        self._runs.cancel()
 
     async def close(self) -> None:
         if self._visitors is not None:
             await self._visitors.close()
-        self._cancel_runs()
+        self._runs.cancel()
         self._rewarder.close()
         await self.engine.close()
-
-    def _cancel_runs(self) -> None:
-        for run in self._runs.values():
-            run.cancel()
-        self._runs.clear()
 
     async def _generate(
         self,
@@ -326,27 +319,20 @@ class Rollout:
     async def _run_function(
         self, view: Rollout, prompt: Prompt, requests: Sequence[Request], number: int | None
     ) -> list[Completion]:
-        """An own function, from where it was interrupted if that is young enough. Raises
-        ReissueSlot where it is interrupted again.
-        """
-        run = None if number is None else self._runs.get(number)
-        if run is not None and run.oldest < self.engine.version - self._max_staleness:
-            run.cancel()
-            run = None
-        if run is None:
-            view = copy.copy(view)
-            run = view._run = FunctionRun(lambda: self._function(view, prompt, requests))
+        """Raises ReissueSlot where it is interrupted: the next call for the group continues it."""
+
+        def begin() -> FunctionRun:
+            own = copy.copy(view)
+            own._run = FunctionRun(lambda: self._function(own, prompt, requests))
+            return own._run
+
         if number is None:
+            run = begin()
             while (found := await run.result()) is None:
-                """By an interruption that was meant for groups."""
+                log.debug("an evaluation continues: groups were to be interrupted")
             return found
-        self._runs[number] = run
-        found = None
-        try:
-            found = await run.result()
-        finally:
-            if found is not None or run.is_over:
-                del self._runs[number]
+        oldest = self.engine.version - self._max_staleness
+        found = await self._runs.result(number, begin, oldest)
         if found is None:
             raise ReissueSlot
         return found
