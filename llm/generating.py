@@ -52,9 +52,10 @@ def make_rollout(
     index: PromptIndex | None = None,
     link: EvaluationLink | None = None,
     saves: bool = False,
+    share: float = 1.0,
     folder: Path | None = None,
 ) -> Rollout | AgentRollout:
-    """The factory of a plan's actors. folder: of the run."""
+    """The factory of a plan's actors. share: of all groups, that each makes. folder: of the run."""
     return _rollout(
         config,
         make_engine(beside_learner(config.engine, config.learner.device), config.model),
@@ -66,6 +67,7 @@ def make_rollout(
         sleeps=config.mode == "colocated",
         visitors=link.visitors(context.index) if link is not None else None,
         saves=saves,
+        share=share,
         folder=folder,
     )
 
@@ -105,6 +107,7 @@ def _rollout(
     sleeps: bool = False,
     visitors: Visitors | None = None,
     saves: bool = False,
+    share: float = 1.0,
     folder: Path | None = None,
 ) -> Rollout | AgentRollout:
     boxes = SandboxCounts()
@@ -135,7 +138,7 @@ def _rollout(
     haste = None
     # Where nothing is learned from it all of a group is wanted.
     if config.mode == "async" and config.queue.window is None and config.only is None:
-        haste = Haste(max_staleness, config.queue.batch_size / config.num_engines)
+        haste = Haste(max_staleness, share * config.queue.batch_size)
     return AgentRollout(
         engine,
         weights,

@@ -45,7 +45,7 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def is_waiting(group: Awaitable[Any]) -> bool:
     """For longer than a group takes to look around."""
-    done, _ = await asyncio.wait({asyncio.ensure_future(group)}, timeout=0.2)
+    done, _ = await asyncio.wait({asyncio.ensure_future(group)}, timeout=0.15)
     return not done
 
 
