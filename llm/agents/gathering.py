@@ -24,8 +24,10 @@ _CANCEL_SECONDS = 0.5
 """That a group waits until cancelled episodes have ended."""
 _MOST_LINGERING = 0.75
 """Of an actor's slots."""
-CUT = Score(outcome=ABSENT, why="the rest of its group waited for it no longer")
-"""What each reward says of an episode that was cancelled for the others' sake."""
+CUT = -1
+"""Place of an episode that its group waited for no longer."""
+NO_SCORE = Score(outcome=ABSENT, why="its group waited for it no longer")
+"""What each reward says of such an episode."""
 
 
 class Attempt(NamedTuple):
@@ -33,6 +35,7 @@ class Attempt(NamedTuple):
 
     episode: Episode
     place: int
+    """In its group; CUT: without one."""
     retried: int
 
 
@@ -168,7 +171,7 @@ class Gathering:
 
 
 def _cut() -> Attempt:
-    return Attempt(Episode(ending="aborted", why=CUT.why), -1, 0)
+    return Attempt(Episode(ending="aborted", why=NO_SCORE.why), CUT, 0)
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:

@@ -26,7 +26,7 @@ from unirl.llm.agents.agent import Agent, AgentTask
 from unirl.llm.agents.answer import EpisodeEnded, MessagesRefused
 from unirl.llm.agents.config import AgentConfig, ProcessReward
 from unirl.llm.agents.episode import Episode
-from unirl.llm.agents.gathering import CUT, Attempt, Gathering, Haste
+from unirl.llm.agents.gathering import CUT, NO_SCORE, Attempt, Gathering, Haste
 from unirl.llm.agents.judged import as_completion, paid, said
 from unirl.llm.agents.sample import write_episodes
 from unirl.llm.agents.session import Session
@@ -165,7 +165,10 @@ class AgentRollout:
             attempts, cancelled = await self._gathering.group(partial(self._begin, prompt, number))
             generated = time.monotonic()
             episodes = [attempt.episode for attempt in attempts]
-            scores = await self._score(prompt, episodes)
+            whole = [attempt.episode for attempt in attempts if attempt.place != CUT]
+            scores = await self._score(prompt, whole)
+            none = [NO_SCORE] * len(self._rewarder.names)
+            scores += [none] * (len(episodes) - len(whole))  # they stand behind the others
             self._judge(scores)
         except DiscardSlot as discard:
             self._in_vain.count(discard.reason)
@@ -262,16 +265,12 @@ class AgentRollout:
         return episode
 
     async def _score(self, prompt: Prompt, episodes: Sequence[Episode]) -> list[list[Score]]:
-        """Those that were cut stand behind the others, and have no score."""
-        whole = [each for each in episodes if each.ending != "aborted"]
-        texts = [said(each, self.prompts.decode, self.prompts.decode_token) for each in whole]
+        texts = [said(each, self.prompts.decode, self.prompts.decode_token) for each in episodes]
         if self._process is not None:
-            texts = await self._paid(self._process, prompt, whole, texts)
-        scores = await self._rewarder.score_group(
-            prompt, texts, [as_completion(each) for each in whole]
+            texts = await self._paid(self._process, prompt, episodes, texts)
+        return await self._rewarder.score_group(
+            prompt, texts, [as_completion(each) for each in episodes]
         )
-        cut = [[CUT] * len(self._rewarder.names) for _ in episodes[len(whole) :]]
-        return scores + cut
 
     async def _paid(
         self,

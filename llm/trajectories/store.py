@@ -138,7 +138,8 @@ class TrajectoryStore:
             self.num_duplicates += 1
             return None
         ep = int(found[0][0])
-        entry.others.append((record.place, ep, row["state"], digest))
+        if record.ticket != NO_TICKET:
+            entry.others.append((record.place, ep, row["state"], digest))
         entry.steps += [
             (ep, *(clean(v) if type(v) is str else v for v in step)) for step in record.steps()
         ]
