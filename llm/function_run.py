@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 from unirl.llm.engine import Completion, Request
 
@@ -33,7 +34,8 @@ class FunctionRun:
             self._work = asyncio.ensure_future(self._begin())
         halted = asyncio.ensure_future(self._halted.wait())
         try:
-            await asyncio.wait({self._work, halted}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {self._work, halted}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self.cancel()
             raise

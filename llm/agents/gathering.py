@@ -103,9 +103,9 @@ class Gathering:
         DiscardSlot where more failed by themselves than there are episodes beyond a group's size.
         """
         group, num_failed = _Group(asyncio.Event()), 0
-        waiting = {
-            asyncio.ensure_future(attempt(place)) for place in range(self._size + self._oversample)
-        }
+        places = range(self._size + self._oversample)
+        begun = {asyncio.ensure_future(attempt(place)) for place in places}
+        waiting = set(begun)
         cut = asyncio.ensure_future(group.cut.wait())
         self._num_groups += 1
         try:
@@ -135,7 +135,7 @@ class Gathering:
             if group in self._lingering:
                 self._lingering.remove(group)
             self._look()
-            await self.cancel({*waiting, cut})
+            await self.cancel({*begun, cut})
 
     def _look(self) -> None:
         """Cut what cannot wait for longer."""
