@@ -1,6 +1,6 @@
 """A rollout function at work on a group, through interruptions.
 
-An interrupted engine hands back what it has so far. The function is not told: its call of
+An interrupted engine hands back what it has so far. The function does not see that: its call of
 `Rollout.generate` lasts until the group is continued, and so do the tools and worlds that it holds.
 """
 

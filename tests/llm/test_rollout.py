@@ -354,7 +354,7 @@ def test_what_a_tool_says_is_read_and_not_learned(model: str) -> None:
     assert tokens.mask.tolist() == group.mask.tolist()
 
 
-def test_an_own_function_is_not_told_of_an_interruption_and_continues(model: str) -> None:
+def test_an_own_function_continues_and_does_not_see_an_interruption(model: str) -> None:
     settings = {"rollout.function": "tests.llm.rollout_code:asks_a_tool", "mode": "partial"}
 
     async def interrupted(bench: Bench) -> tuple[Group, float]:
