@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from unirl.llm.trajectories.expiry import DAY, expire
 from unirl.llm.trajectories.filter import Filter
 from unirl.llm.trajectories.ledger import Ledger
 from unirl.llm.trajectories.queries import QUERIES, answer
+from unirl.llm.trajectories.record import NO_TICKET
 from unirl.llm.trajectories.store import TrajectoryStore, open_store
 
 KINDS = (
@@ -136,6 +138,24 @@ def test_all_or_nothing_of_what_is_put_together(store: TrajectoryStore) -> None:
         store.put_many([*group(1), record(Episode([]), ticket=2, created=None)])
     assert store.count() == 0
     assert len(list(filter(None, store.put_many(group(1))))) == 2
+
+
+def test_attempts_at_one_ticket_may_be_put_together(store: TrajectoryStore) -> None:
+    first, second = group(1), [replace(each, episode=straight(900)) for each in group(1)]
+    without = [record(straight(901), ticket=NO_TICKET, place=0)]
+    found = store.put_many([*first, *without, *second, *second, *first[:1]])
+    assert [ep is not None for ep in found] == [True] * 5 + [False] * 3
+    kept = [row["id"] for row in store.find(Filter(state="done"))]
+    assert sorted(kept) == found[2:5]  # the second attempt, and what has no ticket
+    assert [record.episode for record in map(store.get, found[3:5])] == [straight(900)] * 2
+
+
+def test_a_group_that_was_cut_is_not_whole(store: TrajectoryStore) -> None:
+    *whole, last = group(1, size=3)
+    store.put_many([*whole, replace(last, episode=Episode(ending="aborted"))])
+    assert store.count(Filter(state="failed")) == 1 and Ledger(store).tickets() == []
+    assert Ledger(store).mark_trained("test", [1], 4) == [1]
+    assert store.count(Filter(state="trained")) == 2
 
 
 def test_groups_are_leased_by_one_consumer_each(
