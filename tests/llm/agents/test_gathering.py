@@ -120,7 +120,7 @@ def test_when_most_groups_linger_the_first_of_them_is_cut() -> None:
         for _ in range(8):
             eight.append(begin(groups, Slow()))
             await asyncio.sleep(0.01)
-        await asyncio.wait(eight, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(eight[:2])
         assert await is_waiting(eight[-1])
         assert [each.done() for each in eight] == [True, True] + [False] * 6
         for each in eight:
