@@ -7,13 +7,18 @@ from typing import Literal
 
 from unirl.config.rules import check_at_least, check_positive, check_setting
 
-Kind = Literal["auto", "zygote+cgroup", "zygote", "bwrap", "landlock", "none"]
-LevelName = Literal["zygote+cgroup", "zygote", "bwrap", "landlock", "none"]
+Kind = Literal["auto", "zygote+cgroup", "zygote", "bwrap", "landlock", "none", "container"]
+LevelName = Literal[
+    "container+kernel", "zygote+cgroup", "zygote", "bwrap", "container", "landlock", "none"
+]
 _SYSTEM = (
     "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "opt", "proc", "root", "run", "sbin",
     "sys", "tmp", "usr", "var", "workspace",
 )  # fmt: skip
-LEVELS: tuple[LevelName, ...] = ("none", "landlock", "bwrap", "zygote", "zygote+cgroup")
+LEVELS: tuple[LevelName, ...] = (
+    "none", "landlock", "container", "bwrap", "zygote", "zygote+cgroup",
+    "container+kernel",
+)  # fmt: skip
 """From the weakest to the strongest."""
 
 
@@ -23,7 +28,8 @@ class SandboxConfig:
 
     kind: Kind = "auto"
     """What keeps it in. auto: the strongest that this machine has, of zygote+cgroup, zygote, bwrap
-    and landlock. none: nothing does, and code can do all that you can.
+    and landlock. none: nothing does, and code can do all that you can. container: a container of
+    sandbox.image for each box, of Docker, Podman or what else speaks Docker's interface.
     """
     level: LevelName = "landlock"
     """The least that will do: with less a run does not start."""
@@ -53,7 +59,21 @@ class SandboxConfig:
     /app leads to its folder app. With a root of its own alone: zygote and bwrap.
     """
     python: str = ""
-    """The interpreter that programs are run by. "": this one."""
+    """The interpreter that programs are run by. "": this one, and python3 of a container."""
+    image: str = ""
+    """Of containers: one that the daemon has, with sh in it, and python3 for Python code."""
+    runtime: str = ""
+    """Of containers: one that the daemon knows, such as runsc (gVisor). "": the daemon's own."""
+    daemon: str = ""
+    """Of containers: where it listens, such as unix:///run/podman/podman.sock. "": DOCKER_HOST, or
+    Docker's own socket.
+    """
+    user: str = "65534:65534"
+    """Of containers: the user and group that programs run as; a name, or numbers."""
+    module: str = ""
+    """`module:function` that makes sandboxes of your own, such as those of a hosted service: it is
+    given the sandbox config and returns a `Sandboxes` (llm/sandbox/box.py). With kind auto.
+    """
 
     def __post_init__(self) -> None:
         check_at_least(1, "sandbox", self, "slots", "disk_mb", "pids", "max_output")
@@ -66,6 +86,20 @@ class SandboxConfig:
                 f"must be / and a name, and not one of {', '.join(_SYSTEM)}",
                 "/app is one",
             )
+        check_setting(
+            (self.kind == "container") == bool(self.image),
+            "sandbox.image",
+            self.image,
+            f'goes with sandbox.kind "container", and sandbox.kind is "{self.kind}"',
+            "set both, or none of them",
+        )
+        check_setting(
+            not self.module or (self.kind == "auto" and ":" in self.module),
+            "sandbox.module",
+            self.module,
+            f'must be module:function, with sandbox.kind "auto", which is "{self.kind}"',
+            "leave one of them out",
+        )
         for name in ("seconds", "idle_seconds"):
             check_positive(f"sandbox.{name}", getattr(self, name), "leave it out")
         check_setting(
