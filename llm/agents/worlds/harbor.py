@@ -3,9 +3,9 @@
 The model is given instruction.md and a tool `bash`, in a box of a sandbox, and has done its work
 when it answers without a call. Then tests/ is put beside it and tests/test.sh is run, which writes
 /logs/verifier/reward.txt or reward.json. Nothing has a network. With sandbox.kind "container" a box
-is the task's image, built from its Dockerfile or named in task.toml. With the sandboxes of this
-machine /app, /tests and /logs are folders of the box, and there is no image: a task is refused whose
-image would have more than the files of environment/, unless option ignore_image says that this
+is the task's image, built from its Dockerfile or named in task.toml. In the sandboxes of this
+machine /app, /tests and /logs are folders of the box, and there is no image: a task whose image
+would have more than the files of environment/ is refused, unless option ignore_image says that this
 machine has what it needs.
 
 Source: harbor-framework/harbor, its task format and verifier.

@@ -304,7 +304,7 @@ def _talk(stream: socket.socket, input: bytes, seconds: float, max_output: int) 
 
 
 def _take_frames(unread: bytearray, out: bytearray) -> None:
-    """Move what standard output is told of from frames to out. A frame: which stream it is of,
+    """Move what standard output said from frames to out. A frame: which stream it is of,
     three bytes of nothing, its length, big-endian, and what was said.
     """
     while len(unread) >= 8:
