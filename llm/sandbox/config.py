@@ -35,8 +35,19 @@ class SandboxConfig:
     """The least that will do: with less a run does not start."""
     slots: int = 2
     """Boxes at a time. More: more programs at a time, about 20 MB each and what programs use."""
-    network: Literal["none"] = "none"
-    """none: programs reach nothing, this machine included."""
+    network: Literal["none", "recorded", "replayed"] = "none"
+    """none: programs reach nothing, this machine included. recorded: they may ask the hosts of
+    sandbox.hosts, by a proxy that keeps what they were answered: the same question has the same
+    answer from then on. replayed: from what was kept alone. Of levels zygote and zygote+cgroup.
+    """
+    hosts: tuple[str, ...] = ()
+    """That may be asked where the network is recorded: http://HOST or https://HOST, with :PORT if
+    that is not the usual one. Programs ask for http://HOST in both cases.
+    """
+    recording: str = ""
+    """The folder of what is recorded. More than one run may use it."""
+    max_requests: int = 100
+    """That a box may make where the network is recorded or replayed."""
     memory_mb: int = 512
     """Memory of all programs in a box, files of its workspace included where cgroups count them;
     that of each program, where there are none.
@@ -76,7 +87,7 @@ class SandboxConfig:
     """
 
     def __post_init__(self) -> None:
-        check_at_least(1, "sandbox", self, "slots", "disk_mb", "pids", "max_output")
+        check_at_least(1, "sandbox", self, "slots", "disk_mb", "pids", "max_output", "max_requests")
         for link in self.links:
             name = link.removeprefix("/")
             check_setting(
@@ -100,6 +111,22 @@ class SandboxConfig:
             f'must be module:function, with sandbox.kind "auto", which is "{self.kind}"',
             "leave one of them out",
         )
+        check_setting(
+            (self.network == "none") == (not self.recording),
+            "sandbox.recording",
+            self.recording,
+            f'goes with sandbox.network recorded or replayed, which is "{self.network}"',
+            "set both, or none of them",
+        )
+        for host in self.hosts:
+            check_setting(
+                host.partition("://")[0] in ("http", "https")
+                and "/" not in host.partition("://")[2],
+                "sandbox.hosts",
+                host,
+                "must be http://HOST or https://HOST, without a path",
+                "https://pypi.org is one",
+            )
         for name in ("seconds", "idle_seconds"):
             check_positive(f"sandbox.{name}", getattr(self, name), "leave it out")
         check_setting(

@@ -74,6 +74,7 @@ HOLDS: dict[LevelName, dict[str, str]] = {
 """What stands in a program's way at each level."""
 _LOCAL: tuple[LevelName, ...] = ("zygote+cgroup", "zygote", "bwrap", "landlock")
 """From the strongest to the weakest."""
+_WITH_PROXY = ("auto", "zygote+cgroup", "zygote")
 _WANTS: dict[LevelName, str] = {
     "container+kernel": "a daemon whose runtime has a kernel of its own, such as runsc (gVisor)",
     "container": "a daemon of Docker or Podman, and an image with sh and python3",
@@ -94,6 +95,13 @@ async def make_sandboxes(config: SandboxConfig, counts: SandboxCounts | None = N
     or only some that are weaker than sandbox.level. counts: where to count what they do.
     """
     counts = counts or SandboxCounts()
+    if config.network != "none" and (config.module or config.kind not in _WITH_PROXY):
+        raise UniRLError(
+            f'sandbox.network is "{config.network}"',
+            f"levels {' and '.join(_WITH_PROXY[1:])} have a network that is recorded, and "
+            f'sandbox.kind is "{config.module or config.kind}"',
+            'leave sandbox.network out, or set sandbox.kind to "auto"',
+        )
     if config.module:
         return await _own(config)
     if config.kind == "container":
@@ -110,15 +118,17 @@ async def make_local(config: SandboxConfig, counts: SandboxCounts | None = None)
         name: LevelName = config.kind
         _require(config, name)
         try:
-            return await _probe(LocalSandboxes(name, Level(name, HOLDS[name]), config, counts))
+            return await _probe(LocalSandboxes(name, _level(name, config), config, counts))
         except (SandboxFailed, OSError) as error:
             raise _not_had(config, name, error) from error
     why: list[str] = []
     for name in _LOCAL:
         if LEVELS.index(name) < LEVELS.index(config.level):
             continue
+        if config.network != "none" and name not in _WITH_PROXY:
+            continue
         try:
-            level = Level(name, HOLDS[name], tuple(why))
+            level = _level(name, config, tuple(why))
             return await _probe(LocalSandboxes(name, level, config, counts))
         except (SandboxFailed, OSError) as error:
             why.append(f"{name}: {error} It needs {_WANTS[name]}.")
@@ -139,6 +149,14 @@ def require_local(config: SandboxConfig) -> None:
             f"sandbox.kind can be {', '.join(('auto', *_LOCAL, 'none'))} there",
             "leave sandbox.kind, sandbox.image and sandbox.module out",
         )
+
+
+def _level(name: LevelName, config: SandboxConfig, why: tuple[str, ...] = ()) -> Level:
+    holds = dict(HOLDS[name])
+    if config.network != "none":
+        asked = ", ".join(config.hosts) if config.network == "recorded" else "nobody"
+        holds["network"] = f"a network of its own, with a proxy that keeps answers and asks {asked}"
+    return Level(name, holds, why)
 
 
 async def _containers(config: SandboxConfig, counts: SandboxCounts) -> ContainerSandboxes:

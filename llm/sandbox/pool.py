@@ -31,6 +31,7 @@ from unirl.llm.sandbox.config import LevelName, SandboxConfig
 from unirl.llm.sandbox.emptying import empty
 from unirl.llm.sandbox.idle import Idle
 from unirl.llm.sandbox.interpreter import interpreter
+from unirl.llm.sandbox.recorded import Recorder
 from unirl.llm.sandbox.slot import FOLDER_PREFIX, Slot, SlotDied
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class LocalSandboxes:
             # Promised is nothing, but a fork bomb had better not take the machine down.
             with contextlib.suppress(OSError):
                 self._cgroups = Cgroups()
+        self.recorder = Recorder(config) if config.network != "none" else None
         self._free = asyncio.Semaphore(config.slots)
         self._idle: list[Slot] = []
         self._all: set[Slot] = set()
@@ -186,6 +188,8 @@ class LocalSandboxes:
             while self._idle:
                 slot = self._idle.pop()
                 if slot.is_alive():
+                    if slot.door is not None:
+                        slot.door.renew()
                     return slot
                 self._drop(slot)
             return await self._start()
@@ -196,7 +200,7 @@ class LocalSandboxes:
     async def _start(self) -> Slot:
         if self._is_closed:
             raise SandboxFailed("the sandboxes are closed", "", "open others")
-        slot = Slot(self._name, self._config, self._interpreter, self._cgroups)
+        slot = Slot(self._name, self._config, self._interpreter, self._cgroups, self.recorder)
         self._all.add(slot)
         try:
             await slot.start()
@@ -243,6 +247,8 @@ class LocalSandboxes:
 
     async def close(self) -> None:
         self._end_slots()
+        if self.recorder is not None:
+            await self.recorder.close()
         await asyncio.to_thread(self._reaping.shutdown)
 
     def end(self) -> None:
