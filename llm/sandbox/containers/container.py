@@ -37,7 +37,10 @@ _SHELL_FAILED = 100
 """Exit codes of the scripts below, from here on."""
 # `cat` ends with the stream, or is killed with the programs of a box, and started again.
 _FIRST = "exec 3<&0; while :; do cat <&3 >/dev/null & wait $! && exit 0; done"
-_MERGED = 'exec "$@" 2>&1'
+# Podman may lose what a program said that ends at once, or before it has read all of its input: the
+# shell that started it reads the rest, and says by standard error that this was all.
+_WHOLE = "that was all"
+_MERGED = f'"$@" 2>&1; code=$?; cat >/dev/null; echo "{_WHOLE}" >&2; exit $code'
 _END = (
     "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null\n"
     "kill -9 -1 2>/dev/null\nexit 0"
@@ -84,6 +87,7 @@ exec(compile(source, "main.py", "exec"), module.__dict__)
 class _Said(NamedTuple):
     out: bytes
     killed: Killed
+    is_whole: bool
 
 
 class Container:
@@ -179,8 +183,7 @@ class Container:
     ) -> Ran:
         """Run a program; all that it started is gone when this returns."""
         started = time.monotonic()
-        command = ["sh", "-c", _MERGED, "sh", *argv]
-        said, code = self._exec(command, input, env, seconds, max_output)
+        said, code = self._exec(argv, input, env, seconds, max_output)
         us = round((time.monotonic() - started) * 1e6)
         killed = said.killed
         num_oom = self._end_programs()
@@ -220,7 +223,7 @@ class Container:
         Where that cannot be done the container is ended.
         """
         try:
-            said, code = self._exec(["sh", "-c", _END], b"", {}, _ENDING_SECONDS, _CHUNK)
+            said, code = self._start_and_talk(["sh", "-c", _END], b"", {}, _ENDING_SECONDS, _CHUNK)
         except SandboxFailed:
             code = _SHELL_FAILED
         if code:
@@ -229,6 +232,24 @@ class Container:
         return sum(int(each) for each in re.findall(rb"oom_kill (\d+)", said.out))
 
     def _exec(
+        self,
+        command: Sequence[str],
+        input: bytes,
+        env: Mapping[str, str],
+        seconds: float,
+        max_output: int,
+        user: str = "",
+    ) -> tuple[_Said, int]:
+        """Nothing of what it said is missing. Standard error is a part of it."""
+        merged = ["sh", "-c", _MERGED, "sh", *command]
+        said, code = self._start_and_talk(merged, input, env, seconds, max_output, user)
+        if not (said.is_whole or said.killed or code > 128):  # above: the program killed the shell
+            raise SandboxFailed(
+                "what a program said was lost", f"it ended with {code}", "try again"
+            )
+        return said, code
+
+    def _start_and_talk(
         self,
         command: Sequence[str],
         input: bytes,
@@ -281,7 +302,8 @@ def _talk(stream: socket.socket, input: bytes, seconds: float, max_output: int) 
     """Give a program its input, and read what it says, until it ends or is to be ended."""
     deadline = time.monotonic() + seconds
     stream.setblocking(False)
-    left, out, unread = memoryview(input), bytearray(), bytearray()
+    left, said, unread = memoryview(input), {1: bytearray(), 2: bytearray()}, bytearray()
+    out = said[1]
     with selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ | selectors.EVENT_WRITE)
         while (seconds := deadline - time.monotonic()) > 0:
@@ -295,24 +317,25 @@ def _talk(stream: socket.socket, input: bytes, seconds: float, max_output: int) 
                 if ready & selectors.EVENT_READ:
                     with contextlib.suppress(BlockingIOError):
                         if not (data := stream.recv(_CHUNK)):
-                            return _Said(bytes(out), "")
+                            is_whole = _WHOLE.encode() in said[2]
+                            return _Said(bytes(out[:max_output]), "", is_whole)
                         unread += data
-                        _take_frames(unread, out)
+                        _take_frames(unread, said)
             if len(out) > max_output:
-                return _Said(bytes(out[:max_output]), "output")
-    return _Said(bytes(out[:max_output]), "time")
+                return _Said(bytes(out[:max_output]), "output", True)
+    return _Said(bytes(out[:max_output]), "time", True)
 
 
-def _take_frames(unread: bytearray, out: bytearray) -> None:
-    """Move what standard output said from frames to out. A frame: which stream it is of,
-    three bytes of nothing, its length, big-endian, and what was said.
+def _take_frames(unread: bytearray, said: Mapping[int, bytearray]) -> None:
+    """Move what standard output and error said from frames to where it belongs. A frame: which of
+    them it is of, three bytes of nothing, its length, big-endian, and what was said.
     """
     while len(unread) >= 8:
         kind, length = struct.unpack_from(">BxxxL", unread)
         if len(unread) < 8 + length:
             return
-        if kind == 1:
-            out += unread[8 : 8 + length]
+        if kind in said:
+            said[kind] += unread[8 : 8 + length]
         del unread[: 8 + length]
 
 
