@@ -51,7 +51,7 @@ def test_an_mp4_whose_encoder_was_killed_is_refused(tmp_path: Path) -> None:
             if "ffmpeg" in Path(f"/proc/{pid}/cmdline").read_text():
                 os.kill(pid, signal.SIGKILL)
 
-    with pytest.raises(UniRLError, match="before .* was finished"):
+    with pytest.raises(UniRLError, match="ffmpeg ended before"):
         write_video(frames_and_a_kill(), tmp_path / "episode.mp4", fps=10)
     assert os.listdir(tmp_path) == []
 

@@ -35,6 +35,10 @@ class ViewOptions:
     """Open it in a browser."""
     save: Path | None = None
     """Write one HTML file that shows these runs by itself, and end."""
+    store_url: str = ""
+    """env:NAME, the variable with the URL of the database that has the episodes of runs whose
+    config.toml does not keep it.
+    """
 
     def __post_init__(self) -> None:
         check_setting(0 <= self.port < 65536, "port", self.port, "must be in [0, 65535]", "8265")
@@ -42,10 +46,12 @@ class ViewOptions:
 
 def view(arguments: Sequence[str]) -> int:
     positional, options = parse(arguments, ViewOptions)
+    from unirl.llm.trajectories.reading import check_url
     from unirl.view.folders import find_roots
     from unirl.view.view import View
 
-    view = View(find_roots(positional))
+    check_url(options.store_url)
+    view = View(find_roots(positional), options.store_url)
     if not view.folders.runs():
         raise UniRLError(
             f"there is no run in {', '.join(positional) or 'runs'}",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unirl.errors import UniRLError
-from unirl.view.answers import as_json
+from unirl.view.answers import as_error, as_json
 from unirl.view.questions import bounded, words
 
 if TYPE_CHECKING:
@@ -86,7 +86,10 @@ def _answers(view: View, ids: list[str], chosen: Mapping[str, list[str]] | None)
 
 def _episodes(view: View, id: str, chosen: list[str] | None) -> dict[str, Any]:
     base, episodes = f"/api/runs/{id}", view.episodes(id)
-    listed = view.find_episodes(id, {"limit": str(NUM_EPISODES)})
+    try:
+        listed = view.find_episodes(id, {"limit": str(NUM_EPISODES)})
+    except UniRLError as reason:  # a store that cannot be reached
+        return {f"{base}/episodes": as_error(reason.parts)}
     names = [str(row["id"]) for row in listed["rows"]] if chosen is None else chosen
     opened = {name: episodes.open(name) for name in names}
     lines = ("turns", "outline", "rewards", "source")

@@ -93,6 +93,8 @@ class Saved implements Source {
     if (found === undefined) {
       throw new AnswerError(["This is not in the saved page", "it holds what was chosen when it was saved", "open the run with unirl view"]);
     }
+    const error = errorParts(found);
+    if (error) throw new AnswerError(error);
     if (path === "/api/compare") return this.comparison(found as Comparison, parameters);
     return path.endsWith("/episodes") ? filterEpisodes(found as EpisodeList, parameters) : found;
   }
