@@ -31,7 +31,13 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """A Postgres of these tests alone. It refuses to be run as root."""
+    with postgres() as url:
+        yield url
+
+
+@contextlib.contextmanager
+def postgres() -> Iterator[str]:
+    """The URL of a Postgres that nobody else uses. It refuses to be run as root."""
     pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'unirl[postgres]'")
     user = None
     if os.geteuid() == 0:
