@@ -2,7 +2,7 @@
 
     python benchmarks/view_store.py --write
 
-The database has the episodes of two runs in turns, 50 episodes a transaction; one run is looked at.
+The database has as many episodes of another run, between those of the one that is looked at.
 Postgres is that of Debian, started for this alone, on the same machine, with fsync off.
 """
 
@@ -26,8 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.llm.trajectories.services import postgres
 from unirl.llm.trajectories.config import StoreConfig
+from unirl.llm.trajectories.databases.schema import EPISODE
 from unirl.llm.trajectories.store import TrajectoryStore, open_store
 
+RUNS, NUM_WRITTEN = ("bench", "another"), 100
 CONFIG = """recipe = "agent"
 
 [store]
@@ -36,11 +38,26 @@ url = "env:UNIRL_BENCHMARK_STORE"
 
 
 def fill(store: TrajectoryStore) -> None:
-    made, begin = [episode(100, 2, seed) for seed in range(64)], time.time() - NUM_EPISODES
-    for first in range(0, NUM_EPISODES, 50):
-        for run in ("bench", "another"):
-            records = [record(made[n % 64], n, begin + n) for n in range(first, first + 50)]
-            store.put_many([replace(each, run=run) for each in records])
+    """The first ones by the store itself; the others are their copies, as 200 000 take minutes."""
+    made, begin = [episode(100, 2, seed) for seed in range(NUM_WRITTEN)], time.time() - NUM_EPISODES
+    for run in RUNS:
+        records = [record(each, n, begin + n) for n, each in enumerate(made)]
+        store.put_many([replace(each, run=run) for each in records])
+    own = ("ticket", "created", "finished", "hash", "id")
+    same = ", ".join(name for name in (*EPISODE, "body_size") if name not in own)
+    database = store.database
+    database.execute(
+        f"INSERT INTO episode (run, ticket, created, finished, hash, {same}) "
+        f"SELECT run, ticket + {NUM_WRITTEN} * n, created + {NUM_WRITTEN} * n, finished, "
+        f"decode(md5(hash::text || n), 'hex'), {same} FROM episode, "
+        f"generate_series(1, {NUM_EPISODES // NUM_WRITTEN - 1}) n ORDER BY n, run, ticket"
+    )
+    database.execute(
+        "INSERT INTO body SELECT copy.id, data FROM episode copy JOIN episode first "
+        f"ON first.run = copy.run AND first.ticket = mod(copy.ticket, {NUM_WRITTEN}) "
+        f"JOIN body ON body.ep = first.id WHERE copy.ticket >= {NUM_WRITTEN}"
+    )
+    database.execute("ANALYZE")
 
 
 def look(folder: Path) -> list[tuple[str, str]]:
@@ -72,7 +89,6 @@ def main() -> None:
         (run / "config.toml").write_text(CONFIG)
         with closing(open_store(StoreConfig(url=url), run)) as store:
             fill(store)
-            store.database.execute("ANALYZE")
         text = measure.table(("what", "measured"), look(run.parent))
     print(text)
     if options.write:
