@@ -1,12 +1,16 @@
 """What it costs a run to be looked at: a page of `unirl view` is open and closed in turns while one
-run trains, and the rates of neighbouring windows are compared.
+run trains, and neighbouring windows are compared.
 
     python benchmarks/view_watched.py --write                # the page's questions, without drawing
     python benchmarks/view_watched.py --browser --write      # Chromium, on the same cores
 
 Windows are open, closed, closed, open, and so on, so that a run that gets faster or slower adds
 nothing. Of each the first second is left out: a page that opens asks for everything once, and rows
-come every 0.2 s. The interval is that of the mean of the pairs' differences (95 %, Student's t).
+come every 0.2 s. Intervals are those of the mean of the pairs' differences (95 %, Student's t).
+
+The rate of a run on two cores changes by a tenth from one window to the next, whoever looks. What is
+far steadier is what it costs: the processor time that the run needs for a step, and the processor
+time that the server needs. A run that has use for all cores loses the sum of both.
 
 A person's browser is mostly on another machine; without --browser a client asks what the page of a
 run asks, as often as the page does where rows arrive all the time.
@@ -31,11 +35,15 @@ import measure
 import numpy as np
 from view import FIRST_CHARTS, Server, served
 
+from unirl.bench import usage
+from unirl.host import usable_cores
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 PAUSE_SECONDS = 1.5
 """Between two times that the page of a run asks again (app/src/pages/run.tsx)."""
 LEFT_OUT_SECONDS = 1.0
+NUM_CORES = usable_cores()
 # Quantiles of Student's t at 0.975.
 STUDENT = {5: 2.571, 7: 2.365, 9: 2.262, 11: 2.201, 13: 2.160, 15: 2.131, 19: 2.093, 23: 2.069}
 
@@ -113,46 +121,59 @@ def watched(folder: Path, pairs: int, seconds: float, in_browser: bool) -> list[
         with served(folder) as server:
             run = server.ask("/api/runs")[0][0]["id"]
             with (chromium if in_browser else client)(server, run) as look:
-                windows, cpu = [], [0.0, 0.0]
+                windows = []
                 for number in range(2 * pairs):
-                    opens = number % 4 in (0, 3)
-                    begin, before = time.time(), server.cpu_seconds
+                    opens, end = number % 4 in (0, 3), time.time() + seconds
                     look(opens)
-                    time.sleep(max(0.0, begin + seconds - time.time()))
-                    windows.append((opens, begin + LEFT_OUT_SECONDS, time.time()))
-                    cpu[opens] += server.cpu_seconds - before
+                    time.sleep(LEFT_OUT_SECONDS)
+                    begin, before = time.time(), spent(training.pid, server)
+                    time.sleep(max(0.0, end - time.time()))
+                    after = spent(training.pid, server)
+                    windows.append((opens, begin, time.time(), after - before))
                 assert training.poll() is None, "the training ended before the last window"
-    rate = rates(folder / "run")
-    found = [(opens, rate(begin, end)) for opens, begin, end in windows]
-    differences = []
-    for first, second in zip(found[::2], found[1::2], strict=True):
-        open_, closed = (first, second) if first[0] else (second, first)
-        differences.append(open_[1] / closed[1] - 1)
-    mean = statistics.mean(differences)
-    half = STUDENT[pairs - 1] * statistics.stdev(differences) / pairs**0.5
+    steps = steps_at(folder / "run")
+    found = [
+        (opens, np.array([steps(end) - steps(begin), *cpu]) / (end - begin))
+        for opens, begin, end, cpu in windows
+    ]  # each: steps, the run's and the server's seconds of a core, a second
+    pairs_of = [
+        (first[1], second[1]) if first[0] else (second[1], first[1])
+        for first, second in zip(found[::2], found[1::2], strict=True)
+    ]
+    rate = interval([open_[0] / closed[0] - 1 for open_, closed in pairs_of])
+    cost = interval(
+        [open_[1] / open_[0] / (closed[1] / closed[0]) - 1 for open_, closed in pairs_of]
+    )
+    extra = interval([(open_[2] - closed[2]) / NUM_CORES for open_, closed in pairs_of])
+    used = statistics.mean(closed[1] for _, closed in pairs_of)
     what = "in Chromium beside it" if in_browser else "by a client that draws nothing"
     return [
-        (f"rate of a run while it is watched {what}, against the window beside it: mean of "
-         f"{pairs} pairs of {seconds:g} s", f"{mean:+.2%} +- {half:.2%}"),
-        ("median pair (lowest, highest)", f"{statistics.median(differences):+.2%} "
-         f"({min(differences):+.2%}, {max(differences):+.2%})"),
-        ("processor time of the server while it is watched, of one core (and otherwise)",
-         f"{cpu[1] / pairs / seconds:.2%} ({cpu[0] / pairs / seconds:.2%})"),
+        (f"rate of a run while it is watched {what}, against the window beside it, {pairs} pairs "
+         f"of {seconds:g} s", rate),
+        ("processor time that the run needs for a step, in the same windows", cost),
+        (f"processor time of the server for who watches, of {NUM_CORES} cores", extra),
+        ("cores that the run uses while nobody watches", f"{used:.2f}"),
     ]  # fmt: skip
 
 
-def rates(run: Path) -> Callable[[float, float], float]:
-    """Steps a second between two moments, in seconds since 1970."""
+def spent(training: int, server: Server) -> Any:
+    """Seconds of a core so far: of all processes of the run, and of the server."""
+    return np.array([usage.tree_cpu_seconds(training), server.cpu_seconds])
+
+
+def interval(differences: list[float]) -> str:
+    number = len(differences)
+    half = STUDENT[number - 1] * statistics.stdev(differences) / number**0.5
+    return f"{statistics.mean(differences):+.2%} +- {half:.2%}"
+
+
+def steps_at(run: Path) -> Callable[[float], float]:
+    """Steps that were learned from at a moment, in seconds since 1970."""
     events = [json.loads(line) for line in (run / "events.jsonl").open()]
     began = next(each["time"] for each in events if each["event"] == "started")
     rows: list[dict[str, Any]] = [json.loads(line) for line in (run / "metrics.jsonl").open()]
     seconds, steps = (np.array([row[key] for row in rows]) for key in ("seconds", "step"))
-
-    def rate(begin: float, end: float) -> float:
-        at = np.interp([begin - began, end - began], seconds, steps)
-        return float((at[1] - at[0]) / (end - begin))
-
-    return rate
+    return lambda moment: float(np.interp(moment - began, seconds, steps))
 
 
 def main() -> None:
