@@ -27,7 +27,7 @@ from unirl.llm.trajectories import frames
 from unirl.llm.trajectories.config import FILE, StoreConfig
 from unirl.llm.trajectories.databases.bucket import Bucket, key_part
 from unirl.llm.trajectories.databases.database import Database, Row, body_dropped
-from unirl.llm.trajectories.databases.schema import EPISODE, VERSION
+from unirl.llm.trajectories.databases.schema import EPISODE, VERSION, other_version
 from unirl.llm.trajectories.filter import EVERY, Filter
 from unirl.llm.trajectories.record import LOST, NO_TICKET, STEP, Record
 from unirl.llm.trajectories.redaction import Redaction
@@ -360,11 +360,7 @@ def open_store(config: StoreConfig, folder: Path, *, create: bool = True) -> Tra
     found, store.name = known["schema"], known["name"]
     if found != str(VERSION):
         store.close()
-        raise UniRLError(
-            "the trajectories were written by another version of UniRL",
-            f"their tables are of version {found}, this one reads {VERSION}",
-            "use the version that wrote them",
-        )
+        raise other_version(found)
     return store
 
 
