@@ -33,7 +33,7 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True)
 class HalvingConfig:
-    """Successive halving (arXiv 1810.05934): trials stop at rungs, and the best of them go further."""
+    """Successive halving (arXiv 1810.05934): trials stop at rungs, the best of them continue."""
 
     first_steps: int | None = None
     """Steps of the first rung; each further one has `reduction` times as many, and the last is at

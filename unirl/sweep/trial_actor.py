@@ -32,9 +32,9 @@ class Probe:
     def remove(self) -> None:
         self.path.unlink(missing_ok=True)
 
-    def check(self, node: str) -> None:
+    def check(self, node: str, patience_seconds: float = _STALE_SECONDS) -> None:
         """UniRLError where this machine does not see it."""
-        deadline = time.monotonic() + _STALE_SECONDS
+        deadline = time.monotonic() + patience_seconds
         while not self.path.is_file():
             if time.monotonic() > deadline:
                 raise UniRLError(
