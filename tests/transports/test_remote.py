@@ -18,9 +18,10 @@ from unirl.core.queue import QueueConfig
 from unirl.core.tree import leaves
 from unirl.core.weights import Weights
 from unirl.errors import LeaseExpired, UniRLError
-from unirl.transports.remote.hub import SLOTS, Token
+from unirl.transports.remote.hub import SLOTS
 from unirl.transports.remote.layout import NodeMemory, SlotLayout, joint_digest
 from unirl.transports.remote.link import NodeLink
+from unirl.transports.remote.token import Token
 from unirl.transports.remote.transport import RemoteTransport
 from unirl.transports.remote.weights import node_store
 from unirl.transports.remote.wire import Frame, Kind, read_with_text, text_frame
