@@ -72,6 +72,8 @@ def _end(service: subprocess.Popen[bytes], podman: list[str], folder: Path) -> N
     subprocess.run([*podman, "rm", "--all", "--force"], capture_output=True, timeout=60)
     service.terminate()
     service.wait(20)
+    # What watched its programs stays for five minutes, to be asked how they ended.
+    subprocess.run(["pkill", "-KILL", "-f", f"conmon .*{folder}/"], capture_output=True)
     subprocess.run(["umount", f"{folder}/root/overlay"], capture_output=True)
     shutil.rmtree(folder, ignore_errors=True)
 
