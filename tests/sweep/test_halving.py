@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from unirl.sweep.config import HalvingConfig, ObjectiveConfig
-from unirl.sweep.halving import decide, standing
+from unirl.sweep.halving import decide
+from unirl.sweep.ranking import standing
 from unirl.sweep.trial import SeedRun, Trial
 
 MAX, MIN = ObjectiveConfig(), ObjectiveConfig(mode="min")

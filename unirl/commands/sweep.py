@@ -13,12 +13,16 @@ from unirl.commands import run_folder
 from unirl.commands.arguments import first
 from unirl.commands.sweep_request import Asked, read
 from unirl.config.writing import value_to_toml
+from unirl.core.pool import Resources
 from unirl.errors import UniRLError
 from unirl.host import usable_cores
 from unirl.storage import run_lock
 from unirl.sweep import methods, record, results
 from unirl.sweep.config import SweepConfig, SweepOptions
+from unirl.sweep.launcher import Launcher
 from unirl.sweep.optuna import require_optuna
+from unirl.sweep.ray import RayNodes, require_ray
+from unirl.sweep.runs import ThisMachine
 from unirl.sweep.sweep import Sweep, Task
 
 if TYPE_CHECKING:
@@ -40,11 +44,12 @@ def sweep(arguments: Sequence[str]) -> int:
         options,
         num_trials,
         rungs,
-        options.jobs or max(1, usable_cores() // _num_busy(plan)),
         propose,
         lambda settings: configs.to_toml(asked.resolve(settings).config, recipe=asked.recipe),
     )
     _check_objective(options, plan)
+    if options.on == "ray":
+        _check_on_ray(plan)
     folder = run_folder.in_runs_dir(options.runs_dir, options.name or asked.default_name)
     if options.dry_run or options.overwrite or not (folder / record.NAME).is_file():
         asked.check_all(propose, num_trials)
@@ -52,10 +57,10 @@ def sweep(arguments: Sequence[str]) -> int:
         _show_plan(asked, task)
         return 0
     with run_folder.held(folder):
-        return _run(folder, asked, task)
+        return _run(folder, asked, task, plan)
 
 
-def _run(folder: Path, asked: Asked, task: Task) -> int:
+def _run(folder: Path, asked: Asked, task: Task, plan: Plan) -> int:
     if asked.options.overwrite:
         _clear(folder)
     kept = record.load(folder)
@@ -64,11 +69,38 @@ def _run(folder: Path, asked: Asked, task: Task) -> int:
     else:
         record.check_same(kept, asked.identity, folder)
     found = kept or record.Record(asked.identity)
-    running = Sweep(task, folder, found)
-    running.propose_all()
-    print(f"{folder}: {_cost(task, asked.options)}, {task.jobs} at a time", flush=True)
-    why = running.run()
+    found.asked = asked.identity
+    launcher = _launcher(folder, asked.options, plan)
+    try:
+        running = Sweep(task, folder, found, launcher)
+        running.propose_all()
+        print(f"{folder}: {_cost(task, asked.options)}, {launcher.describe()}", flush=True)
+        why = running.run()
+    finally:
+        launcher.close()
     return _show(folder, found, asked, task, why)
+
+
+def _launcher(folder: Path, options: SweepOptions, plan: Plan) -> Launcher:
+    if options.on == "ray":
+        return RayNodes(folder, plan.ray, _wanted(options, plan), options.jobs)
+    return ThisMachine(folder, options.jobs or max(1, usable_cores() // _num_busy(plan)))
+
+
+def _wanted(options: SweepOptions, plan: Plan) -> Resources:
+    asked = options.resources
+    cpus = float(_num_busy(plan)) if asked.cpus is None else asked.cpus
+    return Resources(cpus, asked.gpus, asked.memory_gib)
+
+
+def _check_on_ray(plan: Plan) -> None:
+    require_ray()
+    if plan.runner.kind == "ray":
+        raise UniRLError(
+            "on is ray, and so is runner.kind",
+            "a run of a sweep on Ray has one node, and its runner is inline or processes",
+            "leave `on` out, and the sweep starts runs that each use all nodes",
+        )
 
 
 def _check_objective(options: SweepOptions, plan: Plan) -> None:
@@ -124,7 +156,9 @@ def _cost(task: Task, options: SweepConfig) -> str:
         words.append(f"{left} to {rung:,}")
         left, before = max(1, left // options.halving.reduction), rung
     runs = f"{task.num_trials} trials x {seeds} seed(s)"
-    return f"{runs}, at most {total:,} steps ({', '.join(words)})"
+    # Where rungs do not wait, some continue that would not have if all had come first.
+    bound = "about" if options.halving.asynchronous else "at most"
+    return f"{runs}, {bound} {total:,} steps ({', '.join(words)})"
 
 
 def _show_plan(asked: Asked, task: Task) -> None:
@@ -138,7 +172,7 @@ def _show_plan(asked: Asked, task: Task) -> None:
         trials = [task.propose(number, ()) for number in range(task.num_trials)]
         rows = [[str(i), *map(value_to_toml, one.values())] for i, one in enumerate(trials)]
         print_table(["trial", *asked.space], rows)
-    print(f"{_cost(task, asked.options)}, {task.jobs} at a time")
+    print(_cost(task, asked.options))
 
 
 def _show(folder: Path, found: record.Record, asked: Asked, task: Task, why: str) -> int:

@@ -35,7 +35,7 @@ _OWN: Mapping[str, str] = MappingProxyType(
 """What a sweep sets by itself, and what is said instead; the last with halving alone."""
 _FILE_KEYS = tuple(item.name for item in dataclasses.fields(SweepConfig))
 _NOT_ASKED = ("base", "name", "jobs", "max_seconds")
-"""Settings of a sweep that may be others when it continues."""
+"""Settings of a sweep that are not remembered, and may be others when it continues."""
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,7 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True)
 class HalvingConfig:
-    """Successive halving (arXiv 1810.05934, algorithm 1): trials stop at rungs, and the best of
-    them continue.
-    """
+    """Successive halving (arXiv 1810.05934): trials stop at rungs, the best of them continue."""
 
     first_steps: int | None = None
     """Steps of the first rung; each further one has `reduction` times as many, and the last is at
@@ -45,10 +43,21 @@ class HalvingConfig:
     """Of so many trials at a rung one continues. More: cheaper, and good ones that begin slowly are
     lost.
     """
+    asynchronous: bool = False
+    """A trial continues as soon as it is among the best of those that have come to its rung so far
+    (ASHA, algorithm 2): nobody waits, more continue in error, and it depends on who comes first.
+    Else that is decided when all have come (algorithm 1), and repeats.
+    """
 
     def __post_init__(self) -> None:
         check_positive("halving.first_steps", self.first_steps, "leave it out for no rungs")
         check_at_least(2, "halving", self, "reduction")
+        if self.asynchronous and self.first_steps is None:
+            raise UniRLError(
+                "halving.asynchronous is true, and halving.first_steps is not set",
+                "without rungs there is nothing to decide",
+                "write first_steps = 50_000, say, or leave asynchronous out",
+            )
 
     def rungs(self, total_steps: int) -> tuple[int, ...]:
         """Steps at which trials are compared."""
@@ -58,6 +67,20 @@ class HalvingConfig:
             steps.append(rung)
             rung *= self.reduction
         return (*steps, total_steps)
+
+
+@dataclass(frozen=True)
+class TrialResources:
+    """What a run asks of its node, where a sweep is on Ray."""
+
+    cpus: float | None = None
+    """none: one for each of its processes that compute."""
+    gpus: float = 0.0
+    """A run sees the GPUs that Ray gave it, and no others."""
+    memory_gib: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_at_least(0, "resources", self, "cpus", "gpus", "memory_gib")
 
 
 @dataclass(frozen=True)
@@ -83,7 +106,16 @@ class SweepConfig:
     search_seed: int = 1
     """What is drawn follows from it."""
     jobs: int | None = None
-    """How many runs train at a time. none: as many as this machine has cores for."""
+    """How many runs train at a time. none: as many as this machine has cores for, or the nodes of a
+    cluster room.
+    """
+    on: Literal["machine", "ray"] = "machine"
+    """Where runs train: on this machine, or on the nodes of the Ray cluster at ray.address, all of
+    which see the folder of the sweep. Without an address: a cluster of this machine alone.
+    """
+    resources: TrialResources = field(default_factory=TrialResources)
+    max_lost: int = 3
+    """How often a run may lose its node: it continues on another one, from its checkpoint."""
     max_seconds: float | None = None
     """No run starts after so many seconds of the sweep, and those that train are ended with a
     checkpoint; `unirl sweep` with a larger one continues.
@@ -95,7 +127,7 @@ class SweepConfig:
 
     def __post_init__(self) -> None:
         check_at_least(1, "sweep", self, "trials", "jobs")
-        check_at_least(0, "sweep", self, "search_seed")
+        check_at_least(0, "sweep", self, "search_seed", "max_lost")
         check_positive("max_seconds", self.max_seconds, "leave it out for no limit")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise UniRLError(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unirl.sweep.asynchronous import settle
 from unirl.sweep.config import HalvingConfig, ObjectiveConfig
+from unirl.sweep.ranking import ranked
 from unirl.sweep.trial import Trial
 
 
@@ -23,6 +25,9 @@ def decide(
     for trial in trials:
         if trial.status == "running" and trial.rung == num_rungs - 1 and not trial.due():
             trial.status, changed = "finished", True
+    if halving.asynchronous:
+        is_all = len(trials) == num_trials
+        return (is_all and settle(trials, num_rungs, halving, objective)) or changed
     for rung in range(num_rungs - 1):
         here = [trial for trial in trials if trial.status == "running" and trial.rung <= rung]
         if len(trials) < num_trials or any(t.rung < rung or t.due() for t in here):
@@ -33,21 +38,3 @@ def decide(
             if trial.status == "running":
                 trial.rung, changed = rung + 1, True
     return changed
-
-
-def ranked(trials: Sequence[Trial], rung: int, objective: ObjectiveConfig) -> list[Trial]:
-    """The best first, of trials that all reached the rung; the earlier where they are equal."""
-    sign = -1 if objective.mode == "max" else 1
-    return sorted(trials, key=lambda trial: (sign * trial.mean(rung), trial.number))
-
-
-def standing(trials: Sequence[Trial], objective: ObjectiveConfig) -> list[Trial]:
-    """All trials, the best first: by the rung that they reached, then by what they had there."""
-    sign = -1 if objective.mode == "max" else 1
-
-    def key(trial: Trial) -> tuple[bool, int, float, int]:
-        reached, failed = trial.reached(), trial.status == "failed"
-        value = sign * trial.mean(reached - 1) if reached else 0.0
-        return (failed, -reached, value, trial.number)
-
-    return sorted(trials, key=key)

@@ -14,6 +14,8 @@ from unirl.sweep.trial import Trial
 
 NAME = "sweep.json"
 _FORMAT = 1
+_FREE = ("on", "resources", "max_lost", "settings.ray")
+"""What is remembered, and may be another when the sweep continues."""
 
 
 @dataclass
@@ -56,11 +58,19 @@ def load(folder: Path) -> Record | None:
 
 def check_same(record: Record, asked: Mapping[str, Any], folder: Path) -> None:
     """Raise UniRLError where the folder holds a sweep that was asked for something else."""
-    for key in {**asked, **record.asked}:
-        has, wants = record.asked.get(key), asked.get(key)
+    had, wanted = _compared(record.asked), _compared(asked)
+    for key in {**wanted, **had}:
+        has, wants = had.get(key), wanted.get(key)
         if has != wants:
             raise UniRLError(
                 f'"{folder}" holds another sweep',
                 f"it has {key} = {json.dumps(has)}, this one {json.dumps(wants)}",
                 "choose another --name, or start again with --overwrite",
             )
+
+
+def _compared(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """By key, those of `settings` one by one: two sweeps differ in a table, or in a key of one."""
+    rest = {key: value for key, value in asked.items() if key != "settings"}
+    tables = {f"settings.{key}": value for key, value in asked["settings"].items()}
+    return {key: value for key, value in {**rest, **tables}.items() if key not in _FREE}

@@ -13,7 +13,7 @@ from typing import Any
 from unirl.config.writing import value_to_toml
 from unirl.storage import disk
 from unirl.sweep.config import SweepConfig
-from unirl.sweep.halving import standing
+from unirl.sweep.ranking import standing
 from unirl.sweep.record import Record
 from unirl.sweep.runs import config_path
 from unirl.sweep.trial import Trial

@@ -6,19 +6,25 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from unirl.errors import UniRLError
+from unirl.host import usable_cores
 from unirl.run_events import read_events
 from unirl.storage import run_lock
 from unirl.supervision.process_settings import die_with_parent
+from unirl.sweep.launcher import End, Training
 from unirl.sweep.trial import SeedRun, Trial
 
 RESUMABLE = ("interrupted", "pause_steps")
 """Why a run ends that has not come to its end."""
+LOCK_SECONDS = 120.0
+"""How long a run that is to end may take to write its checkpoint."""
+_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -37,22 +43,27 @@ def ended(folder: Path) -> Ended | None:
     return Ended(str(events[-1].get("cause", "")), int(events[-1].get("step", 0)))
 
 
-def is_free(folder: Path) -> bool:
-    """Whether no run trains in the folder: one of a sweep that was killed may still be writing its
-    checkpoint.
+def wait_until_free(folder: Path, deadline: float) -> None:
+    """Until no run trains in the folder: one whose sweep was killed, or whose node counts as dead,
+    may still be writing its checkpoint. UniRLError at the deadline, of the monotonic clock.
     """
-    if not folder.exists():
-        return True
-    try:
-        with run_lock.locked(folder):
-            return True
-    except UniRLError:
-        return False
+    while folder.exists():
+        try:
+            with run_lock.locked(folder):
+                return
+        except UniRLError as error:
+            if time.monotonic() > deadline:
+                raise UniRLError(
+                    f"{folder} is in use: {error.rule}",
+                    "a run of this sweep trains there that another sweep or node started",
+                    "wait for its end, or end it with SIGTERM, then call this again",
+                ) from error
+        time.sleep(_POLL_SECONDS)
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunProcess:
-    """A run that trains."""
+    """A run that trains in a process of this machine."""
 
     trial: Trial
     run: SeedRun
@@ -61,21 +72,49 @@ class RunProcess:
     begin: int
     """Where in `output` this process began to write."""
 
+    def poll(self) -> End | None:
+        return None if self.process.poll() is None else End(self._failure())
+
     def stop(self) -> None:
-        """Ctrl-C: once for a checkpoint, twice for an end at once."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
 
-    def failure(self) -> str:
-        """Why it failed, in a line."""
+    def wait(self) -> None:
+        self.process.wait()
+
+    def _failure(self) -> str:
+        """Why it failed, in a line; empty: it did not."""
+        code = self.process.returncode
+        if not code:
+            return ""
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}"
         with self.output.open("rb") as file:
             file.seek(self.begin)
             lines = file.read().decode(errors="replace").splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        code = self.process.returncode
-        if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
         return errors[-1] if errors else f"exit code {code} (see {self.output})"
+
+
+@dataclass(frozen=True)
+class ThisMachine:
+    """Runs are processes of this machine, so many at a time."""
+
+    sweep_dir: Path
+    jobs: int
+
+    def describe(self) -> str:
+        return f"{self.jobs} at a time"
+
+    def has_room(self, running: Sequence[Training]) -> bool:
+        return len(running) < self.jobs
+
+    def start(self, trial: Trial, run: SeedRun, pause_steps: int | None) -> RunProcess:
+        num_threads = max(1, usable_cores() // self.jobs)
+        return start(self.sweep_dir, trial, run, pause_steps, num_threads)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def start(

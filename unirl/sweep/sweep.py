@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from unirl.errors import UniRLError
-from unirl.host import usable_cores
 from unirl.storage import disk
 from unirl.sweep import runs
+from unirl.sweep.asynchronous import promote
 from unirl.sweep.config import SweepConfig
 from unirl.sweep.halving import decide
+from unirl.sweep.launcher import End, Launcher, Training
 from unirl.sweep.methods import Propose
 from unirl.sweep.objective import measure, unknown_objective
 from unirl.sweep.record import Record
 from unirl.sweep.trial import SeedRun, Trial
 
 _POLL_SECONDS = 0.1
-_LOCK_SECONDS = 120.0
-"""How long the runs of a sweep that was killed may take to write their checkpoints."""
 
 
 def say_at_once(text: str) -> None:
@@ -39,7 +38,6 @@ class Task:
     num_trials: int
     rungs: tuple[int, ...]
     """Steps at which trials are compared; the last is the end of a run."""
-    jobs: int
     propose: Propose
     """Settings of the next trial."""
     resolve: Callable[[dict[str, Any]], str]
@@ -50,9 +48,10 @@ class Task:
 class Sweep:
     """Runs a task in a folder whose lock its caller holds."""
 
-    def __init__(self, task: Task, folder: Path, record: Record) -> None:
+    def __init__(self, task: Task, folder: Path, record: Record, launcher: Launcher) -> None:
         self._task, self._folder, self._record = task, folder, record
-        self._running: list[runs.RunProcess] = []
+        self._launcher = launcher
+        self._running: list[Training] = []
         self._why_stopped = ""
         self._seconds_before, self._started = record.seconds, time.monotonic()
 
@@ -77,33 +76,48 @@ class Sweep:
 
     def _step(self) -> bool:
         """Look at what trains, and start what is due; False when there is nothing of either."""
-        finished = [each for each in self._running if each.process.poll() is not None]
-        for each in finished:
+        finished = [(each, end) for each in self._running if (end := each.poll()) is not None]
+        for each, end in finished:
             self._running.remove(each)
-            self._account(each)
+            self._account(each, end)
         if self._decide() or finished:
             self._save()
         limit = self._task.config.max_seconds
         if limit is not None and self._seconds >= limit and not self._why_stopped:
             self._stop(f"max_seconds {limit:g}")
-        while not self._why_stopped and len(self._running) < self._task.jobs:
+        while not self._why_stopped and self._launcher.has_room(self._running):
             found = self._next()
             if found is None:
                 break
             self._start(*found)
-        return bool(self._running)
+        return bool(self._running) or (not self._why_stopped and self._is_unfinished())
+
+    def _is_unfinished(self) -> bool:
+        trials = self._record.trials
+        return len(trials) < self._task.num_trials or any(t.status == "running" for t in trials)
 
     @property
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
 
     def _next(self) -> tuple[Trial, SeedRun] | None:
-        """The run that is due and does not train: of the oldest trial first."""
+        """The run that is due and does not train: of the oldest trial first, but of the highest
+        rung where rungs do not wait.
+        """
         busy = [each.run for each in self._running]
-        for trial in self._record.trials:
-            for run in trial.due():
-                if not any(run is other for other in busy):
-                    return trial, run
+        due = [
+            (trial, run)
+            for trial in self._record.trials
+            for run in trial.due()
+            if not any(run is other for other in busy)
+        ]
+        halving = self._task.config.halving
+        if halving.asynchronous:
+            due.sort(key=lambda each: -each[0].rung)
+            if not (due and due[0][0].rung) and self._promote():
+                return self._next()
+        if due:
+            return due[0]
         if len(self._record.trials) == self._task.num_trials:
             return None
         try:
@@ -114,6 +128,14 @@ class Sweep:
             return self._next()
         self._save()
         return trial, trial.runs[0]
+
+    def _promote(self) -> bool:
+        task = self._task
+        halving, objective = task.config.halving, task.config.objective
+        found = promote(self._record.trials, len(task.rungs), halving, objective)
+        if found is not None:
+            self._save()
+        return found is not None
 
     def _add_trial(self) -> Trial:
         number, trials = len(self._record.trials), self._record.trials
@@ -134,15 +156,19 @@ class Sweep:
     def _start(self, trial: Trial, run: SeedRun) -> None:
         is_last = trial.rung == len(self._task.rungs) - 1
         pause = None if is_last else self._task.rungs[trial.rung]
-        num_threads = max(1, usable_cores() // self._task.jobs)
-        self._running.append(runs.start(self._folder, trial, run, pause, num_threads))
+        self._running.append(self._launcher.start(trial, run, pause))
 
-    def _account(self, done: runs.RunProcess) -> None:
+    def _account(self, done: Training, end: End) -> None:
         trial, run = done.trial, done.run
         name = runs.run_name(trial, run)
-        if done.process.returncode != 0:
+        if end.is_lost and not self._why_stopped:
+            run.lost += 1
+            self._task.say(f"{name} was lost: {end.failure}")
+            if run.lost <= self._task.config.max_lost:
+                return  # it is due, and continues from its checkpoint
+        if end.failure:
             if not self._why_stopped:  # a second Ctrl-C ended it at once
-                trial.fail(run, done.failure())
+                trial.fail(run, end.failure)
                 self._task.say(f"{name} failed: {run.reason}")
             return
         self._judge(trial, run)
@@ -178,18 +204,10 @@ class Sweep:
 
     def _take_stock(self) -> None:
         """See what runs of an earlier session have come to since it was killed."""
-        deadline = time.monotonic() + _LOCK_SECONDS
+        deadline = time.monotonic() + runs.LOCK_SECONDS
         for trial in self._record.trials:
             for run in trial.due():
-                folder = self._folder / runs.run_name(trial, run)
-                while not runs.is_free(folder):
-                    if time.monotonic() > deadline:
-                        raise UniRLError(
-                            f"{folder} is in use",
-                            "a run of this sweep trains there, and another sweep started it",
-                            "wait for its end, or end it with SIGTERM, then call this again",
-                        )
-                    time.sleep(_POLL_SECONDS)
+                runs.wait_until_free(self._folder / runs.run_name(trial, run), deadline)
                 self._judge(trial, run)
 
     def _stop(self, why: str) -> None:
@@ -221,7 +239,7 @@ class Sweep:
         for each in self._running:
             each.stop()
         for each in self._running:
-            each.process.wait()
+            each.wait()
 
     def _save(self) -> None:
         self._record.seconds = self._seconds

@@ -22,6 +22,8 @@ class SeedRun:
     """How far it was trained."""
     reason: str = ""
     """Why it failed."""
+    lost: int = 0
+    """How often the node that it was on was lost."""
 
 
 @dataclass

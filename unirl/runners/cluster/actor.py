@@ -16,12 +16,12 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from unirl.errors import UniRLError
 from unirl.host import available_memory
-from unirl.runners.cluster.shipping import Parcel
+from unirl.runners.cluster.shipping import Parcel, arrive
 from unirl.supervision.fork_server import fork_now, process_context
-from unirl.supervision.temp_folders import claim, sweep
 
 _LINGER_SECONDS = 10.0
 """A process that ends by itself is a fault to Ray, which says so to the user."""
@@ -98,21 +98,15 @@ class AgentActor:
         needs: NodeNeeds,
         parcel: Parcel | None,
     ) -> None:
-        self._folder, self._error = "", None
+        self._unpacked: Path | None = None
+        self._error: UniRLError | None = None
         self._name = socket.gethostname()
         try:
             needs.check(self._name)
         except UniRLError as error:
             self._error = error  # raised here it would be Ray's own error, with a trace
             return
-        sys.path += [path for path in search_path if path not in sys.path and os.path.isdir(path)]
-        if parcel is not None and not parcel.is_here():
-            sweep()
-            self._folder = str(unpacked := parcel.unpack())
-            claim(unpacked)
-            folder = self._folder if parcel.is_working_dir else folder
-        with contextlib.suppress(OSError):
-            os.chdir(folder)
+        self._unpacked = arrive(search_path, folder, parcel)
         importlib.import_module("unirl.runners.cluster.agent")
         fork_now(modules, preload, beside_threads=True)
         process_context(1, modules, preload)  # where there was none to fork
@@ -139,5 +133,5 @@ class AgentActor:
         return os.getpid()
 
     def _end(self) -> None:
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._unpacked is not None:
+            shutil.rmtree(self._unpacked, ignore_errors=True)

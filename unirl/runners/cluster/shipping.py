@@ -6,6 +6,7 @@ Sent by Ray's own means, among processes that trust each other.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -14,11 +15,12 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from unirl.errors import UniRLError
+from unirl.supervision.temp_folders import claim, sweep
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,22 @@ class Parcel:
             packed.extractall(folder)
         sys.path.insert(0, str(folder))
         return folder
+
+
+def arrive(search_path: Sequence[str], folder: str, parcel: Parcel | None) -> Path | None:
+    """On a node: find what the learner's process finds, and work in its folder, or in the parcel's.
+    Returns where the parcel was unpacked, if it had to be: a folder to be deleted at the end.
+    """
+    sys.path += [path for path in search_path if path not in sys.path and os.path.isdir(path)]
+    unpacked = None
+    if parcel is not None and not parcel.is_here():
+        sweep()
+        unpacked = parcel.unpack()
+        claim(unpacked)
+        folder = str(unpacked) if parcel.is_working_dir else folder
+    with contextlib.suppress(OSError):
+        os.chdir(folder)
+    return unpacked
 
 
 def pack(working_dir: str) -> Parcel | None:
