@@ -23,7 +23,7 @@ from unirl.transports.remote.io_loop import IoLoop
 from unirl.transports.remote.layout import joint_digest
 from unirl.transports.remote.node_connection import NodeConnection, Parked
 from unirl.transports.remote.outgoing import send_versions
-from unirl.transports.remote.relay import SEND_SECONDS, WeightTree
+from unirl.transports.remote.relay import SEND_SECONDS, Address, WeightTree
 from unirl.transports.remote.server import RemoteServer
 from unirl.transports.remote.token import Token
 from unirl.transports.remote.weights import RemoteWeights
@@ -218,19 +218,14 @@ class Hub:
         if store is None:
             raise ProtocolError(f"weights {queue} are unknown")
         sock.settimeout(SEND_SECONDS)
-        if port and self._fanout and store.num_bytes >= _RELAYED_BYTES:
+        is_large = store.num_bytes >= _RELAYED_BYTES
+        if 0 < port < 1 << 16 and self._fanout and is_large:
             where = self._trees[queue].join(number, (sock.getpeername()[0], port))
 
         def send() -> None:
             with contextlib.suppress(OSError):  # it is gone
                 if where is not None:
-                    self._relayed.add(sock)
-                    sock.sendall(b"".join(text_frame(Kind.RELAY, where, queue)))
-                    sock.settimeout(None)  # until it says that they do not come from there
-                    if read_frame(sock).kind is not Kind.DIRECT:
-                        raise ProtocolError("it said what it must not say")
-                    sock.settimeout(SEND_SECONDS)
-                    self._relayed.discard(sock)
+                    self._send_elsewhere(sock, queue, where)
                     self._trees[queue].leave_parent(number)
                 send_versions(sock, queue, store.outgoing)
             sock.close()
@@ -238,6 +233,18 @@ class Hub:
         thread = threading.Thread(target=send, name="weights", daemon=True)
         thread.start()
         self._threads.append(thread)
+
+    def _send_elsewhere(self, sock: socket.socket, queue: int, where: Address) -> None:
+        """Name the node that has weights, and wait until it says that they do not come from it."""
+        self._relayed.add(sock)
+        try:
+            sock.sendall(b"".join(text_frame(Kind.RELAY, where, queue)))
+            sock.settimeout(None)
+            if read_frame(sock).kind is not Kind.DIRECT:
+                raise ProtocolError("it said what it must not say")
+            sock.settimeout(SEND_SECONDS)
+        finally:
+            self._relayed.discard(sock)
 
     def _guarded(self, node: NodeConnection, work: Callable[[], Any]) -> Any:
         """Work for one node; where its connection fails it is lost."""
