@@ -8,7 +8,7 @@ Windows are open, closed, closed, open, and so on, so that a run that gets faste
 nothing. Of each the first second is left out: a page that opens asks for everything once, and rows
 come every 0.2 s. Intervals are those of the mean of the pairs' differences (95 %, Student's t).
 
-The rate of a run on two cores changes by a tenth from one window to the next, whoever looks. Far
+The rate of a run on two cores changes by a tenth from one window to the next, watched or not. Far
 steadier is what it costs: the processor time that the run needs for a step, and the processor
 time that the server needs. A run that has use for all cores loses the sum of both.
 

@@ -189,7 +189,7 @@ class NodeProcess:
 
 @dataclass
 class ProcessCluster:
-    """See Cluster. Each node has room for so many members, and what is left of it is known too late,
+    """See Cluster. Each node has room for so many members, and what is left of it is known late,
     as by Ray: here never.
     """
 

@@ -26,7 +26,7 @@ from unirl.view.summary import Summary
 _MOST = 2000
 """Files of a folder that are listed."""
 VIDEOS = {".mp4": "video/mp4", ".gif": "image/gif", ".webm": "video/webm"}
-"""What a browser is told of each kind."""
+"""What a browser gets to know of each kind."""
 _SETTING = 4000
 """Characters of a setting."""
 

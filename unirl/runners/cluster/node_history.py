@@ -6,7 +6,7 @@ import time
 from collections import defaultdict
 
 _RECENT_SECONDS = 60.0
-"""Ray counts a node that is gone as alive for so long where no other time is set."""
+"""Ray counts a node that is gone as alive for so long, unless a setting says otherwise."""
 _LEAST_PATIENCE_SECONDS, _TIMES_SLOWEST = 5.0, 3.0
 
 

@@ -60,7 +60,7 @@ class WeightTree:
             return None if parent is None else self._nodes[parent].address
 
     def leave_parent(self, number: int) -> None:
-        """A node could not get them from its parent: the learner's process sends them."""
+        """A node could not get them where it was sent to: the learner's process sends them."""
         with self._lock:
             if (node := self._nodes.get(number)) is not None and node.parent is not None:
                 if (parent := self._nodes.get(node.parent)) is not None:

@@ -120,7 +120,7 @@ class Stored:
         index, opened = EpisodeIndex(), self._opened
         while opened is not None:
             time.sleep(0.01)  # a question that waits is first
-            with self._lock, contextlib.suppress(UniRLError):  # who asks next is told
+            with self._lock, contextlib.suppress(UniRLError):  # the next question shows it
                 if opened == self._opened and _read_more(index, *opened) == _TOGETHER:
                     continue
                 if opened == self._opened:
