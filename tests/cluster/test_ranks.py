@@ -130,6 +130,28 @@ def wait_until_nothing_is_left(raylets: Raylets) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
+def test_a_language_model_is_divided_among_ranks_of_several_nodes(
+    raylets: Raylets, tmp_path: Path
+) -> None:
+    given = {
+        "task.name": "reverse", "task.options": {"digits": "1"}, "task.max_prompt": 16,
+        "sampling.max_tokens": 4, "algorithm.entropy_coef": 0.01, "learner.optimizer.lr": 2e-3,
+        "rollout.group_size": 8, "queue.batch_size": 16, "model.path": "tiny", "model.shard": True,
+        "runner.kind": "ray", "num_engines": 2,
+    }  # fmt: skip
+    more = {"run.total_steps": 60_000, "run.target_return": 0.9, "run.target_window": 512}
+    plan = unirl.make_plan("grpo", **settings(raylets, **given, **more))
+    result = unirl.run(plan, tmp_path / "run", console=False)
+    assert result.reason == "target_return"
+    again = settings(raylets, **given, **{"run.total_steps": result.num_steps + 256})
+    resumed = unirl.run(
+        unirl.make_plan("grpo", **again), tmp_path / "run", resume=tmp_path / "run", console=False
+    )
+    assert resumed.reason == "total_steps" and resumed.scalars["reward"] > 0.8
+    wait_until_nothing_is_left(raylets)
+
+
 def test_ranks_that_no_node_has_room_for_are_refused(raylets: Raylets, tmp_path: Path) -> None:
     given = settings(raylets, **{"ray.rank_cpus": 64.0, "ray.wait_seconds": 1.0})
     with pytest.raises(UniRLError, match=r"1 ranks .* find no place.*64 CPUs") as error:
