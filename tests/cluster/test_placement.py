@@ -51,6 +51,28 @@ def test_environment_workers_are_counted_beside_the_policy_workers_that_they_wor
     assert most_wanted(plan).cpus == 2 + 5 * 0.5
 
 
+def test_members_ask_for_what_the_user_says_and_engines_of_one_gpu_are_beside_the_learner() -> None:
+    given = {
+        "model.path": "tiny", "task.name": "digits", "mode": "colocated", "runner.kind": "ray",
+        "ray.member_gpus": 1.0, "ray.member_cpus": 2.0, "ray.labels": {"market-type": "spot"},
+    }  # fmt: skip
+    (ask,) = asks_of(unirl.make_plan("grpo", **given))
+    wanted = ask.resources
+    assert (wanted.gpus, wanted.cpus, wanted.labels) == (1.0, 2.0, {"market-type": "spot"})
+    assert wanted.beside_learner
+    spot = {"market-type": "spot"}
+    nodes = [
+        Node("far", "far", 8.0, 2.0, labels=spot),
+        Node("plain", "plain", 8.0, 2.0, is_learners=True),
+    ]
+    with pytest.raises(UniRLError, match="market-type=spot, the learner's machine"):
+        place([ask], nodes)
+    nodes.append(Node("own", "own", 2.0, 1.0, labels=spot, is_learners=True))
+    assert [*place([ask], nodes)] == ["own"]
+    with pytest.raises(UniRLError, match=r"ray\.member_gpus"):
+        unirl.make_plan("grpo", **{**given, "ray.member_gpus": -1.0})
+
+
 def test_what_finds_no_place_is_said_beside_what_is_left() -> None:
     nodes = [Node("a", "10.0.0.7", 3.0, labels={"spot": "no"})]
     with pytest.raises(UniRLError) as error:

@@ -83,6 +83,8 @@ class Resources:
     memory_gib: float = 0.0
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that the machine must have."""
+    beside_learner: bool = False
+    """On the machine of the learner's process."""
 
 
 @dataclass(frozen=True)

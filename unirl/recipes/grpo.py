@@ -17,7 +17,7 @@ from unirl.core.actor import AnyActor
 from unirl.core.evaluator import Evaluator
 from unirl.core.learner import Learner
 from unirl.core.ledger import TicketLedger
-from unirl.core.pool import Pool
+from unirl.core.pool import Pool, Resources
 from unirl.core.queue import REASONS
 from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
@@ -240,6 +240,7 @@ def plan_of(recipe: str, config: Config) -> Plan:
             pool_name(name, len(sources)),
             config.num_engines,
             config.mix.get(name, 1.0),
+            resources=Resources(beside_learner=config.mode == "colocated"),
             preload=preload,
             keeps=config.store_config is not None,
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from unirl.config.rules import check_at_least, check_positive
+from unirl.config.rules import check_at_least, check_positive, check_setting
 from unirl.core.schedule import check_own
 from unirl.core.training_budget import TrainingBudget
 from unirl.errors import UniRLError, suggestion
@@ -222,6 +222,16 @@ class RayConfig:
     directory. Empty: the modules that were imported here and are not installed, where a node lacks
     them.
     """
+    member_cpus: float | None = None
+    """What each member of a pool asks for. none: one, or as the recipe says."""
+    member_gpus: float | None = None
+    """As member_cpus. 1: an engine or a policy has a GPU of its node. none: one for a simulator on
+    CUDA, else none, and then Ray shows it none.
+    """
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of Ray that nodes of members must have, such as market-type of spot: the learner's
+    ranks may be on others.
+    """
     rank_cpus: float = 0.0
     """What each further rank of a learner (learner.ranks) asks for, to be placed on the cluster's
     nodes, as few of them as have it. This and rank_gpus 0: they are processes of the run's node.
@@ -241,4 +251,9 @@ class RayConfig:
             check_positive(f"ray.{name}", getattr(self, name), "leave it out for the default")
         check_at_least(1, "ray", self, "max_node_failures")
         check_at_least(0, "ray", self, "rank_cpus", "rank_gpus")
+        for name in ("member_cpus", "member_gpus"):
+            value = getattr(self, name)
+            check_setting(
+                value is None or value >= 0, f"ray.{name}", value, "must be >= 0", "raise it"
+            )
         check_at_least(0, "ray", self, "weights_fanout")

@@ -19,7 +19,7 @@ from unirl.runners.cluster.agent import AgentSetup
 from unirl.runners.cluster.heard import Heard
 from unirl.runners.cluster.node_history import NodeHistory
 from unirl.runners.cluster.placement import Ask, CannotPlace, Node, fits, place, place_again, total
-from unirl.runners.cluster.shares import Cluster, Share, asks_of, names_of
+from unirl.runners.cluster.shares import Cluster, Share, asks_of, names_of, resources_of
 from unirl.runners.loop import TrainLoop
 from unirl.runners.pipeline import Pipeline
 from unirl.runners.plan import Plan
@@ -356,7 +356,8 @@ class ClusterMembers:
             own.sort(key=lambda each: (each[0].lost_at > 0.0, each[1].numbers))
             first = self._next_numbers[index]
             new = range(first, first + size - len(own))
-            self._place([Ask(index, pool.name, (number,), pool.resources) for number in new])
+            one = resources_of(self.plan, pool)
+            self._place([Ask(index, pool.name, (number,), one) for number in new])
             self._next_numbers[index] += len(new)
             for share, ask in own[size:]:
                 share.asks.remove(ask)

@@ -24,6 +24,8 @@ class Node:
     """It is about to go: nothing new is placed there."""
     total: Resources | None = None
     """All that it has, taken or not; None where that is not known."""
+    is_learners: bool = False
+    """The learner's process runs on it."""
 
     def fits(self, wanted: Resources) -> bool:
         """Whether it has what is asked for."""
@@ -33,6 +35,7 @@ class Node:
             and wanted.gpus <= self.gpus + 1e-9
             and wanted.memory_gib <= self.memory_gib + 1e-9
             and all(self.labels.get(key) == value for key, value in wanted.labels.items())
+            and (self.is_learners or not wanted.beside_learner)
         )
 
     def reserve(self, held: Sequence[Resources]) -> None:
@@ -86,6 +89,7 @@ class Ask:
         if wanted.memory_gib:
             parts.append(f"{wanted.memory_gib:g} GiB")
         parts += [f"{key}={value}" for key, value in wanted.labels.items()]
+        parts += ["the learner's machine"] * wanted.beside_learner
         return f"{self.name} {', '.join(map(str, self.numbers))} asks for {', '.join(parts)}"
 
 

@@ -233,7 +233,7 @@ class RayCluster:
     def _read_nodes(self) -> list[Node]:
         free = self._ray._private.state.available_resources_per_node()
         drained = self._ray._private.state.state.get_draining_nodes()
-        found = []
+        own, found = self._ray.get_runtime_context().get_node_id(), []
         for each in self._ray.nodes():
             if not each["Alive"]:
                 continue
@@ -248,6 +248,7 @@ class RayCluster:
                     dict(each.get("Labels") or {}),
                     each["NodeID"] in drained,
                     _resources(each["Resources"]),
+                    each["NodeID"] == own,
                 )
             )
         return found

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from unirl.core.pool import Resources
+from unirl.core.pool import Pool, Resources
 from unirl.runners.cluster.agent import AgentSetup
 from unirl.runners.cluster.placement import Ask, Node, total
 from unirl.runners.plan import Plan
@@ -80,14 +80,28 @@ def asks_of(plan: Plan) -> list[Ask]:
         if pool.helpers is not None:
             groups = [tuple(everyone[first::size]) for first in range(size)]
         for group in groups:
-            one, times, cpus = pool.resources, len(group), 0.0
+            one, times, cpus = resources_of(plan, pool), len(group), 0.0
             if pool.helpers is not None:  # every size-th one from the group's first number on
                 cpus = pool.helpers.cpus * len(range(group[0], pool.helpers.count, size))
-            wanted = Resources(
-                one.cpus * times + cpus, one.gpus * times, one.memory_gib * times, one.labels
+            wanted = replace(
+                one,
+                cpus=one.cpus * times + cpus,
+                gpus=one.gpus * times,
+                memory_gib=one.memory_gib * times,
             )
             asks.append(Ask(index, pool.name, group, wanted))
     return asks
+
+
+def resources_of(plan: Plan, pool: Pool) -> Resources:
+    """What a member asks for: as its recipe says, or the user."""
+    own, ray = pool.resources, plan.ray
+    return replace(
+        own,
+        cpus=own.cpus if ray.member_cpus is None else ray.member_cpus,
+        gpus=own.gpus if ray.member_gpus is None else ray.member_gpus,
+        labels={**own.labels, **ray.labels},
+    )
 
 
 def most_wanted(plan: Plan) -> Resources:
@@ -97,7 +111,8 @@ def most_wanted(plan: Plan) -> Resources:
         slots = plan.learners[plan.learners_of(pool)[0]].queue.num_slots
         if pool.helpers is None:
             more = range(slots - pool.bounds[0])
-            asks += [Ask(index, pool.name, (number,), pool.resources) for number in more]
+            one = resources_of(plan, pool)
+            asks += [Ask(index, pool.name, (number,), one) for number in more]
     return total(asks)
 
 
