@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +57,9 @@ class Result(NamedTuple):
     drawn: int
     """Tokens of turns that are learned from."""
     trained: int
-    """Drawn tokens that a segment trains."""
+    """Of these, tokens of turns of which each is trained exactly once."""
+    foreign: int
+    """Tokens that are trained and nobody drew."""
     error: str
 
 
@@ -94,21 +97,36 @@ def run(host: Hosted, venvs: Path, name: str, timeout: float = 150.0) -> Result:
         path = episode.tokens(turn.parent) if turn.parent != ROOT else ()
         is_counted = turn.parent != ROOT or turn.origin in ("prompt", "rewritten", "forked")
         proven += request.prompt[: len(path)] == path and is_counted
-    trained = sum(sum(segment.mask) for segment in episode.segments())
+    marks: Counter[int] = Counter()
+    foreign = 0
+    for segment in episode.segments():
+        learned = [i for i, is_trained in enumerate(segment.mask) if is_trained]
+        marks.update(segment.turn[i] for i in learned)
+        # Of an engine without weights of a run all versions are alike; what is given has logp 0.
+        foreign += sum(segment.logp[i] == 0 for i in learned)
+    sizes = {i: len(turn.completion.tokens) for i, turn in enumerate(episode.turns)}
+    trained = sum(size for i, size in sizes.items() if marks[i] == size)
     owed = sum(len(turn.completion.tokens) for turn in episode.turns if turn.trained)
     is_fine = done.returncode == 0 or (client.may_fail and asked)
     failed = "" if is_fine else done.stderr[-2000:]
-    return Result(len(asked), dict(session.counts), proven, owed, trained, failed)
+    return Result(len(asked), dict(session.counts), proven, owed, trained, foreign, failed)
 
 
 def main() -> None:
     venvs, names = Path(sys.argv[1]), sys.argv[2:] or list(CLIENTS)
+    columns = (
+        "client", "requests", "proven", "continue a path", "roots", "drawn", "trained once",
+        "trained, not drawn",
+    )  # fmt: skip
+    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
     with hosted(max_tokens=24) as host:
         for name in names:
             found = run(host, venvs, name)
+            roots = sum(found.origins.get(each, 0) for each in ("prompt", "rewritten"))
+            others = found.requests - roots
             print(
-                f"{name:18} requests {found.requests:2}  proven {found.proven:2}  "
-                f"drawn {found.drawn:4}  trained {found.trained:4}  {found.origins}"
+                f"| {name} | {found.requests} | {found.proven} | {others} | {roots} | "
+                f"{found.drawn} | {found.trained} | {found.foreign} |"
             )
             if found.error:
                 print(found.error)

@@ -82,8 +82,10 @@ class Watch:
         elif now - self._begun[0] >= self.seconds:
             took = now - self._begun[0]
             metrics = loop.metrics.flush()
+            scored = 1 - metrics["agent/ending/aborted"]
             self.found = {
-                "episodes_per_s": (episodes - self._begun[1]) / took,
+                "episodes_per_s": scored * (episodes - self._begun[1]) / took,
+                "cut": 1 - scored,
                 "busy": metrics["perf/engine_busy"],
                 "turn_ms": 1e3 * metrics["time/agent/model_seconds"] / metrics["agent/turns"],
                 "groups_lost": lost - self._begun[2],
@@ -147,6 +149,7 @@ RUNS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 LONG: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("tools of 300 ms, 16 groups", "even", WIDE),
     ("1 of 10 episodes 20 times longer", "long", WIDE),
+    ("the same, agent.quorum 1", "long", {**WIDE, "agent.quorum": 1.0}),
     ("the same, agent.oversample 4", "long", {**WIDE, "agent.oversample": 4}),
     (
         "the same, agent.oversample 2, agent.episode_seconds 5",
@@ -179,6 +182,7 @@ def main() -> None:
             f"{measure.median(ones, 'episodes_per_s'):.1f}",
             f"{measure.median(ones, 'busy'):.0%}",
             f"{measure.median(ones, 'turn_ms'):.0f}",
+            f"{measure.median(ones, 'cut'):.0%}",
             f"{measure.median(ones, 'groups_lost'):.0f}",
         ]
         for name, ones in found.items()
@@ -186,15 +190,16 @@ def main() -> None:
     sync, tails = (found[name][0]["episodes_per_s"] for name, _, _ in RUNS[2:])
     plain, *others = (found[name] for name, _, _ in LONG)
     shares = [statistics.median(measure.ratios(each, plain, "episodes_per_s")) for each in others]
-    columns = ["", "episodes/s", "engine busy", "ms a turn", "groups lost"]
+    columns = ["", "episodes/s", "engine busy", "ms a turn", "cut", "groups lost"]
     body = measure.table(columns, rows) + (
         f"\n\nTails: async over sync **{tails / sync:.1f}**. One episode of ten 20 times longer: "
-        f"**{shares[0]:.0%}** of the throughput without; **{shares[1]:.0%}** where four episodes "
-        f"more are begun in a group of {GROUP} and the last four are cancelled; "
-        f"**{shares[2]:.0%}** where two are, and an episode ends after 5 s. Medians of rounds by "
-        "turns. Episodes are counted when they are learned from; groups are lost that were older "
-        "than queue.max_staleness. Tails: 40 % of calls 5 to 30 ms, 50 % 30 to 600, 10 % 600 to "
-        "2 400. "
+        f"**{shares[0]:.0%}** of the throughput without; **{shares[1]:.0%}** where groups wait for "
+        f"all of their episodes; **{shares[2]:.0%}** where four episodes more are begun in a group "
+        f"of {GROUP} and the last four are cancelled; **{shares[3]:.0%}** where two are, and an "
+        "episode ends after 5 s. Medians of rounds by turns. Episodes are counted when they are "
+        "learned from, and cut when their group waits for them no longer; groups are lost that "
+        "were older than queue.max_staleness. Tails: 40 % of calls 5 to 30 ms, 50 % 30 to 600, "
+        "10 % 600 to 2 400. "
         f"Model: {flags.layers} layers of {flags.width}, one thread."
     )
     print(body)

@@ -2,6 +2,7 @@
 the learner to a node, and whole trainings beside the same ones with runner processes.
 
     python benchmarks/ray_cluster.py --parts slots,weights --write
+    python benchmarks/ray_cluster.py --parts relay --write
     python benchmarks/ray_cluster.py --parts cartpole --write
     python benchmarks/ray_cluster.py --parts pong --write
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import socket
 import statistics
 import time
 from collections.abc import Iterator
@@ -37,6 +39,7 @@ from unirl.runners.make import make_runner
 from unirl.runners.plan import Plan
 from unirl.supervision.process_settings import keep_freed_memory
 from unirl.transports.remote import link as link_module
+from unirl.transports.remote import outgoing as outgoing_module
 from unirl.transports.remote.layout import NodeMemory
 from unirl.transports.remote.link import NodeLink
 from unirl.transports.remote.transport import RemoteTransport
@@ -44,7 +47,10 @@ from unirl.transports.remote.weights import node_store
 from unirl.transports.shared import SharedTransport
 
 SLOT = SampleSpec({"obs": Field((20, 1, 28_200), torch.uint8)})
-WEIGHTS_BYTES = 270 * 10**6
+WEIGHTS_BYTES, NETWORK_WEIGHTS_BYTES = 270 * 10**6, 27 * 10**6
+RELAY_NODES = 4
+_SO_MAX_PACING_RATE = 47
+"""Linux paces TCP by itself."""
 DEADLINE_SECONDS = 60.0
 COLUMNS = ["what", "runner ray", "beside", "ratio"]
 GAMES: dict[str, dict[str, Any]] = {  # as @cartpole and @pong, and a learner with less to do
@@ -115,13 +121,17 @@ def hear(receiver: Connection) -> Any:
 
 
 def weights_node(
-    address: tuple[str, int], token: bytes, report: Connection, shapes: dict[str, Any], near: bool
-) -> None:
-    """A node that says when it has a version. near: as one on the learner's machine."""
+    address: tuple[str, int], token: bytes, report: Connection, shapes: dict[str, Any], near: bool,
+    number: int = 0, each_way: int = 0,
+) -> None:  # fmt: skip
+    """A node that says when it has a version. near: as one on the learner's machine. each_way:
+    bytes a second of each connection on which it passes weights on; 0: all that there is.
+    """
+    pace(each_way)
     if not near:
         link_module._connect_near = lambda name: None
     store = node_store(shapes)
-    link = NodeLink(address, token, 0, {0: NodeMemory(SLOT, QueueConfig())}, {0: store})
+    link = NodeLink(address, token, number, {0: NodeMemory(SLOT, QueueConfig())}, {0: store})
     have = -1
     while not link.ended.is_set():
         if store.version > have:
@@ -158,6 +168,55 @@ def weights(number: int, near: bool) -> dict[str, float]:
     transport.close()
     node.join(10.0)
     return {"seconds": statistics.median(times[1:]), "copy": statistics.median(copies[1:])}
+
+
+def pace(bytes_per_second: int) -> None:
+    """Let each connection for weights be so fast at most, as its share of a network would be."""
+    if bytes_per_second:
+        outgoing_module._keep_in_cache = lambda sock: sock.setsockopt(
+            socket.SOL_SOCKET, _SO_MAX_PACING_RATE, bytes_per_second
+        )
+
+
+def relay(fanout: int, number: int, network: int = 0) -> dict[str, float]:
+    """Seconds from `publish` until all of four nodes have weights, and how often they leave the
+    learner's process for that. network: bytes a second that each machine sends at most.
+    """
+    num_bytes = NETWORK_WEIGHTS_BYTES if network else WEIGHTS_BYTES
+    tensors = {f"{i}": torch.ones(num_bytes // 4 // 27) for i in range(27)}
+    each_way = network // (fanout or RELAY_NODES)
+    pace(each_way)
+    transport = RemoteTransport(weights_fanout=fanout)
+    queue, store = transport.queue(SLOT, QueueConfig()), transport.weights(tensors)
+    receivers, nodes = [], []
+    for node in range(RELAY_NODES):
+        receiver, sender = get_context("spawn").Pipe(duplex=False)
+        about = (transport.hub.address, transport.hub.token.data, sender, store.shapes, False)
+        nodes.append(
+            get_context("spawn").Process(target=weights_node, args=(*about, node, each_way))
+        )
+        nodes[-1].start()
+        receivers.append(receiver)
+    times = []
+    for version in range(number + 1):
+        started = time.perf_counter()
+        store.publish(tensors, version)
+        ended = [hear_version(receiver, version) for receiver in receivers]
+        times.append(max(ended) - started)
+    time.sleep(0.1)
+    sent = store.outgoing.num_sent / store.num_bytes / (number + 1)
+    queue.close()
+    transport.close()
+    for node in nodes:
+        node.join(10.0)
+    return {"seconds": statistics.median(times[1:]), "sent": sent}
+
+
+def hear_version(receiver: Connection, version: int) -> float:
+    """When a node had it."""
+    while (found := hear(receiver))[0] != version:
+        pass
+    return float(found[1])
 
 
 class Window:
@@ -284,9 +343,24 @@ def rows_of_weights(number: int) -> list[list[object]]:
     return rows
 
 
+def rows_of_relay(number: int) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for network, where in ((0, "270 MB"), (125_000_000, "27 MB at 1 Gbit/s a machine")):
+        star, tree = relay(0, number, network), relay(2, number, network)
+        rows.append(
+            [
+                f"weights of {where} to 4 nodes that pass them on, ms until all have them",
+                f"{1e3 * tree['seconds']:.0f}, sent {tree['sent']:.1f} times by the learner",
+                f"to each: {1e3 * star['seconds']:.0f}, sent {star['sent']:.1f} times",
+                f"{tree['seconds'] / star['seconds']:.2f}",
+            ]
+        )
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", default=f"slots,weights,{','.join(GAMES)}")
+    parser.add_argument("--parts", default=f"slots,weights,relay,{','.join(GAMES)}")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--write", action="store_true")
@@ -297,6 +371,8 @@ def main() -> None:
     for part in options.parts.split(","):
         if part == "slots":
             rows += rows_of_slots(2000)
+        elif part == "relay":
+            rows += rows_of_relay(8)
         elif part == "weights":
             rows += rows_of_weights(12)
         else:

@@ -31,8 +31,9 @@ from unirl.llm.engine import Completion
 from unirl.llm.outcome import Score
 from unirl.llm.trajectories.config import StoreConfig
 from unirl.llm.trajectories.expiry import DAY, expire
+from unirl.llm.trajectories.filter import Filter
 from unirl.llm.trajectories.record import Record
-from unirl.llm.trajectories.store import Filter, TrajectoryStore, open_store
+from unirl.llm.trajectories.store import TrajectoryStore, open_store
 from unirl.llm.trajectories.writer import TrajectoryWriter
 
 SIZES = (("1 KB", 100, 2, 2000), ("16 KB", 1600, 8, 500), ("128 KB", 12800, 20, 80),

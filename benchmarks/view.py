@@ -1,10 +1,9 @@
-"""What `unirl view` costs: 200 runs of 100 000 rows and a store of 100 000 episodes are looked at,
-and a run is trained with and without somebody who watches it.
+"""What `unirl view` costs where 200 runs of 100 000 rows and a store of 100 000 episodes are looked
+at. What it costs a run that is watched: view_watched.py.
 
-    python benchmarks/view.py --write                    # both, into RESULTS.md
+    python benchmarks/view.py --write                    # into RESULTS.md
     python benchmarks/view.py --make FOLDER              # the folders alone
-    python benchmarks/view.py --only many --folder FOLDER
-    python benchmarks/view.py --only watched --rounds 5
+    python benchmarks/view.py --folder FOLDER
 
 Rows are written by the run's own writer, with the names of a run of appo, for four runs; the files
 of the other runs are hard links to these four, as 200 times 80 MB would take an hour to write. The
@@ -24,7 +23,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -199,92 +197,25 @@ def ask_filters(server: Server, run: str) -> list[float]:
     return found
 
 
-def watched(rounds: int, seconds: float) -> list[tuple[str, str]]:
-    """Rates of a training with nobody and with somebody who watches it, in turns."""
-    shares, spent = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(rounds):
-            plain = train(Path(folder), f"plain-{number}", seconds)
-            with served(Path(folder)) as server:
-                begin, cpu = time.perf_counter(), server.cpu_seconds
-                rate = train(Path(folder), f"watched-{number}", seconds, server)
-                spent.append((server.cpu_seconds - cpu) / (time.perf_counter() - begin))
-            shares.append(rate / plain - 1)
-    low, high = min(shares), max(shares)
-    return [
-        (f"rate of a run that is watched, against one that is not: median of {rounds} pairs "
-         f"(lowest, highest)", f"{statistics.median(shares):+.2%} ({low:+.2%}, {high:+.2%})"),
-        ("processor time of the server meanwhile, of one core",
-         f"{statistics.median(spent):.2%}"),
-    ]  # fmt: skip
-
-
-def train(folder: Path, name: str, seconds: float, server: Server | None = None) -> float:
-    """Steps a second of the update loop, its start left out."""
-    command = [
-        sys.executable, "-m", "unirl", "train", "@cartpole", "--name", name, "--runs-dir",
-        str(folder), "--runner.kind", "processes", "--run.total-steps", "100000000",
-        "--run.max-seconds", str(seconds), "--run.target-return", "none", "--run.log-seconds", "1",
-    ]  # fmt: skip
-    with subprocess.Popen(command, cwd=measure.ROOT, stdout=subprocess.DEVNULL) as process:
-        if server is not None:
-            watch(server, name, process)
-        process.wait()
-    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
-    first, last = json.loads(lines[1]), json.loads(lines[-2])
-    return float((last["step"] - first["step"]) / (last["seconds"] - first["seconds"]))
-
-
-def watch(server: Server, name: str, process: subprocess.Popen[Any]) -> None:
-    """As an open page does: live news, and the charts again every 2 seconds."""
-    run = None
-    while run is None and process.poll() is None:
-        time.sleep(0.5)
-        run = next(
-            (each["id"] for each in server.ask("/api/runs")[0] if each["name"] == name), None
-        )
-
-    def listen() -> None:
-        with contextlib.suppress(OSError), server.open(f"/api/live?runs={run}") as news:
-            while process.poll() is None and news.readline():
-                pass
-
-    threading.Thread(target=listen, daemon=True).start()
-    while process.poll() is None:
-        server.ask(f"/api/runs/{run}")
-        server.ask(f"/api/series?runs={run}&names={','.join(FIRST_CHARTS)}&points=800")
-        time.sleep(2)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--make", type=Path, help="write the folders of 200 runs here, and end")
     parser.add_argument("--folder", type=Path, help="use these, written by --make")
-    parser.add_argument("--only", choices=("many", "watched"))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each training")
     parser.add_argument("--write", action="store_true", help="into RESULTS.md")
     options = parser.parse_args()
     if options.make is not None:
         make_folder(options.make)
         return
     measure.exit_on_terminate()
-    if options.only != "watched":
-        folder = options.folder or Path(tempfile.mkdtemp()) / "runs"
-        if options.folder is None:
-            make_folder(folder)
-        show("view-many", many(folder), options.write)
-        if options.folder is None:
-            shutil.rmtree(folder.parent)
-    if options.only != "many":
-        show("view-watched", watched(options.rounds, options.seconds), options.write)
-
-
-def show(name: str, rows: list[tuple[str, str]], is_written: bool) -> None:
-    text = measure.table(("what", "measured"), rows)
+    folder = options.folder or Path(tempfile.mkdtemp()) / "runs"
+    if options.folder is None:
+        make_folder(folder)
+    text = measure.table(("what", "measured"), many(folder))
     print(text)
-    if is_written:
-        measure.write_block(name, text)
+    if options.write:
+        measure.write_block("view-many", text)
+    if options.folder is None:
+        shutil.rmtree(folder.parent)
 
 
 if __name__ == "__main__":

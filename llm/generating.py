@@ -15,6 +15,7 @@ from unirl.learners.parallel import Ranks
 from unirl.llm.agents.agent import Agent
 from unirl.llm.agents.bridge import Bridge
 from unirl.llm.agents.config import AgentConfig
+from unirl.llm.agents.gathering import Haste
 from unirl.llm.agents.make import make_agent, make_bridge, session_maker
 from unirl.llm.agents.rollout import AgentRollout
 from unirl.llm.endpoint.server import Endpoint
@@ -51,9 +52,10 @@ def make_rollout(
     index: PromptIndex | None = None,
     link: EvaluationLink | None = None,
     saves: bool = False,
+    share: float = 1.0,
     folder: Path | None = None,
 ) -> Rollout | AgentRollout:
-    """The factory of a plan's actors. folder: of the run."""
+    """The factory of a plan's actors. share: of all groups, that each makes. folder: of the run."""
     return _rollout(
         config,
         make_engine(beside_learner(config.engine, config.learner.device), config.model),
@@ -65,6 +67,7 @@ def make_rollout(
         sleeps=config.mode == "colocated",
         visitors=link.visitors(context.index) if link is not None else None,
         saves=saves,
+        share=share,
         folder=folder,
     )
 
@@ -104,6 +107,7 @@ def _rollout(
     sleeps: bool = False,
     visitors: Visitors | None = None,
     saves: bool = False,
+    share: float = 1.0,
     folder: Path | None = None,
 ) -> Rollout | AgentRollout:
     boxes = SandboxCounts()
@@ -131,6 +135,10 @@ def _rollout(
         len(rewarder.names),
         config.agent_config.max_segments,
     )
+    haste = None
+    # Where nothing is learned from it all of a group is wanted.
+    if config.mode == "async" and config.queue.window is None and config.only is None:
+        haste = Haste(max_staleness, share * config.queue.batch_size)
     return AgentRollout(
         engine,
         weights,
@@ -148,6 +156,7 @@ def _rollout(
         shape,
         seed=seed,
         ranks=ranks,
+        haste=haste,
         sleeps=sleeps,
         visitors=visitors,
         boxes=boxes,

@@ -23,6 +23,7 @@ from unirl.errors import DiscardSlot, ReissueSlot, UniRLError
 from unirl.imports import load_own
 from unirl.learners.parallel import Ranks
 from unirl.llm.engine import Completion, Engine, Request, SamplingConfig
+from unirl.llm.function_run import FunctionRun, FunctionRuns
 from unirl.llm.group import write_group
 from unirl.llm.group_saver import GroupSaver
 from unirl.llm.in_vain import InVain
@@ -39,6 +40,7 @@ REASONS = ("reward_failed", "filtered", "zero_variance", "prompt_too_long")
 RolloutFunction = Callable[["Rollout", Prompt, Sequence[Request]], Awaitable[list[Completion]]]
 """What generates a group: one completion for each request, drawn as the request says. The default
 asks the engine. Evaluations call it too, with one request, and `Rollout.sampling` is theirs then.
+`Rollout.generate` returns whole completions, however often the engine is interrupted meanwhile.
 """
 _SIGN_OF_LIFE_SECONDS = 1.0
 GroupFilter = Callable[[Prompt, Sequence[Completion], Sequence[Sequence[Score]]], bool]
@@ -166,6 +168,9 @@ class Rollout:
         """By number of the prompt, what interrupted groups have so far."""
         self._slots: dict[str, tuple[Slot, GroupSaver]] = {}
         """By id of a request, the slot that its group is for."""
+        self._runs = FunctionRuns()
+        self._run: FunctionRun | None = None
+        """Of the view that an own function has."""
 
     @property
     def engine(self) -> Engine:
@@ -227,7 +232,7 @@ class Rollout:
         started = time.monotonic()
         saver.start(requests)
         try:
-            completions = await self._generate(self, prompt, requests)
+            completions = await self._generate(self, prompt, requests, number)
         finally:
             for request in requests:
                 del self._slots[request.id]
@@ -253,6 +258,11 @@ class Rollout:
         engine that hangs raises by itself. What a rollout function does elsewhere must end within
         runner.hang_seconds.
         """
+        if self._run is not None:
+            return await self._run.generate(self._draw, request)
+        return await self._draw(request)
+
+    async def _draw(self, request: Request) -> Completion:
         work = asyncio.ensure_future(self.engine.generate(request))
         try:
             while not (await asyncio.wait({work}, timeout=_SIGN_OF_LIFE_SECONDS))[0]:
@@ -266,6 +276,7 @@ class Rollout:
 
     async def interrupt(self) -> None:
         """Running completions end as they are, and are continued later."""
+        self._runs.halt()
         await self.engine.abort()
 
     def restart(self, seed: int) -> None:
@@ -273,19 +284,30 @@ class Rollout:
         depends on the ticket alone.
         """
         self._kept.clear()
+        self._runs.cancel()
 
     async def close(self) -> None:
         if self._visitors is not None:
             await self._visitors.close()
+        self._runs.cancel()
         self._rewarder.close()
         await self.engine.close()
 
     async def _generate(
-        self, view: Rollout, prompt: Prompt, requests: Sequence[Request]
+        self,
+        view: Rollout,
+        prompt: Prompt,
+        requests: Sequence[Request],
+        number: int | None = None,
     ) -> list[Completion]:
-        """view: the rollout as its function sees it."""
+        """view: the rollout as its function sees it. number: of the group's prompt, if it is to be
+        learned from.
+        """
         with self._live.drawing():
-            completions = await self._function(view, prompt, requests)
+            if self._config.function:
+                completions = await self._run_function(view, prompt, requests, number)
+            else:
+                completions = await self._function(view, prompt, requests)
         if len(completions) != len(requests):
             raise UniRLError(
                 f"rollout.function returned {len(completions)} completions",
@@ -293,6 +315,27 @@ class Rollout:
                 f"fix {self._config.function or 'it'}",
             )
         return completions
+
+    async def _run_function(
+        self, view: Rollout, prompt: Prompt, requests: Sequence[Request], number: int | None
+    ) -> list[Completion]:
+        """Raises ReissueSlot where it is interrupted: the next call for the group continues it."""
+
+        def begin() -> FunctionRun:
+            own = copy.copy(view)
+            own._run = FunctionRun(lambda: self._function(own, prompt, requests))
+            return own._run
+
+        if number is None:
+            run = begin()
+            while (found := await run.result()) is None:
+                log.debug("an evaluation continues: groups were to be interrupted")
+            return found
+        oldest = self.engine.version - self._max_staleness
+        found = await self._runs.result(number, begin, oldest)
+        if found is None:
+            raise ReissueSlot
+        return found
 
     async def _score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[list[Score]]:
         texts = [self.prompts.said(one) for one in completions]

@@ -96,6 +96,7 @@ HEAVY = (
     "transports/test_queue_concurrency.py",
     "transports/test_queue_schedules.py",
     "view/test_page.py",
+    "view/test_pictures.py",
     "view/test_view_command.py",
     "vtrace/test_targets.py::test_compiles",
 )

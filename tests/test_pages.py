@@ -33,9 +33,10 @@ NOT_RUN = {
     "needs a GPU": 3,
     "needs a login at the hub": 1,
     "needs a cluster": 2,
+    "needs a daemon of containers": 1,
     "needs a run that trains meanwhile": 1,
     "needs verl": 1,
-    "serves until it is stopped": 2,
+    "serves until it is stopped": 3,
     "trains for 44 minutes": 1,
     "trains for minutes": 1,
 }

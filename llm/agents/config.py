@@ -84,6 +84,12 @@ class AgentConfig:
     have ended, and as many may fail. More: slow episodes cost less, and long ones are learned from
     less often.
     """
+    quorum: float = 0.5
+    """Share of a group's episodes that must have ended before the rest may be cancelled, in mode
+    async: when the group would get older than queue.max_staleness, and when three of four groups in
+    flight wait for their last episodes. What is cancelled is counted, and has no score. More: slow
+    episodes cost more, and are learned from more often. 1: all are waited for.
+    """
     process_reward: str = ""
     """module:function of step rewards beside those of the world or the agent: it is given turns,
     answer and info of an ended episode and returns for each turn a number, or one for each of its
@@ -120,12 +126,14 @@ class AgentConfig:
                 "one of function, command and world drives an episode",
                 f"leave out all but agent.{drivers[0]}",
             )
-        if not 0 <= self.turn_discount <= 1:
-            raise UniRLError(
-                f"agent.turn_discount is {self.turn_discount}",
-                "it must be in [0, 1]",
-                "1 counts all later turns alike",
-            )
+        for name, at_one in (
+            ("turn_discount", "1 counts all later turns alike"),
+            ("quorum", "1 waits for all episodes of a group"),
+        ):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UniRLError(
+                    f"agent.{name} is {getattr(self, name)}", "it must be in [0, 1]", at_one
+                )
 
     def load_process(self) -> ProcessReward | None:
         """What gives step rewards at an episode's end. Raises UniRLError where there is no such

@@ -12,9 +12,10 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from unirl.core.sample import Slot
 from unirl.core.seeding import derive_seed
@@ -25,6 +26,7 @@ from unirl.llm.agents.agent import Agent, AgentTask
 from unirl.llm.agents.answer import EpisodeEnded, MessagesRefused
 from unirl.llm.agents.config import AgentConfig, ProcessReward
 from unirl.llm.agents.episode import Episode
+from unirl.llm.agents.gathering import CUT, NO_SCORE, Attempt, Gathering, Haste
 from unirl.llm.agents.judged import as_completion, paid, said
 from unirl.llm.agents.sample import write_episodes
 from unirl.llm.agents.session import Session
@@ -44,20 +46,10 @@ log = logging.getLogger(__name__)
 REASONS = ("infrastructure", "reward_failed", "zero_variance", "prompt_too_long")
 """Why a group of episodes is discarded."""
 _SIGN_OF_LIFE_SECONDS = 1.0
-_CANCEL_SECONDS = 0.5
-"""That a group waits until cancelled episodes have ended."""
 _FIRST_PAUSE_SECONDS = 0.25
 """Before an episode is tried again; the next ones are twice as long each."""
 MakeSession = Callable[..., Session]
 """A session, but for its bridge, config and context."""
-
-
-class Attempt(NamedTuple):
-    """One of a group's episodes, when it has ended."""
-
-    episode: Episode
-    place: int
-    retried: int
 
 
 class Keeper(Protocol):
@@ -84,7 +76,8 @@ class Keeper(Protocol):
 class AgentRollout:
     """It starts its engine with the first sample. For the rest of its arguments see Rollout.
 
-    make_session: of one episode. agent: drives all of them. keeper: None, nothing is kept. boxes:
+    make_session: of one episode. agent: drives all of them. haste: None, groups wait for all of
+    their episodes. keeper: None, nothing is kept. boxes:
     what its sandboxes count.
     """
 
@@ -103,6 +96,7 @@ class AgentRollout:
         *,
         seed: int,
         ranks: Ranks,
+        haste: Haste | None = None,
         sleeps: bool = False,
         visitors: Visitors | None = None,
         keeper: Keeper | None = None,
@@ -119,8 +113,13 @@ class AgentRollout:
         limit = agent_config.max_episodes
         self._room = asyncio.Semaphore(limit) if limit else contextlib.nullcontext()
         self._process, self._threads = agent_config.load_process(), Threads()
-        self._tails: set[asyncio.Task[Attempt]] = set()
-        """Cancelled episodes that have not let go yet."""
+        self._gathering = Gathering(
+            config.group_size,
+            agent_config.oversample,
+            agent_config.quorum,
+            lambda: weights.version,
+            haste,
+        )
         self._complaints: Counter[str] = Counter()
         self.boxes = boxes or SandboxCounts()
         self._reported: Counter[str] = Counter()
@@ -163,10 +162,13 @@ class AgentRollout:
         started = time.monotonic()
         alive = asyncio.create_task(_signs_of_life(slot))
         try:
-            attempts, cancelled = await self._group(prompt, number)
+            attempts, cancelled = await self._gathering.group(partial(self._begin, prompt, number))
             generated = time.monotonic()
             episodes = [attempt.episode for attempt in attempts]
-            scores = await self._score(prompt, episodes)
+            whole = [attempt.episode for attempt in attempts if attempt.place != CUT]
+            scores = await self._score(prompt, whole)
+            none = [NO_SCORE] * len(self._rewarder.names)
+            scores += [none] * (len(episodes) - len(whole))  # they stand behind the others
             self._judge(scores)
         except DiscardSlot as discard:
             self._in_vain.count(discard.reason)
@@ -194,47 +196,9 @@ class AgentRollout:
         self._reported.update(news)
         return {**news, "store_queued": waiting}
 
-    async def _group(self, prompt: Prompt, number: int) -> tuple[list[Attempt], int]:
-        """The first rollout.group_size whole episodes, in the order in which they were begun, and
-        how many were cancelled. Raises DiscardSlot where more failed by themselves than there are
-        episodes beyond that.
-        """
-        size = self._config.group_size
-        waiting = {
-            asyncio.ensure_future(
-                self._attempt(
-                    prompt, f"{number}.{i}", derive_seed(self._seed, "episode", number, i), i,
-                    self.sampling,
-                )
-            )
-            for i in range(size + self._agent_config.oversample)
-        }  # fmt: skip
-        whole: list[Attempt] = []
-        num_failed = 0
-        try:
-            while len(whole) < size:
-                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for each in sorted((each.result() for each in done), key=lambda each: each.place):
-                    if each.episode.ending == "infrastructure":
-                        num_failed += 1
-                    else:
-                        whole.append(each)
-                if num_failed > self._agent_config.oversample:
-                    raise DiscardSlot("infrastructure")
-            num_cancelled = len(waiting) + len(whole) - size
-            return sorted(whole[:size], key=lambda each: each.place), num_cancelled
-        finally:
-            await self._cancel(waiting)
-
-    async def _cancel(self, tail: set[asyncio.Task[Attempt]]) -> None:
-        """The group does not wait for tools and worlds that are slow to let go."""
-        for each in tail:
-            each.cancel()
-            each.add_done_callback(_look_at)
-        self._tails |= tail
-        if tail:
-            await asyncio.wait(tail, timeout=_CANCEL_SECONDS)
-        self._tails = {each for each in self._tails if not each.done()}
+    def _begin(self, prompt: Prompt, number: int, place: int) -> Coroutine[None, None, Attempt]:
+        seed = derive_seed(self._seed, "episode", number, place)
+        return self._attempt(prompt, f"{number}.{place}", seed, place, self.sampling)
 
     async def _attempt(
         self, prompt: Prompt, key: str, seed: int, place: int, sampling: SamplingConfig
@@ -357,7 +321,7 @@ class AgentRollout:
     async def close(self) -> None:
         if self._visitors is not None:
             await self._visitors.close()
-        await self._cancel(self._tails)
+        await self._gathering.cancel()
         await self._agent.close()
         self._threads.close()
         self._rewarder.close()
@@ -379,12 +343,6 @@ def counts_of(episodes: Sequence[Episode]) -> dict[str, float]:
             for name in ("calls", "invalid_calls", "failed_calls", "tool_seconds"):
                 counts[name] = counts.get(name, 0) + info.get(name, 0)
     return counts
-
-
-def _look_at(task: asyncio.Task[Attempt]) -> None:
-    """So that what went wrong in a cancelled episode is not reported as never looked at."""
-    if not task.cancelled():
-        task.exception()
 
 
 async def _signs_of_life(slot: Slot) -> None:

@@ -18,7 +18,7 @@ from unirl.llm.rewards.reward import failed
 from unirl.llm.sandbox.box import SandboxCounts, SandboxFailed
 from unirl.llm.sandbox.config import SandboxConfig
 from unirl.llm.sandbox.judging import CodeTests, Judged
-from unirl.llm.sandbox.levels import make_sandboxes
+from unirl.llm.sandbox.levels import make_local, require_local
 from unirl.llm.sandbox.pool import LocalSandboxes
 from unirl.llm.tasks.prompts import Prompt
 
@@ -41,6 +41,7 @@ class CodeTestsReward:
             "must be >= 2: tests run in one box, and the program that they call in another",
             "raise it, or leave it out",
         )
+        require_local(config)
         self._config, self._counts = config, counts or SandboxCounts()
         self._sandboxes: LocalSandboxes | None = None
         self._tests: CodeTests | None = None
@@ -63,7 +64,7 @@ class CodeTestsReward:
     async def _judge(self, program: str, tests: list[Any]) -> Judged:
         async with self._making:
             if self._tests is None:
-                self._sandboxes = await make_sandboxes(self._config, self._counts)
+                self._sandboxes = await make_local(self._config, self._counts)
                 self._tests = CodeTests(self._sandboxes)
         seconds = self._config.seconds
         if all(isinstance(test, dict) for test in tests):

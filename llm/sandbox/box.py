@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from unirl.errors import Restartable
+from unirl.llm.sandbox.config import SandboxConfig
 
 Killed = Literal["", "time", "output", "memory", "crash"]
 """Why a program was killed. "": it ended by itself. crash: it took its sandbox down with it."""
@@ -59,6 +60,10 @@ class BoxSpec:
     pids: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     """Of all its programs, besides what `exec` adds."""
+    image: str = ""
+    """Of containers: the box is this image, its programs are its root user's, and may change all of
+    its files, of which disk_mb is no bound. Paths are then those below its root.
+    """
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,20 @@ async def run_once(sandboxes: Sandboxes, code: str, **settings: Any) -> Ran:
     """Run Python code in a box of its own. settings: as of `Box.run`."""
     async with boxed(sandboxes) as box:
         return await box.run(code, **settings)
+
+
+def limits_of(config: SandboxConfig, spec: BoxSpec) -> dict[str, int]:
+    """Bytes of memory and disk and the number of processes that a box may have."""
+
+    def chosen(name: str) -> int:
+        value: int | None = getattr(spec, name)
+        return int(getattr(config, name)) if value is None else value
+
+    return {
+        "memory": chosen("memory_mb") * MiB,
+        "disk": chosen("disk_mb") * MiB,
+        "pids": chosen("pids"),
+    }
 
 
 class PathRefused(FileRefused):

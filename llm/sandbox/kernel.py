@@ -7,6 +7,7 @@ anything else is there to be imported.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import platform
 import struct
@@ -32,6 +33,7 @@ _READ = 1 | 1 << 2 | 1 << 3
 """Execute, read files, read folders."""
 _OF_A_FILE = 1 | 1 << 1 | 1 << 2 | 1 << 14
 _CAPABILITIES = 64
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 _OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
@@ -55,6 +57,12 @@ def _syscall(number: int, name: str, *arguments: Any) -> int:
 
 def unshare(flags: int) -> None:
     _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def bring_up(fd: int, interface: str) -> None:
+    """Let a network interface of the namespace of this socket work; netdevice(7)."""
+    request = struct.pack("16sh22x", interface.encode(), _IFF_UP)
+    fcntl.ioctl(fd, _SIOCSIFFLAGS, request)
 
 
 def setns(fd: int, kind: int) -> None:

@@ -23,10 +23,13 @@ _NAMESPACES = (
     kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID | kernel.CLONE_NEWNS
     | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 )  # fmt: skip
+PROXY = ("127.0.0.1", 3128)
+"""Where programs find the network that is recorded."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
-def enter(settings: Mapping[str, Any], control: socket.socket) -> None:
+def enter(settings: Mapping[str, Any], control: socket.socket) -> socket.socket | None:
+    """Returns the socket of its proxy, where it is to have one."""
     outside, (ready, done) = settings["uid"], os.pipe()
     helper = 0
     if outside is not None:
@@ -57,11 +60,22 @@ def enter(settings: Mapping[str, Any], control: socket.socket) -> None:
         control.close()
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
     _make_root(settings["binds"], settings["workdir"], settings["links"], outside)
+    proxy = _open_proxy() if settings["has_proxy"] else None
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
     kernel.sethostname("sandbox")
     kernel.drop_bounding_set()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    return proxy
+
+
+def _open_proxy() -> socket.socket:
+    """A socket of this namespace, in which loopback is all that there is; others accept for it."""
+    proxy = socket.socket()
+    kernel.bring_up(proxy.fileno(), "lo")
+    proxy.bind(PROXY)
+    proxy.listen(16)
+    return proxy
 
 
 def _map_user(pid: int, user: int, group: int) -> None:

@@ -24,11 +24,14 @@ from unirl.llm.sandbox.box import (
     SandboxCounts,
     SandboxFailed,
     checked_path,
+    limits_of,
 )  # fmt: skip
 from unirl.llm.sandbox.cgroups import Cgroups, is_dead
 from unirl.llm.sandbox.config import LevelName, SandboxConfig
 from unirl.llm.sandbox.emptying import empty
+from unirl.llm.sandbox.idle import Idle
 from unirl.llm.sandbox.interpreter import interpreter
+from unirl.llm.sandbox.recorded import Recorder
 from unirl.llm.sandbox.slot import FOLDER_PREFIX, Slot, SlotDied
 
 log = logging.getLogger(__name__)
@@ -49,6 +52,7 @@ class LocalSandboxes:
             # Promised is nothing, but a fork bomb had better not take the machine down.
             with contextlib.suppress(OSError):
                 self._cgroups = Cgroups()
+        self.recorder = Recorder(config) if config.network != "none" else None
         self._free = asyncio.Semaphore(config.slots)
         self._idle: list[Slot] = []
         self._all: set[Slot] = set()
@@ -80,6 +84,12 @@ class LocalSandboxes:
 
     async def open(self, spec: BoxSpec | None = None) -> LocalBox:
         spec = spec or BoxSpec()
+        if spec.image:
+            raise SandboxFailed(
+                f'a box of the image "{spec.image}" is asked for',
+                f"sandboxes of level {self._name} have no images",
+                'set sandbox.kind to "container"',
+            )
         with self._counting_refusals():
             slot = await self._take()
             box = LocalBox(self, slot, spec, self._config)
@@ -178,6 +188,8 @@ class LocalSandboxes:
             while self._idle:
                 slot = self._idle.pop()
                 if slot.is_alive():
+                    if slot.door is not None:
+                        slot.door.renew()
                     return slot
                 self._drop(slot)
             return await self._start()
@@ -188,7 +200,7 @@ class LocalSandboxes:
     async def _start(self) -> Slot:
         if self._is_closed:
             raise SandboxFailed("the sandboxes are closed", "", "open others")
-        slot = Slot(self._name, self._config, self._interpreter, self._cgroups)
+        slot = Slot(self._name, self._config, self._interpreter, self._cgroups, self.recorder)
         self._all.add(slot)
         try:
             await slot.start()
@@ -235,6 +247,8 @@ class LocalSandboxes:
 
     async def close(self) -> None:
         self._end_slots()
+        if self.recorder is not None:
+            await self.recorder.close()
         await asyncio.to_thread(self._reaping.shutdown)
 
     def end(self) -> None:
@@ -261,9 +275,8 @@ class LocalBox:
         self._owner, self._slot, self._spec, self._config = owner, slot, spec, config
         self._limits = limits_of(config, spec)
         self._one = asyncio.Lock()
-        self._is_closed = self._is_expired = False
-        self._used = time.monotonic()
-        self._expiry: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._idle: Idle | None = None
 
     async def start(self) -> None:
         with self._infrastructure():
@@ -273,7 +286,7 @@ class LocalBox:
             raise SandboxFailed("a box cannot be opened", answer["error"], "open another")
         for path, data in self._spec.files.items():
             await self.put(path, data)
-        self._watch_idle()
+        self._idle = Idle(self._config.idle_seconds, self._one.locked, self._expire)
 
     async def exec(self, argv: Sequence[str], **settings: Any) -> Ran:
         if not argv or any("\0" in each for each in argv):
@@ -306,7 +319,8 @@ class LocalBox:
                     limits=self._limits,
                     fds=fds,
                 )
-            self._used = time.monotonic()
+            if self._idle:
+                self._idle.touch()
             return ran
 
     async def put(self, path: str, data: bytes) -> None:
@@ -325,8 +339,8 @@ class LocalBox:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._expiry:
-            self._expiry.cancel()
+        if self._idle:
+            self._idle.stop()
         is_clean = False
         try:
             if not self._slot.is_dead and not self._one.locked():
@@ -337,19 +351,14 @@ class LocalBox:
             self._owner.give_back(self._slot, is_clean=is_clean)
 
     def _require_open(self) -> None:
-        if self._is_expired:
-            idle = f"sandbox.idle_seconds is {self._config.idle_seconds:g}"
-            raise SandboxFailed("a box was left alone and is closed", idle, "raise it")
+        if self._idle:
+            self._idle.require_not_expired()
         if self._is_closed or self._slot.is_dead:
             raise SandboxFailed("a box is closed, or died", "nothing runs in it", "open another")
 
-    def _watch_idle(self) -> None:
-        left = self._used + self._config.idle_seconds - time.monotonic()
-        loop = asyncio.get_running_loop()
-        if left > 0 or self._one.locked():
-            self._expiry = loop.call_later(max(left, 1.0), self._watch_idle)
-        elif not self._is_closed:
-            self._is_expired = self._is_closed = True
+    def _expire(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
             self._owner.give_back(self._slot, is_clean=False)
 
     @contextlib.contextmanager
@@ -365,18 +374,6 @@ def _reap(slot: Slot) -> None:
         slot.reap()
     except Exception:
         log.warning("a sandbox is not gone altogether", exc_info=True)
-
-
-def limits_of(config: SandboxConfig, spec: BoxSpec) -> dict[str, int]:
-    def chosen(name: str) -> int:
-        value: int | None = getattr(spec, name)
-        return int(getattr(config, name)) if value is None else value
-
-    return {
-        "memory": chosen("memory_mb") * MiB,
-        "disk": chosen("disk_mb") * MiB,
-        "pids": chosen("pids"),
-    }
 
 
 def sweep(cgroups: Cgroups | None) -> int:

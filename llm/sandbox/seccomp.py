@@ -29,7 +29,7 @@ _NAMESPACES = 0x7E020000
 """All CLONE_NEW flags that clone can take."""
 _TERMINAL_INPUT = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX: both type into a terminal."""
-_AF_UNIX, _SOCK_STREAM = 1, 1
+_AF_UNIX, _AF_INET, _SOCK_STREAM = 1, 2, 1
 _FILTERED = ("clone", "socket", "socketpair", "ioctl", "prlimit64")
 SHARED = (
     *("semctl", "semget", "semop", "semtimedop", "shmat", "shmctl", "shmdt", "shmget"),
@@ -87,9 +87,10 @@ faccessat2:439:439 epoll_pwait2:441:441 futex_waitv:449:449
 """name:x86_64:aarch64"""
 
 
-def program(*, has_namespaces: bool = True, machine: str = "") -> bytes:
+def program(*, has_namespaces: bool = True, has_proxy: bool = False, machine: str = "") -> bytes:
     """The filter, as an array of struct sock_filter. has_namespaces: False denies also what only a
-    namespace keeps from the rest of the machine: sockets, System V IPC, priorities.
+    namespace keeps from the rest of the machine: sockets, System V IPC, priorities. has_proxy:
+    loopback is up in there, for a proxy that is asked over IPv4.
 
     Raises OSError for a machine without a table.
     """
@@ -109,8 +110,10 @@ def program(*, has_namespaces: bool = True, machine: str = "") -> bytes:
         code += [(_JGE, 0, 1, _X32_BIT), (_RET, 0, 0, _KILL)]
     code += _when(number["clone"], 0, [(_JSET, 0, 1, _NAMESPACES), _fail(errno.EPERM)])
     if "socket" not in denied:
-        # Loopback is down in there: other families would be the kernel's surface and no more.
-        code += _when(number["socket"], 0, [(_JEQ, 1, 0, _AF_UNIX), _fail(errno.EAFNOSUPPORT)])
+        # Without a proxy loopback is down: other families would be the kernel's surface, no more.
+        known = [(_JEQ, 2, 0, _AF_INET)] if has_proxy else []
+        known.append((_JEQ, 1, 0, _AF_UNIX))
+        code += _when(number["socket"], 0, [*known, _fail(errno.EAFNOSUPPORT)])
     # A datagram pair could be sent from to any socket of the machine by its path.
     code += _when(
         number["socketpair"],

@@ -25,6 +25,7 @@ from unirl.llm.sandbox.cgroups import Cgroup, Cgroups, owner
 from unirl.llm.sandbox.config import LevelName, SandboxConfig
 from unirl.llm.sandbox.emptying import empty
 from unirl.llm.sandbox.interpreter import Interpreter
+from unirl.llm.sandbox.recorded import Door, Recorder, listener_of
 from unirl.llm.sandbox.zygote import START
 
 START_SECONDS = 60.0
@@ -55,10 +56,13 @@ class Slot:
         config: SandboxConfig,
         interpreter: Interpreter,
         cgroups: Cgroups | None,
+        recorder: Recorder | None = None,
     ) -> None:
         self._mode: str = mode.partition("+")[0]
         self._config, self._interpreter = config, interpreter
         self.cgroup: Cgroup | None = cgroups.make() if cgroups else None
+        self._recorder = recorder
+        self.door: Door | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -81,13 +85,17 @@ class Slot:
                 if self.cgroup:
                     self.cgroup.limit(self._config.memory_mb * MiB, self._config.pids)
                 self._launch(theirs)
-            answer = await self._answer(START_SECONDS)
+            answer, fds = await self._first_answer()
             if "error" in answer:
                 raise SandboxFailed(
                     f"a sandbox of level {self._mode} does not start",
                     answer["error"],
                     "see `sandbox.kind` for others",
                 )
+            if self._recorder is not None:
+                listener = listener_of(fds)
+                self.door = Door(self._recorder, listener, self._config.max_requests)
+                await self.door.start()
         except BaseException as error:
             said = self._errors()
             self.kill()
@@ -120,6 +128,7 @@ class Slot:
             "disk": self._config.disk_mb * MiB,
             "workdir": workdir,
             "links": self._config.links,
+            "has_proxy": self._recorder is not None,
         }
         fd = theirs.fileno()
         command = [self._interpreter.program, "-I", "-S", "-X", "utf8", "-c", START, str(fd)]
@@ -169,6 +178,21 @@ class Slot:
             if isinstance(error, OSError | TimeoutError):
                 raise SlotDied(str(error)) from error
             raise
+
+    async def _first_answer(self) -> tuple[dict[str, Any], list[int]]:
+        """With the descriptors that came with it."""
+        assert self._control is not None
+        loop, is_there = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._control, is_there.set)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await is_there.wait()
+        finally:
+            loop.remove_reader(self._control)
+        message, fds, _, _ = socket.recv_fds(self._control, 1 << 16, 1)
+        if not message:
+            raise SlotDied("its process ended")
+        return json.loads(message), fds
 
     async def _answer(self, seconds: float) -> dict[str, Any]:
         assert self._control is not None
@@ -267,6 +291,8 @@ class Slot:
         if self.is_dead:
             return
         self.is_dead = True
+        if self.door is not None:
+            self.door.close()
         if self._control is not None:
             self._control.close()
         if self._process is not None:

@@ -53,7 +53,7 @@ def main(fd: int) -> None:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != settings["owner"]:
                 os._exit(1)
-        confinement = _enter(settings, control)
+        confinement, proxy = _enter(settings, control)
         sys.path.extend(settings["paths"])
         for name in settings["imports"]:
             importlib.import_module(name)
@@ -62,19 +62,26 @@ def main(fd: int) -> None:
         os._exit(1)
     gc.collect()
     gc.freeze()
-    control.send(b'{"ready": true}')
+    socket.send_fds(control, [b'{"ready": true}'], [proxy.fileno()] if proxy else [])
+    if proxy:
+        proxy.close()
     is_alone = settings["mode"] == "bwrap" or settings["uid"] is not None
     _Zygote(control, confinement, is_alone=is_alone).serve()
 
 
-def _enter(settings: Mapping[str, Any], control: socket.socket) -> jobs.Confinement:
-    """Confine this process; in mode zygote it is a child that returns."""
+def _enter(
+    settings: Mapping[str, Any], control: socket.socket
+) -> tuple[jobs.Confinement, socket.socket | None]:
+    """Confine this process; in mode zygote it is a child that returns. With the socket of its
+    proxy, where it has one.
+    """
+    proxy: socket.socket | None = None
     mode, workdir, others, rules = settings["mode"], settings["workdir"], 0, -1
     for path in settings["cgroups"]:
         with open(path, "w") as file:
             file.write("0")
     if mode == "zygote":
-        namespaces.enter(settings, control)
+        proxy = namespaces.enter(settings, control)
     else:
         if settings["uid"] is not None:
             _become(settings["uid"])
@@ -102,8 +109,14 @@ def _enter(settings: Mapping[str, Any], control: socket.socket) -> jobs.Confinem
         OMP_NUM_THREADS="1",
         OPENBLAS_NUM_THREADS="1",
     )
-    program = b"" if mode == "none" else seccomp.program(has_namespaces=mode == "zygote")
-    return jobs.Confinement(mode, workdir, settings["disk"], program, rules, others)
+    if proxy:
+        address = "http://{}:{}".format(*namespaces.PROXY)
+        os.environ.update(http_proxy=address, HTTP_PROXY=address, https_proxy=address)
+        os.environ.update(HTTPS_PROXY=address)
+    program = b""
+    if mode != "none":
+        program = seccomp.program(has_namespaces=mode == "zygote", has_proxy=proxy is not None)
+    return jobs.Confinement(mode, workdir, settings["disk"], program, rules, others), proxy
 
 
 def _become(user: int) -> None:

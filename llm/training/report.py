@@ -8,7 +8,7 @@ import torch
 
 from unirl.core.sample import Batch
 from unirl.llm.group import EPISODE_COUNTS, Group
-from unirl.llm.outcome import ENDINGS, FAILED, SCORE, TIMED_OUT
+from unirl.llm.outcome import ABSENT, ENDINGS, FAILED, SCORE, TIMED_OUT
 from unirl.llm.training.token_batch import TokenBatch
 from unirl.metrics.metrics import Metrics
 
@@ -23,11 +23,13 @@ def report_groups(
     metrics: Metrics,
 ) -> None:
     """Lengths, rewards, faults, staleness of tokens and times of a batch's groups."""
-    length, ended = tokens.length.float(), ~tokens.cut_off
-    metrics.mean("completions/mean_length", length.mean(), tokens.size)
+    outcomes = torch.cat([one.outcome for one in tokens.groups])
+    there = ~(outcomes == ABSENT).any(1)
+    length, ended = tokens.length[there].float(), ~tokens.cut_off[there]
+    metrics.mean("completions/mean_length", length.mean(), len(length))
     metrics.maximum("completions/max_length", length.max())
     metrics.mean("completions/min_length", length.min())
-    metrics.ratio("completions/clipped_ratio", tokens.cut_off.sum(), tokens.size)
+    metrics.ratio("completions/clipped_ratio", (~ended).sum(), len(length))
     if ended.any():
         metrics.mean("completions/mean_terminated_length", length[ended].mean(), ended.sum())
     metrics.total("charts/tokens", int(tokens.length.sum()))

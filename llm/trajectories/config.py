@@ -15,6 +15,7 @@ from unirl.errors import UniRLError
 
 FILE = "trajectories.db"
 """Of a run, in its folder."""
+DATABASES = ("postgresql://", "postgres://", "sqlite://")
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class StoreConfig:
         check_at_least(1, "store", self, "max_bodies")
         check_at_least(0, "store", self, "expire_days", "max_lag", "max_per_task")
         kinds = {
-            "url": ("postgresql://", "postgres://", "sqlite://", "env:"),
+            "url": (*DATABASES, "env:"),
             "bodies_url": ("s3://",),
         }
         for name, known in kinds.items():
@@ -95,6 +96,12 @@ class StoreConfig:
                     "env:NAME is the variable that holds the URL of a database",
                     f"export {self.url[4:]}=postgresql://...",
                 )
+            if not url.startswith(DATABASES):
+                raise UniRLError(  # it may hold anything: it is not shown
+                    f"the variable {self.url[4:]} holds no URL of a database",
+                    f"it begins with one of {', '.join(DATABASES)}",
+                    f"export {self.url[4:]}=postgresql://...",
+                )
         if is_redacted(url):
             raise UniRLError(
                 "the URL of this run's trajectories is not known",
@@ -108,6 +115,7 @@ def known_part(table: Mapping[str, Any]) -> StoreConfig:
     """The store's settings in the tables of a run's config.toml; a run without them has the
     defaults.
     """
-    found = table.get("store", {})
-    names = {name for name in ("url", "bodies_url", "run_id") if name in found}
-    return StoreConfig(**{name: found[name] for name in names})
+    found = table.get("store")
+    found = found if isinstance(found, Mapping) else {}
+    names = ("url", "bodies_url", "run_id")
+    return StoreConfig(**{name: found[name] for name in names if isinstance(found.get(name), str)})

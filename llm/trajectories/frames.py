@@ -103,8 +103,8 @@ def encode(
     clean: Callable[[str], str] = str,
     digest: Hash | None = None,
 ) -> bytes:
-    """An episode's body. prompt: its group's. clean: is given each frame's JSON, and may change
-    texts in it. digest: is given the tokens of the tree.
+    """An episode's body. prompt: its group's. clean: is given the JSON of all frames, a line each,
+    and may change texts in it. digest: is given the tokens of the tree.
     """
     shared = tuple(prompt)
     first = episode.turns[0].given if episode.turns else ()
@@ -116,8 +116,13 @@ def encode(
         "info": episode.info,
         "prompt": len(shared) if first[: len(shared)] == shared else list(shared),
     }
-    frames = [_packed(_framed(clean(_json(head)), b""))]
-    frames += [_turn_frame(turn, clean, digest) for turn in episode.turns]
+    parts = [(_json(head), b"", b"")]
+    parts += [_turn_parts(turn, digest) for turn in episode.turns]
+    # All texts at once: JSON has no line breaks, and looking through each is half of the work.
+    texts = clean("\n".join(text for text, _, _ in parts)).split("\n")
+    frames = [
+        _packed(_framed(text, ids), logp) for text, (_, ids, logp) in zip(texts, parts, strict=True)
+    ]
     begin = _HEAD.size + 8 * len(frames)
     ends = itertools.accumulate(map(len, frames), initial=begin)
     table = struct.pack(f"<{len(frames)}Q", *itertools.islice(ends, 1, None))
@@ -179,7 +184,8 @@ def hash_turn(turn: Turn, digest: Hash) -> None:
     digest.update(given.tobytes() + tokens.tobytes())
 
 
-def _turn_frame(turn: Turn, clean: Callable[[str], str], digest: Hash | None) -> bytes:
+def _turn_parts(turn: Turn, digest: Hash | None) -> tuple[str, bytes, bytes]:
+    """A turn's JSON, its tokens, and its log-probabilities."""
     drawn = turn.completion
     given, tokens = _ids(turn.given), _ids(drawn.tokens)
     ids = given.tobytes() + tokens.tobytes()
@@ -198,7 +204,7 @@ def _turn_frame(turn: Turn, clean: Callable[[str], str], digest: Hash | None) ->
         "tokens": [tokens.typecode, len(tokens)],
         "logp": logp.typecode,
     }
-    return _packed(_framed(clean(_json(values)), ids), logp.tobytes())
+    return _json(values), ids, logp.tobytes()
 
 
 def _turn(packed: bytes, plain: bytes) -> Turn:

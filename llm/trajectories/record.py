@@ -190,8 +190,8 @@ STEP = (
 
 def tools_of(turn: Turn) -> list[str]:
     """Names of the tools that a turn calls."""
-    calls = turn.answer.get("tool_calls") or ()
-    if not isinstance(calls, Sequence):
+    calls = turn.answer.get("tool_calls")
+    if not calls or not isinstance(calls, Sequence):
         return []
     functions = (call.get("function") for call in calls if isinstance(call, Mapping))
     return [str(each.get("name", "")) for each in functions if isinstance(each, Mapping)]

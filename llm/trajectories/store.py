@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from unirl.llm.outcome import Score
 from unirl.llm.trajectories import frames
 from unirl.llm.trajectories.config import FILE, StoreConfig
 from unirl.llm.trajectories.databases.bucket import Bucket, key_part
-from unirl.llm.trajectories.databases.database import Database, body_dropped
-from unirl.llm.trajectories.databases.schema import EPISODE, VERSION
+from unirl.llm.trajectories.databases.database import Database, Row, body_dropped
+from unirl.llm.trajectories.databases.schema import EPISODE, VERSION, other_version
+from unirl.llm.trajectories.filter import EVERY, Filter
 from unirl.llm.trajectories.record import LOST, NO_TICKET, STEP, Record
 from unirl.llm.trajectories.redaction import Redaction
 
@@ -47,41 +48,17 @@ _PLAIN = tuple(
 """Fields of a record that are columns under the same name."""
 
 
-@dataclass(frozen=True)
-class Filter:
-    """Which episodes; None: any."""
+@dataclass
+class _Entry:
+    """Of a transaction: what is to be written when its episodes are in."""
 
-    run: str | None = None
-    ticket: int | None = None
-    task: str | None = None
-    task_id: str | None = None
-    split: str | None = None
-    state: str | None = None
-    ending: str | None = None
-    reward_min: float | None = None
-    reward_max: float | None = None
-    version: int | None = None
-    """One that drew some of its tokens."""
-
-    def where(self) -> tuple[str, list[Any]]:
-        conditions, values = ["1 = 1"], []
-        for name, sql in (
-            ("run", "run = (SELECT id FROM run WHERE name = ?)"),
-            ("reward_min", "reward >= ?"),
-            ("reward_max", "reward <= ?"),
-            ("version", "? BETWEEN version_min AND version_max"),
-            *((each, f"{each} = ?") for each in ("ticket", "task", "task_id", "split", "state")),
-            # As the partial index has it.
-            (
-                "ending",
-                "ending = ?" if self.ending == "stop" else "ending <> 'stop' AND ending = ?",
-            ),
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                conditions.append(sql)
-                values.append(value)
-        return " AND ".join(conditions), values
+    steps: list[tuple[Any, ...]] = field(default_factory=list)
+    bodies: list[tuple[int, bytes]] = field(default_factory=list)
+    ticket: tuple[int, int] | None = None
+    """Run and ticket that the rest is of: groups come as a whole."""
+    others: list[Row] = field(default_factory=list)
+    """What is there of it: place, id, state, hash."""
+    lease: list[Row] = field(default_factory=list)
 
 
 class TrajectoryStore:
@@ -110,7 +87,10 @@ class TrajectoryStore:
         with self.lock:
             made = [self._prepared(record, bodies) for record in records]
             with self.transaction():
-                return [self._insert(record, *parts) for record, parts in made]
+                entry = _Entry()
+                found = [self._insert(entry, record, *parts) for record, parts in made]
+                self._complete(entry)
+                return found
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -140,34 +120,45 @@ class TrajectoryStore:
             self.bucket.put(key, body)
         return record, (digest, body, key)
 
-    def _insert(self, record: Record, digest: bytes, body: bytes, key: str | None) -> int | None:
+    def _insert(
+        self, entry: _Entry, record: Record, digest: bytes, body: bytes, key: str | None
+    ) -> int | None:
         run, clean = self.run_id(record.run), self._clean
-        row = {name: clean(value) for name, value in record.row().items()}
+        row = record.row()
         if record.ticket != NO_TICKET:
-            self.database.lock_tickets(run, [record.ticket])
-            state = self._make_way(run, record, digest)
+            state = self._make_way(entry, run, record, digest)
             if state is None:
                 self.num_duplicates += 1
                 return None
             row.update(state)
-        values = [row[name] for name in EPISODE]
+        values = [clean(v) if type(v := row[name]) is str else v for name in EPISODE]
         size = len(body) or None
         found = self.database.execute(_INSERT, [run, *values, digest, key, size])
         if not found:
             self.num_duplicates += 1
             return None
         ep = int(found[0][0])
-        steps = [(ep, *map(clean, step)) for step in record.steps()]
-        if steps:
-            self.database.many(_INSERT_STEP, steps)
+        if record.ticket != NO_TICKET:
+            entry.others.append((record.place, ep, row["state"], digest))
+        entry.steps += [
+            (ep, *(clean(v) if type(v) is str else v for v in step)) for step in record.steps()
+        ]
         if body and key is None:
-            self.database.execute("INSERT INTO body (ep, data) VALUES (?, ?)", [ep, body])
+            entry.bodies.append((ep, body))
         self.bytes_written += len(body)
         return ep
 
-    def _clean(self, value: Any) -> Any:
+    def _complete(self, entry: _Entry) -> None:
+        """Write what belongs to the episodes that were inserted: one statement for all of it."""
+        if entry.steps:
+            self.database.many(_INSERT_STEP, entry.steps)
+        if entry.bodies:
+            self.database.many("INSERT INTO body (ep, data) VALUES (?, ?)", entry.bodies)
+        entry.steps, entry.bodies = [], []
+
+    def _clean(self, value: str) -> str:
         """What a column takes: no keys, no half characters, no zeros."""
-        if not isinstance(value, str) or value in self._clean_texts:
+        if value in self._clean_texts:
             return value
         text = self.redaction(value) if self.redaction is not None else value
         text = text.encode("utf-8", "replace").decode().replace("\0", "")
@@ -175,14 +166,26 @@ class TrajectoryStore:
             self._clean_texts.add(text)  # names and scores come again with each episode
         return text
 
-    def _make_way(self, run: int, record: Record, digest: bytes) -> dict[str, Any] | None:
+    def _make_way(
+        self, entry: _Entry, run: int, record: Record, digest: bytes
+    ) -> dict[str, Any] | None:
         """What the ledger says of this one's state; None: it is there. An attempt at the same
         ticket that a crash has made void expires, if nothing was learned from it.
         """
-        others = self.database.execute(
-            "SELECT id, state, hash FROM episode WHERE run = ? AND ticket = ? AND place = ?",
-            [run, record.ticket, record.place],
-        )
+        if entry.ticket != (run, record.ticket):
+            entry.ticket = (run, record.ticket)
+            self.database.lock_tickets(run, [record.ticket])
+            entry.others = self.database.execute(
+                "SELECT place, id, state, hash FROM episode WHERE run = ? AND ticket = ?",
+                entry.ticket,
+            )
+            entry.lease = self.database.execute(
+                "SELECT update_number FROM lease WHERE run = ? AND ticket = ?", entry.ticket
+            )
+        others = [row[1:] for row in entry.others if row[0] == record.place]
+        if others:
+            self._complete(entry)  # what is dropped may be of this transaction
+            entry.ticket = None  # and is to be looked for again
         if any(bytes(found) == digest != b"" for _, _, found in others):
             return None
         self.drop([ep for ep, state, _ in others if state == "open"], whole=True)
@@ -193,12 +196,9 @@ class TrajectoryStore:
             self.num_late += 1
             return {"state": "expired"}
         self.drop([ep for ep, state, _ in others if state == "done"])
-        lease = self.database.execute(
-            "SELECT update_number FROM lease WHERE run = ? AND ticket = ?", [run, record.ticket]
-        )
-        if not lease or record.state != "done" or record.episode.ending in LOST:
+        if not entry.lease or record.state != "done" or record.episode.ending in LOST:
             return {}
-        number = lease[0][0]
+        number = entry.lease[0][0]
         return {"state": "leased" if number is None else "trained", "trained_version": number}
 
     def drop(self, episodes: Sequence[int], *, whole: bool = False) -> None:
@@ -237,7 +237,7 @@ class TrajectoryStore:
             self._runs[name] = int(found[0][0])
         return self._runs[name]
 
-    def find(self, which: Filter = Filter(), *, limit: int = 100) -> list[dict[str, Any]]:
+    def find(self, which: Filter = EVERY, *, limit: int = 100) -> list[dict[str, Any]]:
         """Lines of the index, newest first."""
         where, values = which.where()
         columns = ("id", *EPISODE, "body_size")
@@ -249,7 +249,7 @@ class TrajectoryStore:
             )
         return [dict(zip(("run", *columns), row, strict=True)) for row in rows]
 
-    def count(self, which: Filter = Filter()) -> int:
+    def count(self, which: Filter = EVERY) -> int:
         where, values = which.where()
         with self.lock:
             return int(
@@ -360,11 +360,7 @@ def open_store(config: StoreConfig, folder: Path, *, create: bool = True) -> Tra
     found, store.name = known["schema"], known["name"]
     if found != str(VERSION):
         store.close()
-        raise UniRLError(
-            "the trajectories were written by another version of UniRL",
-            f"their tables are of version {found}, this one reads {VERSION}",
-            "use the version that wrote them",
-        )
+        raise other_version(found)
     return store
 
 

@@ -154,11 +154,18 @@ def serve_node(setup: AgentSetup) -> None:
     run_agent(NodeAgent(setup))
 
 
+def wait_for_room(setup: AgentSetup) -> None:
+    """What an agent does whose node is full, as Ray has it."""
+    time.sleep(3600.0)
+
+
 @dataclass
 class NodeProcess:
     """An agent in a process; see Handle."""
 
     process: Any
+    node: str
+    wanted: Resources
 
     def poll(self) -> Exception | None:
         return None
@@ -182,32 +189,48 @@ class NodeProcess:
 
 @dataclass
 class ProcessCluster:
-    """See Cluster. Each node has room for so many members."""
+    """See Cluster. Each node has room for so many members, and what is left of it is known late,
+    as by Ray: here never.
+    """
 
     num_nodes: int = 2
     cpus: float = 8.0
     started: list[NodeProcess] = field(default_factory=list)
     wanted: list[Resources] = field(default_factory=list)
     drained: set[str] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)
+    """Silent nodes, of which the cluster does not know."""
 
     def want(self, asks: Sequence[Resources]) -> None:
         self.wanted = [*asks]
 
     def nodes(self) -> list[Node]:
         names = [str(i) for i in range(self.num_nodes)]
+        total = Resources(self.cpus)
         return [
-            Node(name, f"node {name}", self.cpus, is_drained=name in self.drained) for name in names
+            Node(name, f"node {name}", self.cpus, is_drained=name in self.drained, total=total)
+            for name in names
         ]
 
     def check(self) -> None:
         pass
 
     def start_agent(self, node: str, wanted: Resources, setup: AgentSetup) -> NodeProcess:
+        held = [each for each in self.started if each.node == node and each.process.is_alive()]
+        is_full = sum(each.wanted.cpus for each in held) + wanted.cpus > self.cpus
         context = process_context(2, ["unirl.runners.cluster.members"])
-        process = context.Process(target=serve_node, args=(setup,))
+        target = wait_for_room if is_full or node in self.dead else serve_node
+        process = context.Process(target=target, args=(setup,))
         process.start()
-        self.started.append(NodeProcess(process))
+        self.started.append(NodeProcess(process, node, wanted))
         return self.started[-1]
+
+    def silence(self, node: str) -> None:
+        """All that runs there stops, and what is started there."""
+        self.dead.add(node)
+        for each in self.started:
+            if each.node == node:
+                each.signal_all(signal.SIGSTOP)
 
     def close(self) -> None:
         for each in self.started:

@@ -87,7 +87,8 @@ def kill(pid: int, number: int) -> None:
 class Faults:
     """Faults for a run on raylets. Each returns the time at which it was."""
 
-    raylets: Raylets
+    raylets: Any
+    """None: the nodes are processes, and the test brings their faults about."""
     runner: Any
     members: int
     rng: random.Random = field(default_factory=lambda: random.Random(1))
@@ -137,9 +138,10 @@ class Faults:
             self.raylets.kill(self.rng.choice(used))
         return time.monotonic()
 
-    def silence(self) -> float:
+    def silence(self, node: str = "") -> float:
+        """node: which; empty: any that has members."""
         if used := self.used():
-            self.silent.append(self.rng.choice(used))
+            self.silent.append(node or self.rng.choice(used))
             self.raylets.signal(self.silent[-1], signal.SIGSTOP)
         return time.monotonic()
 

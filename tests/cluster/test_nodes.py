@@ -28,6 +28,7 @@ from tests.cluster.nodes import (
     make_plan,
     make_runner,
 )
+from tests.cluster.raylets import Faults, run_beside
 from unirl.errors import ActorFailed, UniRLError
 from unirl.run_events import event_of
 from unirl.runners.loop import TrainLoop
@@ -47,6 +48,8 @@ class Watched:
         self.faults, self.recovered, self.longest = list(faults), [], 0.0
         self._since, self._known, self._last = 0.0, set(), 0.0
         self._settled = 0
+        self.killed_on = ""
+        """The node of the member that was killed."""
 
     def run(self) -> TrainLoop:
         self.runner.run([Each(self._after_update)])
@@ -77,7 +80,9 @@ class Watched:
 
 
 def kill_member(run: Watched) -> None:
-    os.kill(run.runner.actor_pids()[0], signal.SIGKILL)
+    pid = run.runner.actor_pids()[0]
+    run.killed_on = next(each.node for each in run.cluster.started if pid in each.tree())
+    os.kill(pid, signal.SIGKILL)
 
 
 def kill_agent(run: Watched) -> None:
@@ -101,13 +106,59 @@ def test_members_agents_and_silent_nodes_are_replaced_and_nothing_is_lost_or_lea
     assert run.runner.num_restarts == 3
     events = [found for each in caplog.records if (found := event_of(each)) is not None]
     died = [found for found in events if found["event"] == "died"]
-    assert ["killed by signal 9" in died[0]["cause"], died[0]["node"]] == [True, "0"]
+    assert ["killed by signal 9" in died[0]["cause"], died[0]["node"]] == [True, run.killed_on]
     assert [each.get("agent") for each in died[1:]] == [1, 3] and "silent" in died[2]["cause"]
     assert [each["event"] for each in events].count("restarted") >= 3
     assert {each["agent"] for each in events if "pid" in each} >= {1, 2, 3}
     # Each of the five that died held a slot at most, and one was on its way.
     assert loop.queue.stats().discarded["actor_died"] <= 10
     assert not [pid for pid in descendants(os.getpid()) if is_member(pid)]
+
+
+@pytest.mark.serial
+def test_members_of_a_silent_node_continue_elsewhere_in_time() -> None:
+    """It has two agents, and no other node has room for both."""
+    settings = {"batch_size": 2, "max_staleness": 5, "window": None, "silent_seconds": 1.0}
+    cluster = ProcessCluster(num_nodes=4, cpus=3.0)
+    runner = make_runner(make_plan(members=6, **settings), cluster)
+    faults = Faults(None, runner, 6)
+
+    def lose_a_node() -> None:
+        faults.settle()
+        cluster.started[0].process.kill()
+        faults.settle()
+        nodes = [share.node for share in runner.processes._shares]
+        cluster.silence(node := max(nodes, key=nodes.count))
+        assert nodes.count(node) == 2
+        at = time.monotonic()
+        faults.settle()
+        assert time.monotonic() - at < 10.0
+
+    run_beside(runner, lose_a_node)
+
+
+@pytest.mark.slow
+def test_an_agent_on_a_node_that_has_just_failed_is_given_up_as_soon_as_another_has_room(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    settings = {"batch_size": 1, "window": None, "silent_seconds": 1.0, "max_node_failures": 2}
+    cluster = ProcessCluster(num_nodes=2, cpus=1.0)
+    runner = make_runner(make_plan(members=2, **settings), cluster)
+    faults = Faults(None, runner, 2)
+
+    def lose_a_node() -> None:
+        faults.settle()
+        cluster.silence("1")
+        faults.until(lambda: len(cluster.started) == 3, "no agent takes its place")
+        assert cluster.started[-1].node == "1"
+        cluster.num_nodes, at = 3, time.monotonic()
+        faults.settle()
+        assert time.monotonic() - at < 10.0
+
+    run_beside(runner, lose_a_node)
+    events = [found["event"] for each in caplog.records if (found := event_of(each)) is not None]
+    assert events.count("died") == 2 and "left_out" not in events
 
 
 def is_member(pid: int) -> bool:

@@ -89,6 +89,33 @@ def test_a_run_recovers_in_time_with_the_default_settings(raylets: Raylets) -> N
     assert seconds["silence"] <= 10.0 and seconds["raylet"] < 15.0
 
 
+@pytest.mark.slow
+@pytest.mark.serial
+def test_six_silent_nodes_in_a_row_are_replaced_in_time(raylets: Raylets) -> None:
+    """Every other one with two agents, whose members no other node has room for as a whole."""
+    raylets.have(3)
+    faults, seconds = faults_of(raylets, members=6), []
+
+    def one_after_the_other() -> None:
+        for number in range(6):
+            raylets.have(3)
+            faults.settle()
+            if number % 2:
+                faults.bring("agent")
+                faults.settle()
+            shares = [share.node for share in faults.runner.processes._shares]
+            faults.silence(max(shares, key=shares.count))
+            at = time.monotonic()
+            faults.settle()
+            seconds.append((shares.count(faults.silent[-1]), round(time.monotonic() - at, 1)))
+            time.sleep(max(0.0, at + 12.0 - time.monotonic()))
+            faults.wake_dead()
+
+    run_beside(faults.runner, one_after_the_other)
+    print(seconds)
+    assert all(one <= 10.0 for _, one in seconds), seconds
+
+
 @pytest.mark.serial
 def test_members_come_and_go_without_a_pause_and_leave_a_node_that_is_drained(
     raylets: Raylets,

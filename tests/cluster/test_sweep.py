@@ -127,7 +127,7 @@ def test_runs_of_a_lost_node_continue_and_after_ctrl_c_the_sweep_does(
     for folder in again.folder.glob("trial-*"):
         steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
         assert steps == sorted(set(steps))
-        assert "resume" in (folder / "command.txt").read_text(), "it began anew"
+        assert "resume" in (folder / "command.txt").read_text(), "it began from nothing"
 
 
 def test_a_sweep_that_asks_for_more_than_nodes_have_says_what_they_have(

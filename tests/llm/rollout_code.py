@@ -51,6 +51,27 @@ async def with_a_tool(
     return found
 
 
+ASKED: list[str] = []
+"""Requests for which the tool was called."""
+
+
+async def asks_a_tool(
+    rollout: Rollout, prompt: Prompt, requests: Sequence[Request]
+) -> list[Completion]:
+    """Side by side: up to four tokens, a call of a tool, and up to 24 more."""
+
+    async def one(request: Request) -> Completion:
+        short = replace(request, sampling=replace(request.sampling, max_tokens=4))
+        first = await rollout.generate(short)
+        ASKED.append(request.id)
+        await asyncio.sleep(0)
+        longer = replace(request.sampling, max_tokens=4 + len(OBSERVATION) + 24)
+        partial = first.with_observation(OBSERVATION)
+        return await rollout.generate(replace(request, sampling=longer, partial=partial))
+
+    return list(await asyncio.gather(*map(one, requests)))
+
+
 async def one_too_few(
     rollout: Rollout, prompt: Prompt, requests: Sequence[Request]
 ) -> list[Completion]:

@@ -16,6 +16,7 @@ import torch
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
+from tests.llm import rollout_code
 from tests.llm.completion_server import CompletionServer
 from tests.llm.rollout_code import OBSERVATION
 from unirl.core.actor import ActorContext
@@ -351,6 +352,41 @@ def test_what_a_tool_says_is_read_and_not_learned(model: str) -> None:
     assert set(group.version[group.mask].tolist()) == {0}
     tokens = TokenBatch.of([group], (1.0,))
     assert tokens.mask.tolist() == group.mask.tolist()
+
+
+def test_an_own_function_continues_and_does_not_see_an_interruption(model: str) -> None:
+    settings = {"rollout.function": "tests.llm.rollout_code:asks_a_tool", "mode": "partial"}
+
+    async def interrupted(bench: Bench) -> tuple[Group, float]:
+        for tokens in (2, 3 * GROUP):
+            work = asyncio.create_task(bench.group(3))
+            await bench.until(tokens)
+            await bench.rollout.interrupt()
+            with pytest.raises(ReissueSlot):
+                await work
+        return await bench.group(3), bench.rollout.engine.stats()["generated_tokens"]
+
+    rollout_code.ASKED.clear()
+    group, generated = run(Bench(model, **settings), interrupted)
+    assert sorted(rollout_code.ASKED) == sorted({*rollout_code.ASKED}) and rollout_code.ASKED
+    assert generated == int(group.mask.sum())  # nothing was drawn twice
+    assert same(group, run(Bench(model, **settings), lambda bench: bench.group(3)))
+
+
+def test_an_own_function_that_was_interrupted_too_long_ago_begins_again(model: str) -> None:
+    settings = {"rollout.function": "tests.llm.rollout_code:asks_a_tool", "mode": "partial"}
+
+    async def work(bench: Bench) -> Group:
+        first = asyncio.create_task(bench.group(3))
+        await bench.until(GROUP)
+        await bench.rollout.interrupt()
+        with pytest.raises(ReissueSlot):
+            await first
+        bench.publish(2)
+        return await bench.group(3)
+
+    group = run(Bench(model, **settings), work)
+    assert set(group.version[group.mask].tolist()) == {2}
 
 
 def test_a_rollout_function_that_returns_too_few_is_refused(model: str) -> None:

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.llm.boxes import CONFINED, Held, hold, processes, python_for
+from tests.llm.boxes import CONFINED, Held, config_for, hold, processes, python_for
 from unirl.errors import UniRLError
 from unirl.llm.sandbox import cgroups, levels, seccomp
 from unirl.llm.sandbox.box import BoxSpec, FileRefused, SandboxFailed, boxed
-from unirl.llm.sandbox.config import SandboxConfig
+from unirl.llm.sandbox.config import LevelName, SandboxConfig
 from unirl.llm.sandbox.levels import make_sandboxes
 from unirl.llm.sandbox.pool import LocalSandboxes
 from unirl.llm.sandbox.tool import PythonTool
@@ -28,8 +28,13 @@ from unirl.llm.sandbox.tool import PythonTool
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module", params=[*CONFINED, "none"])
+@pytest.fixture(scope="module", params=[*CONFINED, "none", "container"])
 def held(request: pytest.FixtureRequest) -> Iterator[Held]:
+    yield from hold(request.param, slots=1)
+
+
+@pytest.fixture(scope="module", params=[*CONFINED, "none"])
+def local(request: pytest.FixtureRequest) -> Iterator[Held]:
     yield from hold(request.param, slots=1)
 
 
@@ -114,16 +119,16 @@ def test_a_tool_answers_in_words(held: Held) -> None:
     assert said.endswith("ZeroDivisionError: division by zero\nExit code 1.")
 
 
-def test_a_cancelled_program_is_gone_and_its_slot_replaced(held: Held) -> None:
+def test_a_cancelled_program_is_gone_and_its_slot_replaced(local: Held) -> None:
     async def check() -> None:
-        before = set(held.sandboxes.pids)
+        before = set(local.sandboxes.pids)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
-                await held.sandboxes.run("import time; time.sleep(60)", seconds=60)
-        assert (await held.sandboxes.run("print(1)")).output == b"1\n"
-        assert not before & set(held.sandboxes.pids)
+                await local.sandboxes.run("import time; time.sleep(60)", seconds=60)
+        assert (await local.sandboxes.run("print(1)")).output == b"1\n"
+        assert not before & set(local.sandboxes.pids)
 
-    held.run(check())
+    local.run(check())
 
 
 def test_what_is_deep_or_closed_is_removed_too(held: Held) -> None:
@@ -148,21 +153,21 @@ print("made")
 
 
 def test_a_zygotes_error_is_the_sandboxs_and_its_slot_is_replaced(
-    held: Held, monkeypatch: pytest.MonkeyPatch
+    local: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def no_memory(*_: object, **__: object) -> dict[str, object]:
         return {"error": "Cannot allocate memory", "number": 12}
 
     async def check() -> None:
-        for start in (held.sandboxes.open, lambda: held.sandboxes.run("print(1)")):
+        for start in (local.sandboxes.open, lambda: local.sandboxes.run("print(1)")):
             with monkeypatch.context() as patch:
                 patch.setattr("unirl.llm.sandbox.slot.Slot.request", no_memory)
                 with pytest.raises(SandboxFailed, match="allocate memory"):
                     await start()
             async with asyncio.timeout(20):
-                assert (await held.sandboxes.run("print(1)")).output == b"1\n"
+                assert (await local.sandboxes.run("print(1)")).output == b"1\n"
 
-    held.run(check())
+    local.run(check())
 
 
 def test_an_idle_box_is_closed() -> None:
@@ -320,16 +325,15 @@ def test_nothing_is_left_of_boxes_that_were_killed(count: int) -> None:
     assert Path("/proc/self/mountinfo").read_text() == mounts
 
 
-@pytest.mark.parametrize("kind", CONFINED)
-def test_boxes_die_with_the_process_that_made_them(kind: str) -> None:
+@pytest.mark.parametrize("kind", [*CONFINED, "container"])
+def test_boxes_die_with_the_process_that_made_them(kind: LevelName) -> None:
     marker = f"marker{secrets.token_hex(8)}"
     code = f"""
 import asyncio
-from unirl.llm.sandbox.config import SandboxConfig
+from unirl.llm.sandbox.config import LevelName, SandboxConfig
 from unirl.llm.sandbox.levels import make_sandboxes
 async def main():
-    config = SandboxConfig(kind={kind!r}, slots=1, python={python_for(kind)!r})  # type: ignore
-    box = await (await make_sandboxes(config)).open()
+    box = await (await make_sandboxes({config_for(kind, slots=1)!r})).open()
     print("open", flush=True)
     await box.exec(["sh", "-c", "setsid sh -c 'sleep 60; {marker}' & sleep 60"], seconds=60)
 asyncio.run(main())
@@ -346,13 +350,15 @@ asyncio.run(main())
     while left := processes(marker):
         assert time.monotonic() < deadline + 20, left
         time.sleep(0.02)
+    if kind == "container":  # they end by themselves
+        return
     asyncio.run(open_and_kill(1, kind))  # the next to come sweeps
     assert not list(Path(tempfile.gettempdir()).glob(f"unirl-box-*-{parent.pid}-*"))
 
 
 AS_NOBODY = """
 import asyncio, os
-from unirl.llm.sandbox.config import SandboxConfig
+from unirl.llm.sandbox.config import LevelName, SandboxConfig
 from unirl.llm.sandbox.levels import make_sandboxes
 from unirl.errors import UniRLError
 os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)

@@ -16,8 +16,8 @@ from unirl.core.tree import tree_map
 from unirl.envs.config import EnvConfig
 from unirl.errors import UniRLError
 from unirl.policy import Policy, PolicyConfig, zero_state
-from unirl.policy.own_inputs import example_rows
-from unirl.policy.own_network import check_own_networks
+from unirl.policy.own.inputs import example_rows
+from unirl.policy.own.network import check_own_networks
 from unirl.recipes.probe import fingerprint_of
 
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +39,21 @@ def test_an_mp4_plays_every_frame_and_pads_odd_sides(
     played = [np.frombuffer(frame, np.uint8) for frame in reader]
     assert len(played) == 12
     assert os.listdir(path.parent) == ["episode.mp4"]
+
+
+def test_an_mp4_whose_encoder_was_killed_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+
+    def frames_and_a_kill() -> Iterator[Frame]:
+        yield from frames(12)
+        children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
+        for pid in map(int, children.split()):
+            if "ffmpeg" in Path(f"/proc/{pid}/cmdline").read_text():
+                os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(UniRLError, match="ffmpeg ended before"):
+        write_video(frames_and_a_kill(), tmp_path / "episode.mp4", fps=10)
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(("fps", "num_frames", "ms"), [(10, 12, 100), (50, 12, 20), (100, 6, 20)])

@@ -18,9 +18,10 @@ from unirl.core.queue import QueueConfig
 from unirl.core.tree import leaves
 from unirl.core.weights import Weights
 from unirl.errors import LeaseExpired, UniRLError
-from unirl.transports.remote.hub import SLOTS, Token
+from unirl.transports.remote.hub import SLOTS
 from unirl.transports.remote.layout import NodeMemory, SlotLayout, joint_digest
 from unirl.transports.remote.link import NodeLink
+from unirl.transports.remote.token import Token
 from unirl.transports.remote.transport import RemoteTransport
 from unirl.transports.remote.weights import node_store
 from unirl.transports.remote.wire import Frame, Kind, read_with_text, text_frame
@@ -226,12 +227,14 @@ def test_what_a_process_committed_before_it_ended_comes_before_its_end(
     link = NodeLink(transport.hub.address, transport.hub.token.data, 2, memories, {})
     agent = link.queue(0)
     client = agent.join()
-    slot, go = client.acquire(5.0), threading.Event()
+    slot, held, go = client.acquire(5.0), threading.Event(), threading.Event()
 
     def hold() -> None:
+        held.set()
         assert go.wait(5.0)
 
     link._loop.call(hold)
+    assert held.wait(5.0)
     reason = agent.memory.reasons.index("actor_died")
     agent._channel.send(Kind.REVOKE, client.member, reason, 0)
     fill(client, slot, 0)

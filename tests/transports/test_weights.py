@@ -14,12 +14,8 @@ import torch
 
 from unirl.core.weights import Loadable, Weights, WeightStore
 from unirl.transports.local import LentWeightStore, LocalWeightStore
-from unirl.transports.remote.weights import (
-    RemoteWeights,
-    node_store,
-    receive_versions,
-    send_versions,
-)
+from unirl.transports.remote.outgoing import send_versions
+from unirl.transports.remote.weights import NodeWeights, RemoteWeights, node_store
 from unirl.transports.shared_weights import SharedWeightStore
 
 MakeStore = Callable[[Weights], WeightStore]
@@ -27,7 +23,7 @@ MakeStore = Callable[[Weights], WeightStore]
 
 def receive(sock: socket.socket, store: SharedWeightStore, arrived: threading.Event) -> None:
     with contextlib.suppress(ConnectionError):
-        receive_versions(sock, store, 5.0, arrived.set)
+        NodeWeights(store, arrived.set).receive(sock)
 
 
 class SentStore:
@@ -41,7 +37,7 @@ class SentStore:
         self._arrived = threading.Event()
         ours, theirs = self.connect()
         threads = [
-            threading.Thread(target=send_versions, args=(ours, 0, self._here)),
+            threading.Thread(target=send_versions, args=(ours, 0, self._here.outgoing)),
             threading.Thread(target=receive, args=(theirs, self._there, self._arrived)),
         ]
         for thread in threads:

@@ -36,8 +36,8 @@ class Answered:
 class Asker:
     """What asks a view of some folders, with its token."""
 
-    def __init__(self, *roots: Path, port: int = 8265) -> None:
-        self.view = View(roots)
+    def __init__(self, *roots: Path, port: int = 8265, store_url: str = "") -> None:
+        self.view = View(roots, store_url)
         self.app = make_app(self.view, TOKEN, port)
 
     def __call__(self, target: str) -> Answered:

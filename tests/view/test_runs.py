@@ -190,6 +190,6 @@ def test_videos_are_sent_in_parts(tmp_path: Path) -> None:
     (folder / "videos/step_10.mp4").write_bytes(bytes(range(100)))
     (folder / "videos/notes.txt").write_text("no video")
     asker = Asker(tmp_path)
-    assert asker.of("run").value["videos"] == ["step_10.mp4"]
+    assert asker.of("run").value["videos"] == [{"name": "step_10.mp4", "bytes": 100}]
     assert asker.of("run", "/videos/step_10.mp4").body == bytes(range(100))
     assert asker.of("run", "/videos/notes.txt").status == 404

@@ -55,6 +55,10 @@ def test_one_file_has_the_runs_and_no_text_of_them_acts(
 ) -> None:
     write_agent_run(tmp_path / "agent")
     begin(tmp_path / "plain", CONFIG)
+    (tmp_path / "plain/videos").mkdir()
+    (tmp_path / "plain/videos/step_1.mp4").write_bytes(b"film")
+    with (tmp_path / "plain/videos/step_2.mp4").open("wb") as file:
+        file.truncate(40_000_000)
     out = tmp_path / "out.html"
     assert cli.main(["view", str(tmp_path), "--save", str(out)]) == 0
     assert out.stat().st_mode & 0o077 == 0
@@ -62,13 +66,20 @@ def test_one_file_has_the_runs_and_no_text_of_them_acts(
     before, _, rest = page.partition('<script type="application/json" id="saved">')
     block, _, after = rest.partition("</script>")
     assert "src=" not in before.partition("<body")[0] and "Content-Security-Policy" in before
-    answers = json.loads(block)["answers"]
+    answers, files = (json.loads(block)[key] for key in ("answers", "files"))
     runs = {run["name"]: run["id"] for run in answers["/api/runs"]}
     assert set(runs) == {"agent", "plain"}
     base = f"/api/runs/{runs['agent']}"
     listed = answers[f"{base}/episodes"]["rows"]
     assert len(listed) == 50 and all(f"{base}/episodes/{row['id']}" in answers for row in listed)
     assert "reward" in answers["/api/series?x=seconds"][runs["agent"]]
+    # Exports and videos are in it, as far as there is room for them.
+    for row in listed:
+        export = files[f"{base}/episodes/{row['id']}/export?format=atif"]
+        assert b"schema_version" in urllib.request.urlopen(export).read()
+    films = f"/api/runs/{runs['plain']}/videos"
+    assert urllib.request.urlopen(files[f"{films}/step_1.mp4"]).read() == b"film"
+    assert f"{films}/step_2.mp4" not in files
     texts = json.dumps([answers[f"{base}/episodes/{row['id']}"] for row in listed])
     assert json.dumps(HOSTILE)[1:-1] in texts and HOSTILE not in page
     assert "onerror" not in after

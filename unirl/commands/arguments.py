@@ -183,6 +183,21 @@ def one_run(positional: Sequence[str], command: str) -> str:
     return positional[0]
 
 
+def run_and_target(
+    positional: Sequence[str], command: str, target: str, example: str
+) -> tuple[str, str]:
+    """A run, and where what is made of it goes."""
+    if not positional:
+        raise missing_run(command)
+    if len(positional) != 2:
+        raise UniRLError(
+            f"unirl {command} was given {' '.join(positional)}",
+            f"it takes a run, or one of its checkpoints, and {target} to write to",
+            f"unirl {command} {positional[0]} {example}",
+        )
+    return positional[0], positional[1]
+
+
 def missing_run(command: str) -> UniRLError:
     return UniRLError(
         "no run was given",

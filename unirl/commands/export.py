@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unirl.commands import run_folder
-from unirl.commands.arguments import missing_run, parse
+from unirl.commands.arguments import parse, run_and_target
 from unirl.errors import UniRLError
 from unirl.export.formats import OF_LANGUAGE, OF_POLICIES, Format, check_formats
 from unirl.imports import large_imports
@@ -32,15 +32,8 @@ class ExportOptions:
 
 def export(arguments: Sequence[str]) -> int:
     positional, options = parse(arguments, ExportOptions)
-    if not positional:
-        raise missing_run("export")
-    if len(positional) != 2:
-        raise UniRLError(
-            f"unirl export was given {' '.join(positional)}",
-            "it takes a run, or one of its checkpoints, and the folder to write to",
-            f"unirl export {positional[0]} models/trained",
-        )
-    where, folder = run_folder.find(positional[0]), Path(positional[1]).expanduser()
+    run, target = run_and_target(positional, "export", "the folder", "models/trained")
+    where, folder = run_folder.find(run), Path(target).expanduser()
     _check_new(folder)
     with _aside(folder) as aside:
         step, usage = write(where, aside, options)

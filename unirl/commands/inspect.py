@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from unirl.commands import run_folder
 from unirl.commands.arguments import first, missing_run, one_run, parse, parse_with_recipe
 from unirl.commands.command import NoOptions
+from unirl.descendants import descendants_ended
 from unirl.errors import UniRLError
 from unirl.trained.trained_run import TrainedRun, check_changes, no_evaluation
 
@@ -152,7 +153,8 @@ def play(arguments: Sequence[str]) -> int:
         )
     usual = run_folder.folder_of(where) / "videos" / f"step_{checkpoint.step:08d}.mp4"
     path = options.video or usual
-    with closing(player):
+    # Around both: what draws is ended with its pictures, and must not take the encoder with it.
+    with descendants_ended(), closing(player):
         frames = player.frames(
             plan.learner.weights_in(checkpoint.model),
             deterministic=options.is_deterministic(plan),

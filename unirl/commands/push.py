@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unirl.commands import run_folder
-from unirl.commands.arguments import missing_run, parse
+from unirl.commands.arguments import parse, run_and_target
 from unirl.commands.export import ExportOptions, write
-from unirl.errors import UniRLError
 
 
 @dataclass(frozen=True)
@@ -24,15 +23,8 @@ class PushOptions(ExportOptions):
 
 def push(arguments: Sequence[str]) -> int:
     positional, options = parse(arguments, PushOptions)
-    if not positional:
-        raise missing_run("push")
-    if len(positional) != 2:
-        raise UniRLError(
-            f"unirl push was given {' '.join(positional)}",
-            "it takes a run, or one of its checkpoints, and the repository to write to",
-            f"unirl push {positional[0]} USER/NAME",
-        )
-    where, repo_id = run_folder.find(positional[0]), positional[1]
+    run, repo_id = run_and_target(positional, "push", "the repository", "USER/NAME")
+    where = run_folder.find(run)
     run_dir = run_folder.folder_of(where).resolve()
     from unirl.export.huggingface_hub import check_access, push_folder
     from unirl.export.model_card import front_matter

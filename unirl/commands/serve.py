@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import secrets
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,8 @@ from typing import Any
 
 from unirl.commands import run_folder
 from unirl.commands.arguments import parse
-from unirl.config.rules import check_at_least, check_setting
+from unirl.commands.listening import check_port, in_url, is_own, listen
+from unirl.config.rules import check_at_least
 from unirl.errors import UniRLError
 from unirl.trained.language import language_config
 
@@ -43,7 +42,7 @@ class ServeOptions:
     """
 
     def __post_init__(self) -> None:
-        check_setting(0 <= self.port < 65536, "port", self.port, "must be in [0, 65535]", "8000")
+        check_port(self.port, 8000)
         check_at_least(1, "serve", self, "max_tokens")
         check_at_least(0, "serve", self, "temperature")
 
@@ -91,11 +90,11 @@ def _serve_tokens(model: str, options: ServeOptions) -> int:
     from unirl.llm.engines.hf.server import TokenServer
     from unirl.llm.models.model import ModelConfig
 
-    listening = _listen(options)
+    listening = listen("serve", options.host, options.port)
     host, port = listening.getsockname()[:2]
 
     def ready() -> None:
-        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        url = f"http://{in_url(host)}:{port}/v1"
         print(f"serving {model}  engine.url={url}{shown}", flush=True)
 
     async def run() -> None:
@@ -105,18 +104,6 @@ def _serve_tokens(model: str, options: ServeOptions) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(run())
     return 0
-
-
-def _listen(options: ServeOptions) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        return socket.create_server((options.host, options.port), family=family)
-    except OSError as error:
-        raise UniRLError(
-            f"unirl serve cannot listen on {options.host}:{options.port}",
-            str(error),
-            "choose another --port or --host",
-        ) from error
 
 
 class _Run:
@@ -153,11 +140,7 @@ def _named_key(options: ServeOptions) -> str:
 
 def _key(options: ServeOptions) -> str:
     key = _named_key(options)
-    try:
-        is_own = options.host == "localhost" or ipaddress.ip_address(options.host).is_loopback
-    except ValueError:
-        is_own = False
-    if not is_own and not key:
+    if not is_own(options.host) and not key:
         raise UniRLError(
             f"unirl serve would be open to everybody on {options.host}",
             "an address that others can reach needs a key",

@@ -19,8 +19,9 @@ from unirl.errors import UniRLError
 from unirl.imports import large_imports
 
 if TYPE_CHECKING:
+    from unirl.llm.trajectories.filter import Filter
     from unirl.llm.trajectories.record import Record
-    from unirl.llm.trajectories.store import Filter, TrajectoryStore
+    from unirl.llm.trajectories.store import TrajectoryStore
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class TrajectoriesOptions:
     """export: a file, - for the console, or for otlp an address, http://HOST:4318/v1/traces."""
     json: bool = False
     """Print JSON, one object a line."""
+    store_url: str = ""
+    """env:NAME, the variable with the URL of the database, where config.toml does not keep it."""
 
     def __post_init__(self) -> None:
         if self.limit < 1:
@@ -69,9 +72,11 @@ def trajectories(arguments: Sequence[str]) -> int:
     if options.step is not None and options.episode is None:
         raise UniRLError("--step names no turn", "it goes with --episode", "add --episode ID")
     with large_imports():
-        from unirl.llm.trajectories.config import FILE, known_part
-        from unirl.llm.trajectories.store import Filter, open_store
-    config = known_part(configs.load_toml(where / "config.toml"))
+        from unirl.llm.trajectories import reading
+        from unirl.llm.trajectories.config import FILE
+        from unirl.llm.trajectories.filter import Filter
+    reading.check_url(options.store_url)
+    config = reading.settings_to_read(configs.load_toml(where / "config.toml"), options.store_url)
     if not config.url and not (where / FILE).is_file():
         raise UniRLError(
             f"{where} has no stored trajectories",
@@ -80,7 +85,7 @@ def trajectories(arguments: Sequence[str]) -> int:
         )
     names = ("task", "ending", "reward_min", "reward_max", "version", "ticket")
     which = Filter(**{name: getattr(options, name) for name in names})
-    with closing(open_store(config, where, create=False)) as store:
+    with closing(reading.open_to_read(config, where)) as store:
         if options.export:
             limit = None if "--limit" not in " ".join(arguments) else options.limit
             _export(store, which, options, limit)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import secrets
 import socket
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unirl.commands.arguments import parse
-from unirl.config.rules import check_setting
+from unirl.commands.listening import check_port, in_url, is_own, listen
 from unirl.errors import UniRLError
 
 if TYPE_CHECKING:
@@ -35,17 +34,23 @@ class ViewOptions:
     """Open it in a browser."""
     save: Path | None = None
     """Write one HTML file that shows these runs by itself, and end."""
+    store_url: str = ""
+    """env:NAME, the variable with the URL of the database that has the episodes of runs whose
+    config.toml does not keep it.
+    """
 
     def __post_init__(self) -> None:
-        check_setting(0 <= self.port < 65536, "port", self.port, "must be in [0, 65535]", "8265")
+        check_port(self.port, 8265)
 
 
 def view(arguments: Sequence[str]) -> int:
     positional, options = parse(arguments, ViewOptions)
+    from unirl.llm.trajectories.reading import check_url
     from unirl.view.folders import find_roots
     from unirl.view.view import View
 
-    view = View(find_roots(positional))
+    check_url(options.store_url)
+    view = View(find_roots(positional), options.store_url)
     if not view.folders.runs():
         raise UniRLError(
             f"there is no run in {', '.join(positional) or 'runs'}",
@@ -79,9 +84,9 @@ def _serve(view: View, options: ViewOptions) -> int:
     from unirl.view.server import serve
 
     token = secrets.token_urlsafe(24)
-    listening = _listen(options)
+    listening = listen("view", options.host, options.port)
     host, port = listening.getsockname()[:2]
-    if not _is_loopback(host):
+    if not is_own(host):
         print(
             f"warning: everybody who reaches {options.host} and knows the token can look, and "
             "nothing is encrypted; from elsewhere rather: ssh -L "
@@ -89,8 +94,7 @@ def _serve(view: View, options: ViewOptions) -> int:
             file=sys.stderr,
         )
     named = socket.gethostname() if host in ("0.0.0.0", "::") else host
-    shown = f"[{named}]" if ":" in named else named
-    url = f"http://{shown}:{port}/?token={token}"
+    url = f"http://{in_url(named)}:{port}/?token={token}"
 
     def ready() -> None:
         print(f"{len(view.folders.runs())} runs at {url}   (Ctrl-C ends)", flush=True)
@@ -102,19 +106,3 @@ def _serve(view: View, options: ViewOptions) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         serve(view, listening, token, ready)
     return 0
-
-
-def _listen(options: ViewOptions) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        return socket.create_server((options.host, options.port), family=family)
-    except OSError as error:
-        raise UniRLError(
-            f"unirl view cannot listen on {options.host}:{options.port}",
-            f"the system says: {error.strerror or error}",
-            "--port 0 takes any free port",
-        ) from error
-
-
-def _is_loopback(host: str) -> bool:
-    return ipaddress.ip_address(host.partition("%")[0]).is_loopback

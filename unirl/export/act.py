@@ -27,7 +27,7 @@ from unirl.policy.blocks import BLOCK
 from unirl.policy.distributions import Categorical, DiagGaussian, Hybrid, MultiCategorical
 from unirl.policy.inputs import ImageLeaf, space_leaves
 from unirl.policy.networks import MLP, PixelConv
-from unirl.policy.own_inputs import OwnInputs
+from unirl.policy.own.inputs import OwnInputs
 from unirl.policy.pixel_norm import PixelNorm
 
 OBS, ACTION, STATE = "obs", "action", "state"

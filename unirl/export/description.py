@@ -15,7 +15,7 @@ from unirl.export.act import ActFunction, Port
 from unirl.export.policy import ExportedPolicy
 from unirl.policy.inputs import ObservationInputs
 from unirl.policy.normalize import RunningNorm
-from unirl.policy.own_inputs import OwnInputs
+from unirl.policy.own.inputs import OwnInputs
 
 FILE = "policy.json"
 FORMAT = 1

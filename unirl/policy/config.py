@@ -20,7 +20,7 @@ class PolicyConfig:
     """Networks of one policy: observation torso, optional recurrent core, heads."""
 
     module: str = ""
-    """module:Class of a network of your own, a torch.nn.Module (unirl/policy/own_network.py): it
+    """module:Class of a network of your own, a torch.nn.Module (unirl/policy/own/network.py): it
     stands for the torso, or for torso and heads. torso, hidden, activation, feature_size,
     image_stride and normalize_images are not read then, and it computes in float32.
     """

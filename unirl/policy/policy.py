@@ -18,8 +18,8 @@ from unirl.policy.distributions import Distribution
 from unirl.policy.initialize import linear
 from unirl.policy.inputs import Inputs, ObservationInputs
 from unirl.policy.networks import Torso
-from unirl.policy.own_inputs import OwnInputs
-from unirl.policy.own_network import OwnNetwork
+from unirl.policy.own.inputs import OwnInputs
+from unirl.policy.own.network import OwnNetwork
 from unirl.policy.precision import settle_dtype
 from unirl.policy.recurrent import Core, State
 

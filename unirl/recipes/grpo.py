@@ -214,6 +214,9 @@ def plan_of(recipe: str, config: Config) -> Plan:
                 index=facts[name].prompts,
                 link=link if name == config.task.name else None,
                 saves=not runner.is_inline,
+                share=config.mix.get(name, 1.0)
+                / (sum(config.mix.values()) or 1.0)
+                / config.num_engines,
             )
             for name, each in sources.items()
         }

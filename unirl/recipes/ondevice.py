@@ -28,7 +28,7 @@ from unirl.learners.optimizer import OptimizerConfig
 from unirl.learners.parallel import Ranks
 from unirl.learners.ppo import PpoLearnerConfig, PpoObjective
 from unirl.policy import Policy, PolicyConfig
-from unirl.policy.own_network import check_own_networks
+from unirl.policy.own.network import check_own_networks
 from unirl.policy.precision import settle_dtype
 from unirl.population.config import PopulationConfig
 from unirl.recipes.defaults import Choices

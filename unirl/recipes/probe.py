@@ -22,7 +22,7 @@ from unirl.envs.make import agents_of, spaces
 from unirl.errors import UniRLError
 from unirl.learners.unroll import make_unroll_learner
 from unirl.policy import Policy, PolicyConfig
-from unirl.policy.own_network import check_own_networks
+from unirl.policy.own.network import check_own_networks
 from unirl.recipes.mix import env_mix, pool_name
 from unirl.runners.plan import LearnerPlan, Plan
 

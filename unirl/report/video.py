@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -83,6 +84,28 @@ def _write_mp4(frames: Iterator[Frame], path: Path, fps: float) -> None:
         ) from error
     finally:
         writer.close()
+    if not _is_finished(path):
+        # The package does not say how its process ended.
+        raise UniRLError(
+            f"ffmpeg ended before {path.name} was finished",
+            "an mp4 is finished by its index, which is missing",
+            "look whether the process was killed; or write a .gif instead",
+        )
+
+
+def _is_finished(path: Path) -> bool:
+    """Whether an mp4 has its index, which is written last."""
+    with path.open("rb") as file:
+        while len(head := file.read(8)) == 8:
+            size, kind = struct.unpack(">I4s", head)
+            if kind == b"moov":
+                return True
+            if size == 1:  # the size of a large part follows
+                size = struct.unpack(">Q", file.read(8))[0] - 8
+            if size < 8:
+                return False
+            file.seek(size - 8, 1)
+    return False
 
 
 def _write_gif(frames: Iterator[Frame], path: Path, fps: float) -> None:

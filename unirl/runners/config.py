@@ -224,8 +224,14 @@ class RayConfig:
     """
     max_node_failures: int = 3
     """A node that failed so often within runner.restart_window_seconds is left out."""
+    weights_fanout: int = 2
+    """How many nodes get new weights of 8 MB and more from the learner's machine; each node passes
+    them on to as many others while they come. More: fewer steps to the last node, and more for each
+    network to carry. 0: the learner's machine sends them to all.
+    """
 
     def __post_init__(self) -> None:
         for name in ("wait_seconds", "silent_seconds"):
             check_positive(f"ray.{name}", getattr(self, name), "leave it out for the default")
         check_at_least(1, "ray", self, "max_node_failures")
+        check_at_least(0, "ray", self, "weights_fanout")

@@ -72,7 +72,7 @@ def _ray_runner(plan: Plan, log_dir: Path | None, is_again: bool) -> TrainingRun
     prepare_environment(plan.ray)  # Ray reads it when it is imported
     cluster = RayCluster(plan.ray, most_wanted(plan), is_again=is_again)
     try:
-        transport = RemoteTransport(cluster.host, plan.ray.silent_seconds)
+        transport = RemoteTransport(cluster.host, plan.ray.silent_seconds, plan.ray.weights_fanout)
         return TrainingRunner(
             plan,
             transport,

@@ -76,13 +76,15 @@ class SharedWeightStore:
         copy_weights(self._buffers[index], weights)
         self._end(index, version)
 
-    def receive(self, fill: Callable[[memoryview], int]) -> None:
-        """As publish, of bytes in the order of `weights_layout`: `fill` writes them and returns
-        their version. What it raises leaves the version as it is.
+    def receive(self, fill: Callable[[int, memoryview], int]) -> None:
+        """As publish, of bytes in the order of `weights_layout`: `fill` gets one of two buffers,
+        0 or 1, writes them there and returns their version. What it raises leaves the version as it
+        is.
         """
         index = self._begin()
         start = ALIGN + index * self._buffer_bytes
-        self._end(index, fill(memoryview(self._block.buffer)[start : start + self._buffer_bytes]))
+        into = memoryview(self._block.buffer)[start : start + self._buffer_bytes]
+        self._end(index, fill(index, into))
 
     @property
     def num_bytes(self) -> int:

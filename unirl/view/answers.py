@@ -45,4 +45,8 @@ def cut(text: str, size: int = MAX_TEXT) -> str:
 
 
 def error(parts: tuple[str, ...], status: int) -> Response:
-    return answer({"error": [*parts, *("",) * (3 - len(parts))]}, status)
+    return answer(as_error(parts), status)
+
+
+def as_error(parts: tuple[str, ...]) -> dict[str, list[str]]:
+    return {"error": [*parts, *("",) * (3 - len(parts))]}

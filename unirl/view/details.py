@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from unirl.view.summary import Summary
 
 _MOST = 2000
 """Files of a folder that are listed."""
-_VIDEOS = (".mp4", ".gif", ".webm")
+VIDEOS = {".mp4": "video/mp4", ".gif": "image/gif", ".webm": "video/webm"}
+"""What a browser gets to know of each kind."""
 _SETTING = 4000
 """Characters of a setting."""
 
@@ -32,17 +34,18 @@ _SETTING = 4000
 def details(run: Run, owner: Run, summary: Summary) -> dict[str, Any]:
     """owner: the run whose config and events these are; another one of a further policy alone."""
     events = last_rows(owner.path, EVENTS, _MOST)
+    films = videos(owner)
     return {
         **summary.row,
         "config": flat(summary.config),
         "command": cut(text_of(owner.path, "command.txt").strip(), _SETTING) or None,
         "pipeline": pipeline(run, summary, events),
         "evaluations": evaluations(run),
-        "videos": videos(owner),
+        "videos": [{"name": name, "bytes": size} for name, size in films.items()],
         "checkpoints": sorted(
             name for name in names_in(run.path, "checkpoints") if name.startswith("step_")
         ),
-        "has": {"videos": bool(videos(owner))},
+        "has": {"videos": bool(films)},
     }
 
 
@@ -181,11 +184,17 @@ def evaluations(run: Run) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: number(each.get("step", 0)))
 
 
-def videos(run: Run) -> list[str]:
-    """Names of its videos."""
-    return sorted(
-        name for name in names_in(run.path, "videos") if Path(name).suffix.lower() in _VIDEOS
-    )
+def videos(run: Run) -> dict[str, int]:
+    """Names of its videos, with their bytes."""
+    found = {}
+    for name in sorted(names_in(run.path, "videos")):
+        path = run.path / "videos" / name
+        if path.suffix.lower() in VIDEOS and is_inside(path, run.path):
+            with contextlib.suppress(OSError):
+                about = path.stat()
+                if stat.S_ISREG(about.st_mode):
+                    found[name] = about.st_size
+    return found
 
 
 def names_in(folder: Path, below: str) -> Iterator[str]:

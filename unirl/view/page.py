@@ -4,13 +4,16 @@ server would have answered.
 
 from __future__ import annotations
 
+import base64
+import io
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unirl.errors import UniRLError
-from unirl.view.answers import as_json
+from unirl.view.answers import as_error, as_json
+from unirl.view.details import VIDEOS
 from unirl.view.questions import bounded, words
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ _POLICY = (
     "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; media-src data:\">"
 )
 """A saved page can ask nobody for anything."""
+_FILE_BYTES = 30_000_000
+"""Of videos and exports in a page; of what does not fit the page says what it is."""
 
 
 def saved_page(view: View, query: Mapping[str, str]) -> str:
@@ -38,7 +43,9 @@ def saved_page(view: View, query: Mapping[str, str]) -> str:
         for word in bounded(words(query, "episodes"), "episodes", MAX_EPISODES):
             id, _, episode = word.partition(":")
             chosen.setdefault(id, []).append(episode)
-    block = {"saved": time.time(), "answers": _answers(view, ids, chosen)}
+    files = Files()
+    answers = _answers(view, ids, chosen, files)
+    block = {"saved": time.time(), "answers": answers, "files": files.urls}
     # Nothing in it ends the element that holds it.
     text = as_json(block).replace("<", "\\u003c")
     page = _asset("index.html")
@@ -59,7 +66,24 @@ def saved_page(view: View, query: Mapping[str, str]) -> str:
     return page
 
 
-def _answers(view: View, ids: list[str], chosen: Mapping[str, list[str]] | None) -> dict[str, Any]:
+class Files:
+    """What a page links to, by the path that the server has it under: as data: URLs, as long as
+    there is room.
+    """
+
+    def __init__(self) -> None:
+        self.urls: dict[str, str] = {}
+        self._room = _FILE_BYTES
+
+    def put(self, path: str, kind: str, size: int, read: Callable[[], bytes]) -> None:
+        if size <= self._room:
+            self._room -= size
+            self.urls[path] = f"data:{kind};base64,{base64.b64encode(read()).decode()}"
+
+
+def _answers(
+    view: View, ids: list[str], chosen: Mapping[str, list[str]] | None, files: Files
+) -> dict[str, Any]:
     """By the path that the page would have asked."""
     rows = {row["id"]: row for row in view.runs()}
     together = ",".join(ids)
@@ -80,15 +104,27 @@ def _answers(view: View, ids: list[str], chosen: Mapping[str, list[str]] | None)
                 some = ",".join(names[begin : begin + 100])
                 query = {"runs": id, "names": some, "x": axis, "points": str(NUM_POINTS)}
                 of_axis[id] |= view.series(query)[id]
-        found |= _episodes(view, id, None if chosen is None else chosen.get(id, []))
+        found |= _episodes(view, id, None if chosen is None else chosen.get(id, []), files)
+        for film in reversed(found[base]["videos"]):  # the newest first
+            path = view.video(id, film["name"])
+            kind = VIDEOS[path.suffix.lower()]
+            files.put(f"{base}/videos/{film['name']}", kind, film["bytes"], path.read_bytes)
     return {**found, **{f"/api/series?x={axis}": each for axis, each in series.items()}}
 
 
-def _episodes(view: View, id: str, chosen: list[str] | None) -> dict[str, Any]:
+def _episodes(view: View, id: str, chosen: list[str] | None, files: Files) -> dict[str, Any]:
     base, episodes = f"/api/runs/{id}", view.episodes(id)
-    listed = view.find_episodes(id, {"limit": str(NUM_EPISODES)})
+    try:
+        listed = view.find_episodes(id, {"limit": str(NUM_EPISODES)})
+    except UniRLError as reason:  # a store that cannot be reached
+        return {f"{base}/episodes": as_error(reason.parts)}
     names = [str(row["id"]) for row in listed["rows"]] if chosen is None else chosen
     opened = {name: episodes.open(name) for name in names}
+    for name, one in opened.items():
+        if one.get("source") == "store":
+            text = episodes.export(name, "atif").text.encode()
+            where = f"{base}/episodes/{name}/export?format=atif"
+            files.put(where, "application/json", len(text), io.BytesIO(text).read)
     lines = ("turns", "outline", "rewards", "source")
     rows = [
         {**{key: value for key, value in one.items() if key not in lines},

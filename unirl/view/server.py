@@ -17,6 +17,7 @@ from unirl.llm.packages import needs
 from unirl.supervision.process_settings import share_freed_memory
 from unirl.view.access import Access, App
 from unirl.view.answers import answer, error
+from unirl.view.details import VIDEOS
 from unirl.view.folders import NotThere
 from unirl.view.page import ASSETS, saved_page
 from unirl.view.questions import bounded, words
@@ -67,6 +68,10 @@ def make_app(view: View, token: str, port: int) -> App:
         made = view.export(of["id"], of["episode"], request.query_params)
         return download(made.text, made.name, "application/json")
 
+    def video(id: str, name: str) -> Response:
+        path = view.video(id, name)
+        return FileResponse(path, media_type=VIDEOS[path.suffix.lower()], headers=_FRESH)
+
     def page(request: Request) -> Response:
         return download(saved_page(view, request.query_params), "unirl.html", "text/html")
 
@@ -102,7 +107,7 @@ def make_app(view: View, token: str, port: int) -> App:
         of_run(episode, lambda id, name: view.episodes(id).open(name), "episode"),
         get(f"/api/runs/{{id}}{episode}/export", export),
         of_run("/groups/{ticket}", lambda id, ticket: view.episodes(id).group(ticket), "ticket"),
-        of_run("/videos/{name}", lambda id, name: FileResponse(view.video(id, name)), "name"),
+        of_run("/videos/{name}", video, "name"),
     ]
 
     async def no_route(request: Request, reason: Exception) -> Response:

@@ -12,8 +12,8 @@ import numpy as np
 from unirl.view.columns import ColumnStore
 from unirl.view.details import compared, details, events_of, videos
 from unirl.view.episodes.episodes import FORMATS, Episodes, Export
+from unirl.view.episodes.sources import Databases
 from unirl.view.episodes.wanted import Wanted
-from unirl.view.files import is_inside
 from unirl.view.folders import Folders, NotThere, Run
 from unirl.view.live import Live
 from unirl.view.questions import bounded, choice, number, words
@@ -27,13 +27,14 @@ _MAX_OPEN = 4
 
 
 class View:
-    """Safe to use from several threads."""
+    """Safe to use from several threads. store_url: of the database of runs that keep no URL."""
 
-    def __init__(self, roots: Sequence[Path]) -> None:
+    def __init__(self, roots: Sequence[Path], store_url: str = "") -> None:
         self.folders = Folders(roots)
         self.summaries = Summaries(self.folders)
         self.columns = ColumnStore()
         self.live = Live(self.runs, self.folders.run, self.owner)
+        self._databases = Databases(store_url)
         self._episodes: dict[str, Episodes] = {}
         self._lock = threading.Lock()
 
@@ -88,15 +89,16 @@ class View:
     def video(self, id: str, name: str) -> Path:
         """The file of a video."""
         run = self.owner(self.folders.run(id))
-        path = run.path / "videos" / name
-        if name not in videos(run) or not path.is_file() or not is_inside(path, run.path):
+        if name not in videos(run):
             raise NotThere("there is no such video", "GET /api/runs/ID has their names", "")
-        return path
+        return run.path / "videos" / name
 
     def episodes(self, id: str) -> Episodes:
         run = self.folders.run(id)
         with self._lock:
-            found = self._episodes.pop(id, None) or Episodes(run, self.summaries.of(run).config)
+            found = self._episodes.pop(id, None)
+            if found is None:
+                found = Episodes(run, self.summaries.of(run).config, self._databases)
             self._episodes[id] = found  # at the end: the newest
             while len(self._episodes) > _MAX_OPEN:
                 del self._episodes[next(iter(self._episodes))]

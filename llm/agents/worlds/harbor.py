@@ -1,11 +1,12 @@
-"""Task folders of Harbor and Terminal-Bench, without containers: `harbor:FOLDER`, of one task or of
-many.
+"""Task folders of Harbor and Terminal-Bench: `harbor:FOLDER`, of one task or of many.
 
 The model is given instruction.md and a tool `bash`, in a box of a sandbox, and has done its work
 when it answers without a call. Then tests/ is put beside it and tests/test.sh is run, which writes
-/logs/verifier/reward.txt or reward.json. /app, /tests and /logs are folders of the box, which has
-no network. There is no image: a task is refused whose image would have more than the files of
-environment/, unless option ignore_image says that this machine has what it needs.
+/logs/verifier/reward.txt or reward.json. Nothing has a network. With sandbox.kind "container" a box
+is the task's image, built from its Dockerfile or named in task.toml. In the sandboxes of this
+machine /app, /tests and /logs are folders of the box, and there is no image: a task whose image
+would have more than the files of environment/ is refused, unless option ignore_image says that this
+machine has what it needs.
 
 Source: harbor-framework/harbor, its task format and verifier.
 """
@@ -16,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import math
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -34,6 +36,8 @@ from unirl.llm.agents.worlds.world import (
 )
 from unirl.llm.sandbox.box import Box, BoxSpec, FileRefused, Sandboxes
 from unirl.llm.sandbox.config import SandboxConfig
+from unirl.llm.sandbox.containers.images import Image
+from unirl.llm.sandbox.containers.pool import ContainerSandboxes
 from unirl.llm.sandbox.levels import make_sandboxes
 from unirl.llm.tasks.task import Example, Examples
 
@@ -42,7 +46,7 @@ _BASH = {
     "type": "function",
     "function": {
         "name": "bash",
-        "description": "Run a command in /app. Files stay between calls; shell variables do not.",
+        "description": "Run a command. Files stay between calls; shell variables do not.",
         "parameters": {
             "type": "object",
             "properties": {"command": {"type": "string", "description": "For bash -c."}},
@@ -72,11 +76,13 @@ class HarborWorld:
                 "name such a folder, or one that holds some",
             )
         ignores = options.get("ignore_image", "false") == "true"
+        self._has_images = sandbox.kind == "container" and not ignores
         for each in found:
-            _check(each, ignores)
+            _check(each, ignores, self._has_images)
         self._folders = found
         self._config = replace(sandbox, links=_FOLDERS)
         self._sandboxes: dict[asyncio.AbstractEventLoop, asyncio.Future[Sandboxes]] = {}
+        self._images: dict[tuple[asyncio.AbstractEventLoop, Path], asyncio.Future[Image]] = {}
 
     def __call__(self) -> HarborClient:
         return HarborClient(self)
@@ -95,30 +101,47 @@ class HarborWorld:
             for each in chosen
         ]
 
-    async def open(self, spec: BoxSpec) -> Box:
-        """A box; sandboxes are started with the first one, on its event loop."""
+    async def open(self, folder: Path) -> tuple[Box, str]:
+        """A box for a task, and where its programs start. Sandboxes are started with the first one,
+        on its event loop.
+        """
         loop = asyncio.get_running_loop()
         if loop not in self._sandboxes:
             self._sandboxes[loop] = asyncio.ensure_future(make_sandboxes(self._config))
-        return await (await asyncio.shield(self._sandboxes[loop])).open(spec)
+        sandboxes = await asyncio.shield(self._sandboxes[loop])
+        files = {f"{name}/.keep": b"" for name in ("tests", "logs/verifier")}
+        if self._has_images and isinstance(sandboxes, ContainerSandboxes):
+            image = await self._image(sandboxes, folder)
+            return await sandboxes.open(BoxSpec(files=files, image=image.name)), image.workdir
+        files["app/.keep"] = b""
+        for name, data in _files(folder / "environment"):
+            if name != "Dockerfile":
+                files[f"app/{name}"] = data
+        return await sandboxes.open(BoxSpec(files=files)), "/app"
+
+    async def _image(self, sandboxes: ContainerSandboxes, folder: Path) -> Image:
+        """Of a task: built once, however many episodes want it; what failed is tried again."""
+        about = (asyncio.get_running_loop(), folder)
+        made = self._images.get(about)
+        if made is None or (made.done() and (made.cancelled() or made.exception())):
+            name = (_settings(folder).get("environment") or {}).get("docker_image")
+            work = (
+                sandboxes.find_image(name) if name else sandboxes.image_of(folder / "environment")
+            )
+            made = self._images[about] = asyncio.ensure_future(work)
+        return await asyncio.shield(made)
 
 
 class HarborClient:
     def __init__(self, world: HarborWorld) -> None:
         self._world = world
         self._box: Box | None = None
-        self._folder = Path()
+        self._folder, self._workdir = Path(), "/"
 
     async def reset(self, task: Mapping[str, Any], seed: int) -> Observation:
         self._folder = Path(str(dict(task.get("info") or {}).get("harbor", "")))
-        files = {
-            f"app/{name}": data
-            for name, data in _files(self._folder / "environment")
-            if name != "Dockerfile"
-        }
         await self.close()
-        made = {f"{name}/.keep": b"" for name in ("app", "tests", "logs/verifier")}
-        self._box = await self._world.open(BoxSpec(files={**made, **files}))
+        self._box, self._workdir = await self._world.open(self._folder)
         return Observation()
 
     async def step(self, action: Action) -> Observation:
@@ -129,7 +152,7 @@ class HarborClient:
         if action.name != "bash" or not isinstance(command, str):
             text = 'Error: there is one tool, bash, with one argument, "command": a text.'
             return Observation(answered(action, text), is_invalid=True)
-        ran = await self._opened.exec(["bash", "-c", f"cd /app\n{command}"])
+        ran = await self._opened.exec(self._bash(command))
         text = shortened(ran.text, _MOST_SAID)
         if ran.killed:
             text += f"\n[killed: {ran.killed}]"
@@ -146,6 +169,9 @@ class HarborClient:
         if box is not None:
             await box.close()
 
+    def _bash(self, command: str) -> list[str]:
+        return ["bash", "-c", f"cd {shlex.quote(self._workdir)}\n{command}"]
+
     @property
     def _opened(self) -> Box:
         if self._box is None:
@@ -161,7 +187,9 @@ class HarborClient:
         seconds = float(verifier.get("timeout_sec") or _VERIFIER_SECONDS)
         env = {key: str(value) for key, value in (verifier.get("env") or {}).items()}
         ran = await box.exec(
-            ["bash", "-c", "cd /app\nbash /tests/test.sh"], env=env, seconds=seconds
+            ["bash", "-c", f"cd {shlex.quote(self._workdir)}\nbash /tests/test.sh"],
+            env=env,
+            seconds=seconds,
         )
         about = {"tests": shortened(ran.text, _MOST_SAID), "exit_code": ran.rc}
         if ran.killed:  # as what the model left there may do: it took too long, or all memory
@@ -197,7 +225,7 @@ def _files(folder: Path) -> list[tuple[str, bytes]]:
     return [(str(each.relative_to(folder)), each.read_bytes()) for each in paths if each.is_file()]
 
 
-def _check(folder: Path, ignores_image: bool) -> None:
+def _check(folder: Path, ignores_image: bool, has_images: bool) -> None:
     """Raise UniRLError for what cannot be a task, and for what needs a container."""
     try:
         settings = _settings(folder)
@@ -206,29 +234,41 @@ def _check(folder: Path, ignores_image: bool) -> None:
     for name in ("instruction.md", "tests/test.sh"):
         if not (folder / name).is_file():
             raise _refused(folder, f"it has no {name}", "add it")
-    needs = _needs(folder, settings)
-    if needs and not ignores_image:
+    if ignores_image:
+        return
+    if needs := _needs_more(folder, settings):
         raise _refused(
             folder,
             f"it needs a container: {needs}",
-            'run it under Harbor, with agent.command; or set agent.options.ignore_image to "true" '
-            "where this machine has what the task needs",
+            "run it under Harbor, with agent.command",
+        )
+    if not has_images and (needs := _needs_image(folder, settings)):
+        raise _refused(
+            folder,
+            f"it needs a container: {needs}",
+            'set agent.sandbox.kind to "container"; or agent.options.ignore_image to "true" where '
+            "this machine has what the task needs",
         )
 
 
-def _needs(folder: Path, settings: Mapping[str, Any]) -> str:
+def _needs_more(folder: Path, settings: Mapping[str, Any]) -> str:
+    """What one container alone does not have."""
     environment = settings.get("environment") or {}
     verifier = settings.get("verifier") or {}
-    if environment.get("docker_image"):
-        return f"image {environment['docker_image']}"
     if verifier.get("environment_mode") == "separate":
         return "its tests want one of their own"
     if environment.get("mcp_servers"):
         return "its environment has MCP servers"
-    inside = folder / "environment"
-    if any(inside.glob("docker-compose.y*ml")):
+    if any((folder / "environment").glob("docker-compose.y*ml")):
         return "services of a compose file"
-    dockerfile = inside / "Dockerfile"
+    return ""
+
+
+def _needs_image(folder: Path, settings: Mapping[str, Any]) -> str:
+    environment = settings.get("environment") or {}
+    if environment.get("docker_image"):
+        return f"image {environment['docker_image']}"
+    dockerfile = folder / "environment" / "Dockerfile"
     text = dockerfile.read_text("utf-8") if dockerfile.is_file() else ""
     lines = text.replace("\\\n", " ").splitlines()
     words = [line.split() for line in lines if line.strip() and not line.startswith("#")]

@@ -15,8 +15,10 @@ ORPHAN_SECONDS = 3600.0
 
 
 class Bucket:
-    def __init__(self, url: str, endpoint: str = "") -> None:
-        """endpoint: of a service other than Amazon's; else AWS_ENDPOINT_URL is looked at."""
+    def __init__(self, url: str, seconds: float = SECONDS, *, check: bool = True) -> None:
+        """Of a service other than Amazon's AWS_ENDPOINT_URL is the address. seconds: for a request.
+        check: whether it can be reached.
+        """
         try:
             import obstore
             from obstore import exceptions
@@ -30,15 +32,14 @@ class Bucket:
         self._obstore, make = obstore, cast(Any, from_url)  # its types have a case for each cloud
         self._exists = exceptions.AlreadyExistsError
         self._url = url
-        options: Any = {"endpoint": endpoint} if endpoint else {}
         try:
             self._store = make(
                 url,
-                config=options,
-                client_options={"timeout": f"{SECONDS:.0f}s", "allow_http": True},
-                retry_config={"max_retries": 2, "retry_timeout": datetime.timedelta(0, SECONDS)},
+                client_options={"timeout": f"{seconds:.0f}s", "allow_http": True},
+                retry_config={"max_retries": 2, "retry_timeout": datetime.timedelta(0, seconds)},
             )
-            next(iter(self._obstore.list(self._store, chunk_size=1)), None)
+            if check:
+                next(iter(self._obstore.list(self._store, chunk_size=1)), None)
         except Exception as error:  # the package raises types of each cloud
             raise UniRLError(
                 f"the bucket {url} cannot be used for trajectories",

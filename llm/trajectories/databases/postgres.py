@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -27,7 +30,12 @@ _AGAIN_SECONDS = 5.0
 class PostgresDatabase:
     skip_locked = "FOR UPDATE SKIP LOCKED"
 
-    def __init__(self, url: str, *, create: bool = True) -> None:
+    def __init__(
+        self, url: str, *, create: bool = True, read_only: bool = False, seconds: float = SECONDS
+    ) -> None:
+        """seconds: for a connection; a statement may take three times as long. read_only: nothing
+        is written, a lost connection is made again, and a server that hangs is given up, too.
+        """
         try:
             import psycopg
         except ImportError as error:
@@ -37,14 +45,24 @@ class PostgresDatabase:
                 "pip install 'unirl[postgres]'",
             ) from error
         self._psycopg, self._url = psycopg, url
+        self._read_only, self._seconds = read_only, seconds
         self._next_attempt = 0.0
         try:
+            psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.Error:
+            # What libpq says of it has parts of it, and thereby of its password.
+            raise UniRLError(
+                "the URL of the database of store.url cannot be read",
+                "it is postgresql://USER:PASSWORD@HOST/NAME",
+                "write other characters than letters and digits as %40 and the like",
+            ) from None
+        try:
             self._connect()
-            if create:
+            if create and not read_only:
                 with self._connection.transaction():
                     self._connection.execute(f"SELECT pg_advisory_xact_lock({_SETUP_LOCK})")
                     # Making what is there would lock tables that others write to.
-                    found = self._connection.execute("SELECT to_regclass('body')").fetchone()
+                    found = self._connection.execute("SELECT to_regclass('episode_run')").fetchone()
                     is_made = found is not None and found[0] is not None
                     for statement in () if is_made else statements(_TYPES):
                         self._connection.execute(statement)
@@ -54,6 +72,10 @@ class PostgresDatabase:
                         self._connection.execute(
                             "ALTER TABLE body ALTER COLUMN data SET STORAGE EXTERNAL"
                         )
+                        # A file has the episodes of one run; here others are between them.
+                        self._connection.execute(
+                            "CREATE INDEX IF NOT EXISTS episode_run ON episode (run, id)"
+                        )
         except psycopg.Error as error:
             raise UniRLError(
                 "the database of store.url cannot be used for trajectories",
@@ -62,18 +84,33 @@ class PostgresDatabase:
             ) from error
 
     def _connect(self) -> None:
+        seconds, read_only = self._seconds, "on" if self._read_only else "off"
         self._connection = self._psycopg.connect(
             self._url,
             autocommit=True,
-            connect_timeout=int(SECONDS),
-            options=f"-c statement_timeout={int(3000 * SECONDS)}"
-            f" -c lock_timeout={int(1000 * SECONDS)} -c client_min_messages=warning",
-            keepalives_idle=10,
-            tcp_user_timeout=int(3000 * SECONDS),
+            connect_timeout=int(seconds),
+            options=f"-c statement_timeout={int(3000 * seconds)}"
+            f" -c lock_timeout={int(1000 * seconds)} -c client_min_messages=warning"
+            f" -c default_transaction_read_only={read_only}",
+            keepalives_idle=int(seconds),
+            keepalives_interval=int(seconds),
+            tcp_user_timeout=int(3000 * seconds),
         )
+
+    def _reconnect(self) -> None:
+        """Where the connection is lost."""
+        if self._connection.closed:
+            if time.monotonic() < self._next_attempt:
+                raise self._psycopg.OperationalError("the connection is lost")
+            self._next_attempt = time.monotonic() + _AGAIN_SECONDS
+            self._connect()
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         with self._explained():
+            if self._read_only:  # not within a transaction, whose beginning would be lost
+                self._reconnect()
+                with _in_time(self._connection.fileno(), 3 * self._seconds + 1):
+                    return self._connection.execute(_own(sql), values).fetchall()
             cursor = self._connection.execute(_own(sql), values)
             return cursor.fetchall() if cursor.description else []
 
@@ -84,11 +121,7 @@ class PostgresDatabase:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         with self._explained():
-            if self._connection.closed:
-                if time.monotonic() < self._next_attempt:
-                    raise self._psycopg.OperationalError("the connection is lost")
-                self._next_attempt = time.monotonic() + _AGAIN_SECONDS
-                self._connect()
+            self._reconnect()
             with self._connection.transaction():
                 yield
 
@@ -126,6 +159,26 @@ class PostgresDatabase:
                 f"Postgres says: {_first_line(error)}",
                 "check that it runs and has space",
             ) from error
+
+
+@contextlib.contextmanager
+def _in_time(connection: int, seconds: float) -> Iterator[None]:
+    """Ends the connection after so many seconds: the server looks after its own time limit, unless
+    it hangs, or its machine is gone.
+    """
+    with socket.socket(fileno=os.dup(connection)) as own:
+
+        def end() -> None:
+            with contextlib.suppress(OSError):  # it has come to its end meanwhile
+                own.shutdown(socket.SHUT_RDWR)
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 def _own(sql: str) -> str:

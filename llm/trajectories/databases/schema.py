@@ -6,6 +6,8 @@ is a ticket's: a group is learned from as a whole.
 
 from __future__ import annotations
 
+from unirl.errors import UniRLError
+
 VERSION = 1
 
 EPISODE = (
@@ -58,6 +60,15 @@ CREATE TABLE IF NOT EXISTS body (ep {int} PRIMARY KEY, data {blob} NOT NULL)
 """
 """`id`, `int`, `real` and `blob` are the database's own types; `in_order`: rows are in their key's
 own tree, which saves a page of each transaction. They are small: it has no texts but errors."""
+
+
+def other_version(found: str) -> UniRLError:
+    """found: the tables'."""
+    return UniRLError(
+        "the trajectories were written by another version of UniRL",
+        f"their tables are of version {found}, this one reads {VERSION}",
+        "use the version that wrote them",
+    )
 
 
 def statements(types: dict[str, str]) -> list[str]:

@@ -14,6 +14,10 @@ FAILURES: list[int] = []
 """Seeds of the attempts that failed."""
 
 
+BEGUN: list[int] = []
+"""Tasks that were begun."""
+
+
 class ServerGone(Restartable):
     """What the policy cannot have caused."""
 
@@ -32,6 +36,13 @@ async def fails_once(session: Session, task: AgentTask) -> float:
     if len(FAILURES) < 1:
         FAILURES.append(task.seed)
         raise ServerGone("a server is gone", "it answered before", "wait")
+    return await two_turns(session, task)
+
+
+async def first_is_slow(session: Session, task: AgentTask) -> float:
+    BEGUN.append(task.index)
+    if BEGUN.count(task.index) == 1:
+        await asyncio.sleep(1.5)
     return await two_turns(session, task)
 
 

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.llm import podman
+from tests.llm.boxes import config_for
 from unirl.errors import UniRLError
 from unirl.llm.agents.tool_calls import ToolCall
 from unirl.llm.agents.worlds.make import make_world
 from unirl.llm.agents.worlds.world import Judging, Observation, WorldFailed
+from unirl.llm.sandbox.box import SandboxFailed
 from unirl.llm.sandbox.config import SandboxConfig
 
 TOML = """\
@@ -66,9 +69,14 @@ def bash(command: str) -> ToolCall:
     return ToolCall("c", "bash", {"command": command})
 
 
-def played(folder: Path, actions: Sequence[Any], judged: bool = False) -> list[Any]:
+def played(
+    folder: Path,
+    actions: Sequence[Any],
+    judged: bool = False,
+    sandbox: SandboxConfig = SandboxConfig(level="bwrap"),  # noqa: B008
+) -> list[Any]:
     async def play() -> list[Any]:
-        world = make_world(f"harbor:{folder}", {}, sandbox=SandboxConfig(level="bwrap"))
+        world = make_world(f"harbor:{folder}", {}, sandbox=sandbox)
         (task,) = world.tasks("train") or ()
         client = world()
         try:
@@ -146,6 +154,28 @@ def test_what_needs_a_container_is_refused(
         make_world(f"harbor:{folder}", {})
     if file != "task.toml" or "docker_image" in content:
         make_world(f"harbor:{folder}", {"ignore_image": "true"})
+
+
+def test_with_containers_a_task_is_worked_on_in_its_image(tmp_path: Path) -> None:
+    config = config_for("container", slots=1)
+    dockerfile = f"FROM {podman.IMAGE}\nWORKDIR /app\nCOPY data /app/data\nRUN cp data/* /built\n"
+    folder = write(tmp_path, **{"environment/Dockerfile": dockerfile})
+    with pytest.raises(UniRLError, match="Dockerfile has RUN"):
+        make_world(f"harbor:{folder}", {})
+    for _ in range(2):  # the second time the image is there
+        seen = played(
+            folder,
+            [bash("pwd; ls; cat /built; ls /tests"), bash("cp /built hello.txt"), "Done."],
+            sandbox=config,
+        )
+        assert text(seen[0]) == "/app\ndata\nHello, world!\n"
+        assert (seen[-1].reward, seen[-1].terminated) == (1.0, True)
+    (folder / "environment/Dockerfile").write_text(f"FROM {podman.IMAGE}\nRUN no-such-program\n")
+    with pytest.raises(SandboxFailed, match="cannot be built"):
+        played(folder, [], sandbox=config)
+    (folder / "task.toml").write_text(f'{TOML}docker_image = "{podman.IMAGE}"\n')
+    (seen,) = played(folder, [bash("pwd; ls -d app")], sandbox=config)
+    assert text(seen).startswith("/\n")
 
 
 def test_a_folder_of_tasks_holds_one_in_ten_out(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from unirl.llm.engines.hf.engine import HfEngine
 from unirl.llm.group import EPISODE_COUNTS, Group, read_group
 from unirl.llm.models.model import flat_weights
 from unirl.llm.models.tiny import make_tiny, tiny_model
-from unirl.llm.outcome import ENDINGS, SCORE
+from unirl.llm.outcome import ABSENT, ENDINGS, SCORE
 from unirl.transports.local import LocalWeightStore
 
 SIZES = {"width": 32, "layers": 2}
@@ -92,6 +92,16 @@ def test_the_same_ticket_gives_the_same_episodes(model: str) -> None:
     [one], _ = produce(model, **{"agent.function": f"{CODE}two_turns"})
     [other], _ = produce(model, **{"agent.function": f"{CODE}two_turns"})
     assert one.token.tolist() == other.token.tolist()
+
+
+def test_what_a_group_does_not_wait_for_has_no_score(model: str) -> None:
+    agent_code.BEGUN.clear()
+    settings = {"agent.function": f"{CODE}first_is_slow", "queue.batch_size": 1, **JUDGED}
+    [group, other], _ = produce(model, 2, **settings)
+    assert endings(group) == ["stop", "stop", "aborted"] and count(group, "cancelled") == 1
+    assert group.outcome.flatten().tolist() == [SCORE, SCORE, ABSENT]
+    assert set(group.owner.tolist()) == {0, 1} and group.mask.any()
+    assert endings(other) == ["stop"] * 3 and count(other, "cancelled") == 0
 
 
 def test_what_the_policy_cannot_have_caused_is_tried_again(model: str) -> None:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pwd
-import shutil
-import socket
-import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.llm.trajectories.services import emptied, free_port
 from tests.llm.trajectories.stored_episodes import group, record, straight
 from unirl.errors import UniRLError
 from unirl.llm.agents.episode import Episode
 from unirl.llm.trajectories.config import StoreConfig
 from unirl.llm.trajectories.expiry import DAY, expire
+from unirl.llm.trajectories.filter import Filter
 from unirl.llm.trajectories.ledger import Ledger
 from unirl.llm.trajectories.queries import QUERIES, answer
-from unirl.llm.trajectories.store import Filter, TrajectoryStore, open_store
+from unirl.llm.trajectories.record import NO_TICKET
+from unirl.llm.trajectories.store import TrajectoryStore, open_store
 
 KINDS = (
     "sqlite",
@@ -32,81 +29,13 @@ KINDS = (
 )
 
 
-def program(name: str) -> str:
-    found = [shutil.which(name), *map(str, Path("/usr/lib/postgresql").glob(f"*/bin/{name}"))]
-    there = [each for each in found if each]
-    if not there:
-        pytest.skip(f"Postgres is not installed: there is no {name}")
-    return max(there)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """A Postgres of these tests alone. It refuses to be run as root."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'unirl[postgres]'")
-    user = None
-    if os.geteuid() == 0:
-        known = {each.pw_name for each in pwd.getpwall()}
-        user = next((name for name in ("postgres", "nobody") if name in known), None)
-        if user is None:
-            pytest.skip("Postgres does not run as root, and there is no other user")
-    initdb, pg_ctl = program("initdb"), program("pg_ctl")
-    # Another user cannot enter pytest's own folder.
-    folder = Path(tempfile.mkdtemp(prefix="unirl-postgres-", dir="/var/tmp"))
-    if user is not None:
-        shutil.chown(folder, user)
-    data, port = folder / "data", free_port()
-
-    def run(*words: str) -> None:
-        subprocess.run(words, user=user, check=True, timeout=120, capture_output=True, cwd=folder,
-                       env={**os.environ, "HOME": str(folder)})  # fmt: skip
-
-    run(initdb, "-D", str(data), "-A", "trust", "-U", "unirl", "-N")
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder} -F"
-    log = str(folder / "log")
-    try:
-        run(pg_ctl, "-D", str(data), "-o", options, "-l", log, "-w", "start")
-        yield f"postgresql://unirl@127.0.0.1:{port}/postgres"
-    finally:
-        with contextlib.suppress(subprocess.SubprocessError):  # it may not have started
-            run(pg_ctl, "-D", str(data), "-m", "immediate", "stop")
-        shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    moto = pytest.importorskip("moto.server", reason="moto is not installed: pip install moto[s3]")
-    pytest.importorskip("obstore", reason="obstore is not installed: pip install 'unirl[s3]'")
-    boto3 = pytest.importorskip("boto3")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x"),
-                            ("REGION", "us-east-1"), ("DEFAULT_REGION", "us-east-1")):  # fmt: skip
-            patch.setenv(f"AWS_{name}", value)
-        service = moto.ThreadedMotoServer("127.0.0.1", port=free_port(), verbose=False)
-        service.start()
-        host, port = service.get_host_and_port()
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="bodies")
-        yield "s3://bodies/episodes"
-        service.stop()
-
-
 @pytest.fixture(params=KINDS)
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
     if request.param == "sqlite":
         return StoreConfig()
     url = request.getfixturevalue("server")
     bodies = request.getfixturevalue("bucket") if request.param == "bucket" else ""
-    import psycopg
-
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    emptied(url)
     return StoreConfig(url=url, bodies_url=bodies)
 
 
@@ -135,6 +64,24 @@ def test_all_or_nothing_of_what_is_put_together(store: TrajectoryStore) -> None:
         store.put_many([*group(1), record(Episode([]), ticket=2, created=None)])
     assert store.count() == 0
     assert len(list(filter(None, store.put_many(group(1))))) == 2
+
+
+def test_attempts_at_one_ticket_may_be_put_together(store: TrajectoryStore) -> None:
+    first, second = group(1), [replace(each, episode=straight(900)) for each in group(1)]
+    without = [record(straight(901), ticket=NO_TICKET, place=0)]
+    found = store.put_many([*first, *without, *second, *second, *first[:1]])
+    assert [ep is not None for ep in found] == [True] * 5 + [False] * 3
+    kept = [row["id"] for row in store.find(Filter(state="done"))]
+    assert sorted(kept) == found[2:5]  # the second attempt, and what has no ticket
+    assert [record.episode for record in map(store.get, found[3:5])] == [straight(900)] * 2
+
+
+def test_a_group_that_was_cut_is_not_whole(store: TrajectoryStore) -> None:
+    *whole, last = group(1, size=3)
+    store.put_many([*whole, replace(last, episode=Episode(ending="aborted"))])
+    assert store.count(Filter(state="failed")) == 1 and Ledger(store).tickets() == []
+    assert Ledger(store).mark_trained("test", [1], 4) == [1]
+    assert store.count(Filter(state="trained")) == 2
 
 
 def test_groups_are_leased_by_one_consumer_each(

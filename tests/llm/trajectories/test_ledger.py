@@ -24,10 +24,11 @@ from unirl.llm.agents.episode import Episode
 from unirl.llm.agents.sample import write_episodes
 from unirl.llm.group import GroupShape, read_group
 from unirl.llm.trajectories.config import FILE, StoreConfig
+from unirl.llm.trajectories.filter import Filter
 from unirl.llm.trajectories.keeper import make_keeper
 from unirl.llm.trajectories.ledger import Ledger
 from unirl.llm.trajectories.run_ledger import RunLedger, make_ledger
-from unirl.llm.trajectories.store import Filter, TrajectoryStore, open_store
+from unirl.llm.trajectories.store import TrajectoryStore, open_store
 from unirl.llm.trajectories.writer import TrajectoryWriter
 
 

@@ -23,9 +23,10 @@ from unirl.llm.outcome import FAILED, Score
 from unirl.llm.trajectories import frames
 from unirl.llm.trajectories.config import FILE, StoreConfig
 from unirl.llm.trajectories.expiry import DAY, counted, expire
+from unirl.llm.trajectories.filter import Filter
 from unirl.llm.trajectories.queries import QUERIES, answer
 from unirl.llm.trajectories.redaction import SHOWN, Redaction
-from unirl.llm.trajectories.store import Filter, TrajectoryStore, open_store
+from unirl.llm.trajectories.store import TrajectoryStore, open_store
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import logging
 import queue
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,8 @@ from unirl.errors import ActorFailed, RunLost, UniRLError, format_error
 from unirl.run_events import event
 from unirl.runners.cluster.agent import AgentSetup
 from unirl.runners.cluster.heard import Heard
-from unirl.runners.cluster.placement import Ask, CannotPlace, Node, place, place_together, total
+from unirl.runners.cluster.node_history import NodeHistory
+from unirl.runners.cluster.placement import Ask, CannotPlace, Node, fits, place, place_again, total
 from unirl.runners.cluster.shares import Cluster, Share, asks_of, names_of
 from unirl.runners.loop import TrainLoop
 from unirl.runners.pipeline import Pipeline
@@ -53,8 +53,9 @@ class ClusterMembers:
         self._hub.on_lost = lambda number, why: self._lost.put((number, why))
         self._leaving: list[Share] = []
         """Their members finish what they hold, and lead nobody."""
-        self._failures: defaultdict[str, list[float]] = defaultdict(list)
-        """When agents of a node were lost."""
+        ray = self.plan.ray
+        window = self.plan.runner.restart_window_seconds
+        self._history = NodeHistory(ray.max_node_failures, window, ray.wait_seconds)
         self._next_numbers = [pool.bounds[0] for pool in self.plan.pools]
         """None has the number of an earlier one, which may not have left yet."""
         self._looked_at = 0.0
@@ -107,17 +108,14 @@ class ClusterMembers:
 
     def _nodes(self) -> list[Node]:
         """Those that may be used, with what is left: of what an agent holds, too."""
-        window, now = self.plan.runner.restart_window_seconds, time.monotonic()
-        limit, found = self.plan.ray.max_node_failures, []
-        for node in self.cluster.nodes():
-            failures = [when for when in self._failures[node.id] if now - when < window]
-            self._failures[node.id] = failures
-            if len(failures) < limit:
-                found.append(node)
-                for share in self._shares:
-                    if share.node == node.id:
-                        node.give(share.reserved)
-                        node.take(total(share.asks))
+        found = [each for each in self.cluster.nodes() if not self._history.is_left_out(each.id)]
+        for node in found:
+            agents = [each for each in (*self._shares, *self._leaving) if each.node == node.id]
+            node.reserve([each.reserved for each in agents])
+            for share in agents:
+                if share in self._shares:
+                    node.give(share.reserved)
+                    node.take(total(share.asks))
         return found
 
     def _new_restarts(self) -> Restarts:
@@ -127,7 +125,7 @@ class ClusterMembers:
     def _start(self, share: Share, node: str) -> None:
         self._last_agent += 1
         share.node, share.agent = node, self._last_agent
-        share.started_at, share.lost_at = time.monotonic(), 0.0
+        share.started_at, share.lost_at, share.is_connected = time.monotonic(), 0.0, False
         share.assigned, share.reserved = share.members(len(self.plan.pools)), total(share.asks)
         setup = AgentSetup(
             self.plan,
@@ -188,11 +186,8 @@ class ClusterMembers:
                 if isinstance(error, UniRLError):
                     raise error
                 self._lose(share, f"its agent did not start: {format_error(error)[:300]}")
-            elif (
-                time.monotonic() - share.started_at > self.plan.ray.wait_seconds
-                and share.agent not in self._hub.nodes
-            ):
-                self._lose(share, "its agent did not connect in time")
+            elif not share.is_connected and self._stop_waiting(share):
+                continue
             elif share.asks:
                 self._tell(share)
             else:
@@ -204,6 +199,23 @@ class ClusterMembers:
             self._drain()
             self._looked_at = time.monotonic()
 
+    def _stop_waiting(self, share: Share) -> bool:
+        """Give up an agent that should have connected by now; whether it was so."""
+        waited = time.monotonic() - share.started_at
+        share.is_connected = share.agent in self._hub.nodes
+        if share.is_connected:
+            self._history.connect(waited)
+        elif waited > self.plan.ray.wait_seconds:
+            self._lose(share, "its agent did not connect in time")
+            return True
+        elif waited > self._history.patience(share.node):
+            others = [node for node in self._nodes() if not self._history.has_failed(node.id)]
+            if fits(share.asks, others):
+                why = f"its agent did not connect within {waited:.1f} s, and other nodes have room"
+                self._lose(share, why, is_failure=False)
+                return True
+        return False
+
     def _tell(self, share: Share) -> None:
         """Tell an agent which members it is to have, if it does not know."""
         wanted = share.members(len(self.plan.pools))
@@ -213,21 +225,21 @@ class ClusterMembers:
             self._hub.send_control(share.agent, {"assign": [index, list(numbers)]})
         share.assigned = wanted
 
-    def _lose(self, share: Share, why: str) -> None:
+    def _lose(self, share: Share, why: str, *, is_failure: bool = True) -> None:
         names, node = names_of(share.asks), share.node[:12]
         about = event("died", agent=share.agent, node=node, member=names, cause=why)
         log.warning("node agent %d with %s was lost: %s", share.agent, names, why, extra=about)
         if share.handle is not None:
             threading.Thread(target=share.handle.kill, daemon=True).start()  # may take seconds
-        self._failures[share.node].append(time.monotonic())
-        if len(self._failures[share.node]) == self.plan.ray.max_node_failures:
+        if self._history.lose(share.node, is_failure=is_failure):
             about = event("left_out", node=node, cause=why)
             log.warning("node %s has failed too often: left out", node, extra=about)
         try:
-            share.restarts.count(
-                f"node agent {share.agent} with {names} was lost: {why}",
-                f"see the logs of its node, and {self.log_dir or 'its standard error'}",
-            )
+            if is_failure:
+                share.restarts.count(
+                    f"node agent {share.agent} with {names} was lost: {why}",
+                    f"see the logs of its node, and {self.log_dir or 'its standard error'}",
+                )
         except ActorFailed as error:
             raise RunLost(*error.parts) from error
         self._num_losses += 1
@@ -243,10 +255,9 @@ class ClusterMembers:
             self._shares.remove(share)
             return
         nodes = self._nodes()
-        # Elsewhere first: a node that has just failed may be gone, and Ray not know of it yet.
-        nodes.sort(key=lambda node: (max(self._failures[node.id], default=0.0), -node.cpus))
+        nodes.sort(key=lambda node: (self._history.lost_at(node.id), -node.cpus))
         try:
-            found = place_together(share.asks, nodes) or place(share.asks, nodes)
+            found = place_again(share.asks, nodes, self._history.has_failed)
         except CannotPlace as error:
             waits = time.monotonic() - share.lost_at
             if waits > self.plan.ray.wait_seconds and not any(each.handle for each in self._shares):

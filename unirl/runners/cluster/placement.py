@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from unirl.core.pool import Resources
 from unirl.errors import UniRLError
@@ -22,6 +22,8 @@ class Node:
     labels: dict[str, str] = field(default_factory=dict)
     is_drained: bool = False
     """It is about to go: nothing new is placed there."""
+    total: Resources | None = None
+    """All that it has, taken or not; None where that is not known."""
 
     def fits(self, wanted: Resources) -> bool:
         """Whether it has what is asked for."""
@@ -32,6 +34,17 @@ class Node:
             and wanted.memory_gib <= self.memory_gib + 1e-9
             and all(self.labels.get(key) == value for key, value in wanted.labels.items())
         )
+
+    def reserve(self, held: Sequence[Resources]) -> None:
+        """No more is left than these leave of all that it has. The cluster's own account comes
+        late: an agent that was started just now is not in it.
+        """
+        if self.total is not None:
+            all_of_it = self.total
+            self.cpus = min(self.cpus, all_of_it.cpus - sum(one.cpus for one in held))
+            self.gpus = min(self.gpus, all_of_it.gpus - sum(one.gpus for one in held))
+            memory = all_of_it.memory_gib - sum(one.memory_gib for one in held)
+            self.memory_gib = min(self.memory_gib, memory)
 
     def take(self, wanted: Resources) -> None:
         """It is taken from now on."""
@@ -120,3 +133,23 @@ def place(asks: Sequence[Ask], nodes: Sequence[Node]) -> dict[str, list[Ask]]:
             "start nodes that have it, use fewer members, or ask for less",
         )
     return {node: found for node, found in placed.items() if found}
+
+
+def fits(asks: Sequence[Ask], nodes: Sequence[Node]) -> bool:
+    """Whether there is a place for all; takes nothing."""
+    try:
+        place(asks, [replace(node) for node in nodes])
+    except CannotPlace:
+        return False
+    return True
+
+
+def place_again(
+    asks: Sequence[Ask], nodes: Sequence[Node], has_failed: Callable[[str], bool]
+) -> dict[str, list[Ask]]:
+    """What a lost node had: together, or in parts where no node has room for all. A node that
+    failed of late may be gone, and the cluster not know of it yet: it comes last. CannotPlace.
+    """
+    good = [node for node in nodes if not has_failed(node.id)]
+    chosen = good if fits(asks, good) else nodes
+    return place_together(asks, chosen) or place(asks, chosen)

@@ -236,16 +236,17 @@ class RayCluster:
         for each in self._ray.nodes():
             if not each["Alive"]:
                 continue
-            left = free.get(each["NodeID"], {})
+            left = _resources(free.get(each["NodeID"], {}))
             found.append(
                 Node(
                     each["NodeID"],
                     f"{each['NodeManagerAddress']} ({each['NodeID'][:6]})",
-                    left.get("CPU", 0.0),
-                    left.get("GPU", 0.0),
-                    left.get("memory", 0.0) / 2**30,
+                    left.cpus,
+                    left.gpus,
+                    left.memory_gib,
                     dict(each.get("Labels") or {}),
                     each["NodeID"] in drained,
+                    _resources(each["Resources"]),
                 )
             )
         return found
@@ -304,6 +305,12 @@ class RayCluster:
     def _shutdown(self) -> None:
         with contextlib.suppress(Exception):
             self._ray.shutdown()
+
+
+def _resources(found: Mapping[str, float]) -> Resources:
+    """Of Ray's names for them."""
+    memory = found.get("memory", 0.0) / 2**30
+    return Resources(found.get("CPU", 0.0), found.get("GPU", 0.0), memory)
 
 
 def _needs(plan: Plan, shapes: Sequence[Mapping[str, Any]], gpus: float) -> NodeNeeds:

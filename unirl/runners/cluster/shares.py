@@ -44,6 +44,8 @@ class Share:
     agent: int = -1
     handle: Handle | None = None
     started_at: float = 0.0
+    is_connected: bool = False
+    """Whether its agent has connected."""
     lost_at: float = 0.0
     """Since when it has been without a node."""
     left_at: float = 0.0

@@ -8,16 +8,13 @@ what comes with them later is refused and counted.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import logging
-import secrets
 import socket
 import sys
 import threading
 import time
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -25,8 +22,11 @@ from typing import Any
 from unirl.transports.remote.io_loop import IoLoop
 from unirl.transports.remote.layout import joint_digest
 from unirl.transports.remote.node_connection import NodeConnection, Parked
+from unirl.transports.remote.outgoing import send_versions
+from unirl.transports.remote.relay import SEND_SECONDS, Address, WeightTree
 from unirl.transports.remote.server import RemoteServer
-from unirl.transports.remote.weights import RemoteWeights, send_versions
+from unirl.transports.remote.token import Token
+from unirl.transports.remote.weights import RemoteWeights
 from unirl.transports.remote.wire import (
     READ_SECONDS,
     Frame,
@@ -34,6 +34,7 @@ from unirl.transports.remote.wire import (
     ProtocolError,
     Stream,
     no_payload,
+    read_frame,
     text_frame,
 )
 
@@ -42,41 +43,22 @@ log = logging.getLogger(__name__)
 SLOTS, WEIGHTS = 0, 1
 """What a connection is for."""
 HELLO_SECONDS = 10.0
-SEND_SECONDS = 60.0
-
-
-class Token:
-    """What a node must know to be let in: 32 random bytes."""
-
-    def __init__(self, data: bytes | None = None) -> None:
-        self.data = secrets.token_bytes(32) if data is None else data
-
-    @property
-    def words(self) -> tuple[int, ...]:
-        """As values of a frame."""
-        parts = (self.data[i : i + 8] for i in range(0, 32, 8))
-        return tuple(int.from_bytes(part, "little", signed=True) for part in parts)
-
-    @property
-    def near_address(self) -> str:
-        """Where nodes on the learner's machine reach it: a name that others cannot guess, without a
-        file.
-        """
-        return f"\0unirl-{hashlib.blake2b(self.data, digest_size=16).hexdigest()}"
-
-    def fits(self, words: tuple[int, ...]) -> bool:
-        """Whether these are its words; takes the same time wherever they differ."""
-        found = b"".join(word.to_bytes(8, "little", signed=True) for word in words)
-        return hmac.compare_digest(found, self.data)
+_RELAYED_BYTES = 2**23
+"""Weights of fewer leave the learner's machine sooner than they would get anywhere by two steps."""
 
 
 class Hub:
     """host: the address to listen at. silent_seconds: after which a node counts as lost.
+    fanout: how many nodes get large weights from here, and from each of them; 0: all, from here.
     on_lost: called by the hub's thread with a node's number and why it was lost.
     """
 
-    def __init__(self, host: str = "127.0.0.1", silent_seconds: float = 6.0) -> None:
+    def __init__(
+        self, host: str = "127.0.0.1", silent_seconds: float = 6.0, fanout: int = 0
+    ) -> None:
         self.token, self.silent_seconds = Token(), silent_seconds
+        self._trees: defaultdict[int, WeightTree] = defaultdict(lambda: WeightTree(fanout))
+        self._fanout = fanout
         self._listener = socket.create_server((host, 0), backlog=256)
         self._listener.setblocking(False)
         self.address: tuple[str, int] = (host, self._listener.getsockname()[1])
@@ -91,6 +73,8 @@ class Hub:
         self.num_refused = 0
         """Connections that were refused: wrong token, other protocol, nothing said."""
         self._threads: list[threading.Thread] = []
+        self._relayed: set[socket.socket] = set()
+        """Connections to nodes that get their weights from others."""
         self._listeners = [self._listener]
         if sys.platform == "linux":
             self._listeners.append(near := socket.socket(socket.AF_UNIX))
@@ -206,7 +190,7 @@ class Hub:
         self._loop.forget(stream)
         if role == WEIGHTS:
             stream.send(Frame(Kind.WELCOME).pack())
-            self._send_weights(stream.detach(), frame.queue)
+            self._send_weights(stream.detach(), frame)
             return
         before = self.nodes.get(number)
         if before is not None:
@@ -225,16 +209,42 @@ class Hub:
         servers = [reference() for reference in self._servers.values()]
         return joint_digest(server.memory.layout for server in servers if server is not None)
 
-    def _send_weights(self, sock: socket.socket, number: int) -> None:
-        store = self.stores.get(number)
+    def _send_weights(self, sock: socket.socket, hello: Frame) -> None:
+        """Have a thread send them, or say first which node has them. hello: values[6] is the port
+        at which the node itself passes them on, if it does.
+        """
+        queue, number, port = hello.queue, hello.values[4], hello.values[6]
+        store, where = self.stores.get(queue), None
         if store is None:
-            raise ProtocolError(f"weights {number} are unknown")
+            raise ProtocolError(f"weights {queue} are unknown")
         sock.settimeout(SEND_SECONDS)
-        thread = threading.Thread(
-            target=send_versions, args=(sock, number, store), name="weights", daemon=True
-        )
+        is_large = store.num_bytes >= _RELAYED_BYTES
+        if 0 < port < 1 << 16 and self._fanout and is_large:
+            where = self._trees[queue].join(number, (sock.getpeername()[0], port))
+
+        def send() -> None:
+            with contextlib.suppress(OSError):  # it is gone
+                if where is not None:
+                    self._send_elsewhere(sock, queue, where)
+                    self._trees[queue].leave_parent(number)
+                send_versions(sock, queue, store.outgoing)
+            sock.close()
+
+        thread = threading.Thread(target=send, name="weights", daemon=True)
         thread.start()
         self._threads.append(thread)
+
+    def _send_elsewhere(self, sock: socket.socket, queue: int, where: Address) -> None:
+        """Name the node that has weights, and wait until it says that they do not come from it."""
+        self._relayed.add(sock)
+        try:
+            sock.sendall(b"".join(text_frame(Kind.RELAY, where, queue)))
+            sock.settimeout(None)
+            if read_frame(sock).kind is not Kind.DIRECT:
+                raise ProtocolError("it said what it must not say")
+            sock.settimeout(SEND_SECONDS)
+        finally:
+            self._relayed.discard(sock)
 
     def _guarded(self, node: NodeConnection, work: Callable[[], Any]) -> Any:
         """Work for one node; where its connection fails it is lost."""
@@ -258,6 +268,8 @@ class Hub:
             self._end_leases(node, why)
 
     def _end_leases(self, node: NodeConnection, why: str) -> None:
+        for tree in [*self._trees.values()]:
+            tree.leave(node.number)
         number = node.revoke_all("actor_died")
         log.info("node %d is lost: %s; %d slot(s) given back", node.number, why, number)
         self.on_lost(node.number, why)
@@ -313,3 +325,6 @@ class Hub:
         self._loop.close()
         for store in self.stores.values():
             store.close()
+        for sock in [*self._relayed]:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)

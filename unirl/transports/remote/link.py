@@ -14,16 +14,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from unirl.errors import UniRLError
 from unirl.transports.remote.client import Channel, NodeQueue
-from unirl.transports.remote.hub import HELLO_SECONDS, SLOTS, WEIGHTS, Token
+from unirl.transports.remote.hub import HELLO_SECONDS, SLOTS, WEIGHTS
 from unirl.transports.remote.io_loop import IoLoop
 from unirl.transports.remote.layout import NodeMemory, joint_digest
-from unirl.transports.remote.weights import receive_versions
+from unirl.transports.remote.relay import RelayPort
+from unirl.transports.remote.token import Token
+from unirl.transports.remote.weights import SILENT_SECONDS, NodeWeights
 from unirl.transports.remote.wire import (
-    READ_SECONDS,
     Frame,
     Kind,
     ProtocolError,
@@ -69,38 +71,69 @@ class NodeLink:
         self._last_channel, self._pinged_at, self._fenced_at = 0, 0.0, 0.0
         self._lock = threading.Lock()
         digest = joint_digest(memory.layout for memory in memories.values())
-        words, near = Token(token).words, Token(token).near_address
+        known = Token(token)
+        self._relay: RelayPort | None = None
+        self._weights = {
+            queue: NodeWeights(
+                store, self._on_version, partial(self._reach_node, known, queue, number)
+            )
+            for queue, store in stores.items()
+        }
+
+        def ask_for_weights(queue: int, sock: socket.socket) -> Frame:
+            values = (*known.words, number, WEIGHTS, self._relay_port(sock, known))
+            return Frame(Kind.HELLO, queue, 0, values)
+
         self._weight_sockets = [
-            self._connect(address, Frame(Kind.HELLO, queue, 0, (*words, number, WEIGHTS, 0)), near)
+            self._connect(address, partial(ask_for_weights, queue), known.near_address)
             for queue in stores
         ]
-        sock = self._connect(address, Frame(Kind.HELLO, 0, 0, (*words, number, SLOTS, digest)))
+        hello = Frame(Kind.HELLO, 0, 0, (*known.words, number, SLOTS, digest))
+        sock = self._connect(address, lambda sock: hello)
         self._up = Stream(sock, self._target, self._down)
         self._loop = IoLoop("node-link", self._tick)
         self._loop.watch(self._up, lambda: self._guarded(self._up.receive))
         self._loop.start()
-        for sock, store in zip(self._weight_sockets, stores.values(), strict=True):
+        for sock, weights in zip([*self._weight_sockets], self._weights.values(), strict=True):
             threading.Thread(
-                target=self._receive, args=(sock, store), name="node-weights", daemon=True
+                target=self._receive, args=(sock, weights), name="node-weights", daemon=True
             ).start()
 
     @staticmethod
-    def _connect(address: tuple[str, int], hello: Frame, near: str = "") -> socket.socket:
+    def _connect(
+        address: tuple[str, int], hello: Callable[[socket.socket], Frame], near: str = ""
+    ) -> socket.socket:
         """near: where to reach it instead, if it is on this machine."""
         try:
             sock = _connect_near(near)
             if sock is None:
-                sock = socket.create_connection(address, HELLO_SECONDS)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.sendall(hello.pack())
-            if read_frame(sock).kind is not Kind.WELCOME:
-                raise ProtocolError("the learner's process did not welcome it")
+                sock = _connect_far(address, HELLO_SECONDS)
+            _say_hello(sock, hello(sock))
         except OSError as error:
             raise UniRLError(
                 f"the node cannot reach the learner at {address[0]}:{address[1]}: {error}",
                 "nodes connect to it, with the run's token",
                 "open its ports to the nodes, and use the same UniRL on all of them",
             ) from error
+        return sock
+
+    def _relay_port(self, sock: socket.socket, token: Token) -> int:
+        """Where other nodes get weights from this one; 0: nowhere, as it is the learner's machine
+        that they would come from.
+        """
+        if sock.family == socket.AF_UNIX:
+            return 0
+        if self._relay is None:
+            sources = {queue: weights.outgoing for queue, weights in self._weights.items()}
+            self._relay = RelayPort(sock, token, sources)
+        return self._relay.number
+
+    def _reach_node(self, token: Token, queue: int, number: int, where: Any) -> socket.socket:
+        """A connection to another node that has weights. OSError."""
+        host, port = where
+        sock = _connect_far((str(host), int(port)), SILENT_SECONDS)
+        self._weight_sockets.append(sock)
+        _say_hello(sock, Frame(Kind.HELLO, queue, 0, (*token.words, number, WEIGHTS)))
         return sock
 
     def queue(self, number: int) -> NodeQueue:
@@ -272,9 +305,9 @@ class NodeLink:
         self._loop.forget(self._up)
         self._up.close()
 
-    def _receive(self, sock: socket.socket, store: SharedWeightStore) -> None:
+    def _receive(self, sock: socket.socket, weights: NodeWeights) -> None:
         with contextlib.suppress(OSError):
-            receive_versions(sock, store, READ_SECONDS, self._on_version)
+            weights.receive(sock)
         with contextlib.suppress(OSError):  # the process ends
             self._loop.call(lambda: self._end("no more weights come"))
 
@@ -297,6 +330,10 @@ class NodeLink:
         """End the connection; idempotent."""
         self._loop.ask(lambda: self._end("closed"), 5.0)
         self._loop.close()
+        if self._relay is not None:
+            self._relay.close()
+        for weights in self._weights.values():
+            weights.outgoing.close()
         for sock in self._weight_sockets:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -315,3 +352,16 @@ def _connect_near(name: str) -> socket.socket | None:
         sock.close()
         return None
     return sock
+
+
+def _connect_far(address: tuple[str, int], seconds: float) -> socket.socket:
+    sock = socket.create_connection(address, seconds)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def _say_hello(sock: socket.socket, hello: Frame) -> None:
+    """Be let in. ConnectionError where one is not."""
+    sock.sendall(hello.pack())
+    if read_frame(sock).kind is not Kind.WELCOME:
+        raise ProtocolError("the other side did not welcome it")

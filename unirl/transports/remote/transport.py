@@ -19,14 +19,17 @@ from unirl.transports.remote.weights import RemoteWeights
 
 
 class RemoteTransport:
-    """See Transport. host: the address of this machine that nodes connect to.
+    """See Transport. host: the address of this machine that nodes connect to. weights_fanout: how
+    many nodes get large weights from here, and from each of them; 0: all, from here.
 
     Queues and weight stores are numbered in the order in which they are made; those of one number
     belong together.
     """
 
-    def __init__(self, host: str = "127.0.0.1", silent_seconds: float = 6.0) -> None:
-        self.hub = Hub(host, silent_seconds)
+    def __init__(
+        self, host: str = "127.0.0.1", silent_seconds: float = 6.0, weights_fanout: int = 0
+    ) -> None:
+        self.hub = Hub(host, silent_seconds, weights_fanout)
         self._num_queues = 0
         self._link: NodeLink | None = None
 

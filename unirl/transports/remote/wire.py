@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 _HEADER = struct.Struct("<HBBI8q")
-_MAGIC = 0x5504
+_MAGIC = 0x5505
 """Changes with every change of the frames: nodes with another UniRL are refused."""
 MAX_TEXT = 1 << 16
 READ_SECONDS = 20.0
@@ -28,17 +28,17 @@ much, above all in a process with a thread that computes and takes the interpret
 class Kind(enum.IntEnum):
     """What a frame says. Those of the first line carry text: its length is the first value."""
 
-    STATUS, ERROR, TEXT, CONTROL, JOIN = range(5)
+    STATUS, ERROR, TEXT, CONTROL, JOIN, RELAY = range(6)
     HELLO, WELCOME, PING, PONG, FENCED, CLOSED = range(10, 16)
     ACQUIRE, CANCEL, GRANT, NONE, NOTIFY = range(20, 25)
     COMMIT, DISCARD, REISSUE, PROGRESS, LEAVE, GONE, OK, SUBMIT, SAVE = range(30, 39)
     RETIRE, REVOKE, MEMBERS, STATS, DESCRIBE = range(40, 45)
-    WEIGHTS = 50
+    WEIGHTS, DIRECT = 50, 51
 
 
 COMMITS = (Kind.COMMIT, Kind.SUBMIT)
 """With the bytes of a slot. The second one is answered only where something is wrong."""
-_WITH_TEXT = frozenset((Kind.STATUS, Kind.ERROR, Kind.TEXT, Kind.CONTROL, Kind.JOIN))
+_WITH_TEXT = frozenset((Kind.STATUS, Kind.ERROR, Kind.TEXT, Kind.CONTROL, Kind.JOIN, Kind.RELAY))
 
 
 class Frame(NamedTuple):
@@ -278,11 +278,31 @@ def receive_with_fds(sock: socket.socket) -> tuple[Frame, list[int]]:
     return unpack(data), fds
 
 
+def read_first_frame(sock: socket.socket, seconds: float) -> Frame:
+    """The first header of somebody who may be a stranger: all of it within so many seconds."""
+    data, have, deadline = bytearray(_HEADER.size), 0, time.monotonic() + seconds
+    while have < len(data):
+        sock.settimeout(max(1e-3, deadline - time.monotonic()))
+        number = sock.recv_into(memoryview(data)[have:])
+        if number == 0 or time.monotonic() > deadline:
+            raise ProtocolError("it did not say the token in time")
+        have += number
+    return unpack(data)
+
+
+def read_text(sock: socket.socket, frame: Frame) -> Any:
+    """What follows a header with text, of a socket that blocks."""
+    if not 0 <= frame.values[0] <= MAX_TEXT:
+        raise ProtocolError(f"a text of {frame.values[0]} bytes")
+    text = bytearray(frame.values[0])
+    read_exactly(sock, memoryview(text))
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ProtocolError("a text that is no JSON") from None
+
+
 def read_with_text(sock: socket.socket) -> tuple[Frame, Any]:
     """The next header of a socket that blocks, and its text, if it has one."""
     frame = read_frame(sock)
-    if frame.kind not in _WITH_TEXT:
-        return frame, None
-    text = bytearray(frame.values[0])
-    read_exactly(sock, memoryview(text))
-    return frame, json.loads(text)
+    return frame, read_text(sock, frame) if frame.kind in _WITH_TEXT else None

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from unirl.errors import UniRLError
-from unirl.llm.trajectories.databases.database import BodyDropped
+from unirl.llm.trajectories.databases.database import StoreFailed
 from unirl.view.answers import cut
 from unirl.view.episodes.samples import Samples
+from unirl.view.episodes.sources import Databases
 from unirl.view.episodes.stored import Stored
 from unirl.view.episodes.turns import outline, turns_of
 from unirl.view.episodes.vocabulary import Vocabulary
@@ -29,10 +30,10 @@ class Export:
 
 
 class Episodes:
-    """config: the run's."""
+    """config: the run's. databases: those that runs share."""
 
-    def __init__(self, run: Run, config: Mapping[str, Any]) -> None:
-        self._stored = Stored(run.path)
+    def __init__(self, run: Run, config: Mapping[str, Any], databases: Databases) -> None:
+        self._stored = Stored(databases.source(run.path, config))
         self._samples = Samples(run.path, _weights(config))
         self._vocabulary = Vocabulary(run.path)
 
@@ -56,7 +57,7 @@ class Episodes:
         row = self._stored.row(ep)
         try:
             episode = self._stored.record(ep).episode
-        except BodyDropped as error:
+        except UniRLError as error:  # its row is shown all the same
             return {**row, "turns": [], "outline": [], "missing": list(error.parts)}
         ticket, place = row["ticket"], row["place"]
         learned = self._samples.learned(ticket, place) if ticket is not None else []
@@ -81,11 +82,14 @@ class Episodes:
         rows = self._stored.of_ticket(number_)
         if not rows:
             raise _no_ticket(number_)
-        prompt = None
+        prompt, lost = None, None
         for row in rows:
             try:
+                if lost is not None:  # one time limit for all of them
+                    raise lost
                 turns = turns_of(self._stored.record(row["id"]).episode, str)
             except UniRLError as error:
+                lost = error if isinstance(error, StoreFailed) else None
                 row["text"] = f"({error.what})"
                 continue
             prompt = prompt or next((turn["given"] for turn in turns), None)

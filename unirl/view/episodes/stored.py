@@ -4,25 +4,22 @@ of its own, which holds nobody up.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from unirl.errors import UniRLError
 from unirl.llm.trajectories import frames
-from unirl.llm.trajectories.config import FILE
-from unirl.llm.trajectories.databases.database import BodyDropped
-from unirl.llm.trajectories.databases.schema import VERSION
-from unirl.llm.trajectories.databases.sqlite import SqliteDatabase
+from unirl.llm.trajectories.databases.database import Row, StoreFailed
 from unirl.llm.trajectories.record import Record
 from unirl.llm.trajectories.store import TrajectoryStore
 from unirl.view.answers import cut
 from unirl.view.episodes.index import NUMBERS, WORDS, EpisodeIndex
+from unirl.view.episodes.sources import Source
 from unirl.view.episodes.wanted import Wanted
-from unirl.view.files import is_inside, signature
 from unirl.view.folders import NotThere
 
 COLUMNS = (
@@ -37,27 +34,31 @@ ones are in it at once.
 """
 _SEARCH_SECONDS = 0.15
 """For texts of bodies."""
-_AT_ONCE = 500
+_AT_ONCE = 100
+_TOGETHER = 20_000
+"""Rows of the index that are read at a time."""
 
 
 class Stored:
-    """The store of one run. Raises UniRLError where it cannot be read."""
+    """The stored episodes of one run. Raises UniRLError where they cannot be read."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._path = folder, folder / FILE
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._lock = threading.Lock()
-        self._store: TrajectoryStore | None = None
-        self._opened: tuple[bool, tuple[int, ...]] = False, ()
-        self._index, self._indexed = EpisodeIndex(), float("-inf")
+        self._opened: tuple[TrajectoryStore, str] | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._index, self._indexed = EpisodeIndex(), time.monotonic()
 
     @property
     def is_there(self) -> bool:
-        return self._path.is_file() and is_inside(self._path, self._folder)
+        return self._source.is_there
 
     def find(self, wanted: Wanted) -> dict[str, Any]:
         with self._lock:
-            store = self._open()
-            self._catch_up(store)
+            store = self._open()[0]
+            self._catch_up()
             found = self._index.find(wanted)
             more: dict[str, Any] = {"source": "store"}
             if wanted.text:
@@ -75,18 +76,12 @@ class Stored:
 
     def of_ticket(self, ticket: int) -> list[dict[str, Any]]:
         """The episodes of a group, by their place."""
-        with self._lock:
-            rows = self._open().database.execute(
-                f"SELECT {', '.join(COLUMNS)} FROM episode WHERE ticket = ? ORDER BY place, id "
-                "LIMIT 1000",
-                [ticket],
-            )
-        return [_row(row) for row in rows]
+        return [_row(row) for row in self._select(
+            ", ".join(COLUMNS), "ticket = ? ORDER BY place, id LIMIT 1000", ticket
+        )]  # fmt: skip
 
     def row(self, ep: int) -> dict[str, Any]:
-        with self._lock:
-            sql = f"SELECT {', '.join(COLUMNS)}, scores FROM episode WHERE id = ?"
-            rows = self._open().database.execute(sql, [ep])
+        rows = self._select(f"{', '.join(COLUMNS)}, scores", "id = ?", ep)
         if not rows:
             raise NotThere(
                 f"there is no episode {ep}", "it has a number of the list", "it may have expired"
@@ -95,65 +90,58 @@ class Stored:
 
     def record(self, ep: int) -> Record:
         """The whole episode. Raises BodyDropped where its line alone is left."""
+        self.row(ep)  # it is this run's
         with self._lock:
-            store = self._open()
-            sql = "SELECT body_key FROM episode WHERE id = ?"
-            found = store.database.execute(sql, [ep])
-            if found and found[0][0] is not None:
-                raise BodyDropped(
-                    f"tokens and texts of episode {ep} are in a bucket",
-                    "unirl view reads run folders alone",
-                    "unirl trajectories RUN --episode shows it",
-                )
-            return store.get(ep)
+            return self._open()[0].get(ep)
 
-    def _open(self) -> TrajectoryStore:
-        if not self.is_there:
-            raise NotThere("this run has no stored episodes", f"they are in {FILE}", "")
-        has_log = self._path.with_name(f"{FILE}-wal").exists()
-        # Of a file that nobody writes SQLite looks at nothing twice.
-        now = has_log, signature(self._path)[: 2 if has_log else 4]
-        if self._store is None or now != self._opened:
-            self.close()
-            store = TrajectoryStore(SqliteDatabase(self._path, read_only=True), redact=False)
-            sql = "SELECT value FROM meta WHERE name = 'schema'"
-            known = store.database.execute(sql)
-            if not known or known[0][0] != str(VERSION):
-                store.close()
-                raise UniRLError(
-                    "the episodes were written by another version of UniRL",
-                    f"their tables are of version {known[0][0] if known else '?'}, this one reads "
-                    f"{VERSION}",
-                    "use the version that wrote them",
-                )
-            store.database.execute("PRAGMA cache_size = -16000")
-            self._store, self._opened = store, now
-            self._index, self._indexed = EpisodeIndex(), float("-inf")
-        return self._store
+    def _select(self, columns: str, condition: str, value: int) -> list[Row]:
+        with self._lock:
+            store, own = self._open()
+            sql = f"SELECT {columns} FROM episode WHERE {own} AND {condition}"
+            return store.database.execute(sql, [value])
 
-    def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-            self._store = None
+    def _open(self) -> tuple[TrajectoryStore, str]:
+        opened = self._source.open()
+        if opened != self._opened:
+            self._opened = opened
+            self._forget()
+        return opened
 
-    def _catch_up(self, store: TrajectoryStore) -> None:
-        is_written = self._opened[0]
-        is_old = time.monotonic() - self._indexed > _AGAIN_SECONDS
-        if is_old and (is_written or not len(self._index)):
-            self._index, self._indexed = EpisodeIndex(), time.monotonic()
-        while True:
-            rows = store.database.execute(
-                f"SELECT {_INDEXED} FROM episode WHERE id > ? AND state <> 'open' ORDER BY id "
-                "LIMIT 20000",
-                [self._index.last_id],
-            )
-            self._index.add(rows)
-            if len(rows) < 20000:
-                return
+    def _catch_up(self) -> None:
+        if len(self._index) and time.monotonic() - self._indexed > _AGAIN_SECONDS:
+            self._indexed = time.monotonic()
+            if self._source.is_written:
+                threading.Thread(target=self._read_again, daemon=True).start()
+        while _read_more(self._index, *self._open()) == _TOGETHER:
+            pass
+
+    def _read_again(self) -> None:
+        """Beside questions, which wait for a part of it at most."""
+        index, opened = EpisodeIndex(), self._opened
+        while opened is not None:
+            time.sleep(0.01)  # a question that waits is first
+            with self._lock, contextlib.suppress(UniRLError):  # the next question shows it
+                if opened == self._opened and _read_more(index, *opened) == _TOGETHER:
+                    continue
+                if opened == self._opened:
+                    self._index = index
+            return
+
+
+def _read_more(index: EpisodeIndex, store: TrajectoryStore, own: str) -> int:
+    rows = store.database.execute(
+        f"SELECT {_INDEXED} FROM episode WHERE {own} AND id > ? AND state <> 'open' "
+        f"ORDER BY id LIMIT {_TOGETHER}",
+        [index.last_id],
+    )
+    index.add(rows)
+    return len(rows)
 
 
 def _rows(store: TrajectoryStore, ids: Sequence[int]) -> list[dict[str, Any]]:
     """Their rows, in this order."""
+    if not ids:
+        return []
     marks = ", ".join("?" * len(ids))
     sql = f"SELECT {', '.join(COLUMNS)} FROM episode WHERE id IN ({marks})"
     found = {row[0]: _row(row) for row in store.database.execute(sql, ids)}
@@ -168,12 +156,21 @@ def _search(store: TrajectoryStore, ids: Sequence[int], wanted: Wanted) -> tuple
         some = ids[begin : begin + _AT_ONCE]
         rows = {row["id"]: row for row in _rows(store, some)}
         marks = ", ".join("?" * len(some))
-        sql = f"SELECT ep, data FROM body WHERE ep IN ({marks})"
-        bodies = {ep: data for ep, data in store.database.execute(sql, some)}
+        sql = (
+            "SELECT episode.id, data, body_key, body_size FROM episode "
+            f"LEFT JOIN body ON body.ep = episode.id WHERE episode.id IN ({marks})"
+        )
+        bodies = {ep: body for ep, *body in store.database.execute(sql, some)}
         for number, id in enumerate(some):
             if time.monotonic() > deadline:
                 return found, begin + number
-            if id in rows and _has(rows[id], bodies.get(id, b""), wanted.text):
+            data, key, size = bodies.get(id, (None, None, 0))
+            if key is not None and store.bucket is not None:
+                try:
+                    data = store.bucket.read(key, 0, size)
+                except StoreFailed:
+                    return found, begin + number
+            if id in rows and _has(rows[id], bytes(data or b""), wanted.text):
                 found.append(id)
     return found, len(ids)
 

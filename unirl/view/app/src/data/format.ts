@@ -46,6 +46,10 @@ export function rate(value: unknown, unit?: string | null): string {
   return typeof value === "number" && Number.isFinite(value) ? `${number(value, 3)} ${unit || "steps"}/s` : NONE;
 }
 
+export function bytes(value: unknown): string {
+  return typeof value === "number" && Number.isFinite(value) ? `${number(value / 1e6, 2)} MB` : NONE;
+}
+
 export function plural(count: number, noun: string): string {
   return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
 }

@@ -9,6 +9,8 @@ export interface Source {
   /** Seconds since 1970 at which the page was saved; null: the server answers. */
   readonly saved: number | null;
   get<T>(path: string, parameters?: Parameters, signal?: AbortSignal): Promise<T>;
+  /** The address of a file that the page links to; null: a saved page does not hold it. */
+  file(path: string): string | null;
   /** Calls the handlers as news arrive, until the function that it returns is called. */
   live(runs: string[], handlers: LiveHandlers): () => void;
   /** Says at once, and whenever it changes, whether news arrive. */
@@ -50,6 +52,10 @@ class Server implements Source {
     return body as T;
   }
 
+  file(path: string): string {
+    return path;
+  }
+
   live(runs: string[], handlers: LiveHandlers): () => void {
     return this.hub.subscribe(runs, handlers);
   }
@@ -62,6 +68,7 @@ class Server implements Source {
 interface Block {
   saved: number;
   answers: Record<string, unknown>;
+  files?: Record<string, string>;
 }
 
 class Saved implements Source {
@@ -79,6 +86,10 @@ class Saved implements Source {
     }
   }
 
+  file(path: string): string | null {
+    return this.block.files?.[decodeURIComponent(path)] ?? null;
+  }
+
   live(): () => void {
     return () => undefined;
   }
@@ -93,6 +104,8 @@ class Saved implements Source {
     if (found === undefined) {
       throw new AnswerError(["This is not in the saved page", "it holds what was chosen when it was saved", "open the run with unirl view"]);
     }
+    const error = errorParts(found);
+    if (error) throw new AnswerError(error);
     if (path === "/api/compare") return this.comparison(found as Comparison, parameters);
     return path.endsWith("/episodes") ? filterEpisodes(found as EpisodeList, parameters) : found;
   }

@@ -56,12 +56,17 @@ export interface Evaluation {
   by_hand?: boolean;
 }
 
+export interface Video {
+  name: string;
+  bytes?: Value;
+}
+
 export interface Run extends RunRow {
   config?: Record<string, unknown>;
   command?: string | null;
   pipeline?: Pipeline;
   evaluations?: Evaluation[];
-  videos?: string[];
+  videos?: Video[];
   checkpoints?: string[];
   has?: { samples?: boolean; episodes?: boolean; videos?: boolean };
 }
@@ -171,6 +176,8 @@ export interface Turn {
 export interface Episode extends Omit<EpisodeRow, "turns"> {
   rewards?: Record<string, unknown> | null;
   turns: Turn[];
+  /** Where it was read: store or samples. */
+  source?: string | null;
   /** Why there are no turns. */
   missing?: string[];
   /** Whether what the learner saw of its tokens is known. */

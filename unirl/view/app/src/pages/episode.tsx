@@ -37,6 +37,10 @@ function Steps({ run, id, episode, query }: { run: Run; id: string; episode: Epi
   const asked = query.get("colour") as ColourBy | null;
   const by = asked && ways.includes(asked) ? asked : (ways[0] ?? "none");
   const scale = useMemo(() => scaleOf(tokens, by), [tokens, by]);
+  const exports = (episode.source === "store" ? FORMATS : []).flatMap((format) => {
+    const href = source.file(`/api/runs/${run.id}/episodes/${encodeURIComponent(id)}/export?format=${format}`);
+    return href === null ? [] : [{ format, href }];
+  });
   const show = (next: number) => setQuery({ turn: String(Math.max(0, Math.min(turns.length - 1, next))) });
 
   useEffect(() => {
@@ -71,11 +75,11 @@ function Steps({ run, id, episode, query }: { run: Run; id: string; episode: Epi
             Its group, ticket {number(episode.ticket)}
           </a>
         )}
-        {source.saved === null && (
+        {exports.length > 0 && (
           <span class="actions">
             Export
-            {FORMATS.map((format) => (
-              <a key={format} class="button" download href={`/api/runs/${run.id}/episodes/${encodeURIComponent(id)}/export?format=${format}`}>
+            {exports.map(({ format, href }) => (
+              <a key={format} class="button" download={`episode-${id}.${format}.json`} href={href}>
                 {format === "verifiers" ? format : format.toUpperCase()}
               </a>
             ))}

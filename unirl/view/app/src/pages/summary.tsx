@@ -8,7 +8,7 @@ import { useSeriesOf } from "../data/series_of";
 import { at, combine, last, type Line } from "../data/series";
 import type { Axis, Evaluation, Run, RunEvent, RunRow, Series, SeriesAnswer, Staleness } from "../data/types";
 import { Chart } from "../parts/chart";
-import { AxisChoice, Panel } from "../parts/controls";
+import { AxisChoice, Loaded, Panel } from "../parts/controls";
 import { type Mark, marksOf } from "../parts/marks";
 import { PipelineDrawing } from "../parts/pipeline";
 import { StalenessDrawing } from "../parts/staleness";
@@ -55,7 +55,7 @@ export function SummaryTab({ run, axis, news }: { run: Run; axis: Axis; news: nu
         <Chart title={plain(metric)} lines={lines} axis={axis} marks={marks} height={280} />
       </Panel>
       <Panel title="Age of samples when they were learned from">
-        <StalenessDrawing staleness={ages.data} bound={run.pipeline?.queue?.max_staleness ?? null} />
+        <Loaded answer={ages}>{(found) => <StalenessDrawing staleness={found} bound={run.pipeline?.queue?.max_staleness ?? null} />}</Loaded>
       </Panel>
       <Evaluations all={run.evaluations ?? []} axis={axis} seconds={axis === "seconds" ? seconds : undefined} marks={marks} />
       <Discards names={discarded} series={mine} axis={axis} marks={marks} />

@@ -10,11 +10,11 @@ const BOTTOM = 24;
 const MAX_COLUMNS = 120;
 const LEVELS = 8;
 
-export function StalenessDrawing({ staleness, bound }: { staleness: Staleness | undefined; bound: number | null }) {
+export function StalenessDrawing({ staleness, bound }: { staleness: Staleness; bound: number | null }) {
   const [frame, width] = useWidth<HTMLDivElement>();
   return (
     <div ref={frame} class="staleness">
-      {!staleness?.t.length || !staleness.ages.length ? (
+      {!staleness.t.length || !staleness.ages.length ? (
         <p class="empty">This run does not record the ages of its samples.</p>
       ) : (
         width > 0 && <Drawing staleness={staleness} bound={bound} width={width} />

@@ -28,7 +28,7 @@ from unirl.errors import UniRLError, format_error
 from unirl.imports import load_own
 from unirl.policy.action_head import num_parameters
 from unirl.policy.config import PolicyConfig
-from unirl.policy.own_inputs import OwnInputs, example_rows
+from unirl.policy.own.inputs import OwnInputs, example_rows
 from unirl.policy.recurrent import State, zero_state
 
 _ROWS = 3
