@@ -17,7 +17,7 @@ from unirl.descendants import descendants_ended
 from unirl.errors import RunLost, UniRLError
 from unirl.launch.callbacks import Callback, Callbacks, Training
 from unirl.launch.outputs import RunOutputs
-from unirl.launch.rank_processes import rank_processes
+from unirl.launch.ranks.start import started_ranks
 from unirl.launch.resume import (
     check_folder,
     learner_folder,
@@ -35,7 +35,7 @@ from unirl.report.trackers.tracking import check_trackers
 from unirl.run_events import event
 from unirl.runners.hooks import CheckpointHook
 from unirl.runners.loop import TrainLoop
-from unirl.runners.make import learner_threads, make_runner
+from unirl.runners.make import learner_threads, make_cluster, make_runner
 from unirl.runners.plan import Plan
 from unirl.storage import disk
 from unirl.storage.checkpoint import Checkpoint
@@ -204,10 +204,18 @@ def _train_once(
         log_dir = run_dir / "logs" if run_dir is not None else None
         if run_dir is not None:
             plan = plan.in_folder(run_dir.resolve())
-        plan = stack.enter_context(rank_processes(plan, checkpoint, log_dir))
+        cluster = None
+        if plan.runner.kind == "ray":
+            cluster = make_cluster(plan, is_again=again > 0)
+            stack.callback(cluster.close)
+        plan = stack.enter_context(started_ranks(plan, checkpoint, log_dir, cluster))
         agree = ranks.first_text if ranks.world_size > 1 else None
         runner = make_runner(
-            plan, log_dir=log_dir, rank=ranks.rank, agree=agree, is_again=again > 0
+            plan,
+            log_dir=log_dir,
+            rank=ranks.rank,
+            agree=agree,
+            cluster=cluster.share() if cluster is not None else None,
         )
         stack.callback(runner.close)
         restore(runner.loops, checkpoint, ranks)

@@ -222,6 +222,12 @@ class RayConfig:
     directory. Empty: the modules that were imported here and are not installed, where a node lacks
     them.
     """
+    rank_cpus: float = 0.0
+    """What each further rank of a learner (learner.ranks) asks for, to be placed on the cluster's
+    nodes, as few of them as have it. This and rank_gpus 0: they are processes of the run's node.
+    """
+    rank_gpus: float = 0.0
+    """As rank_cpus. 1: a rank for each GPU of the cluster."""
     max_node_failures: int = 3
     """A node that failed so often within runner.restart_window_seconds is left out."""
     weights_fanout: int = 2
@@ -234,4 +240,5 @@ class RayConfig:
         for name in ("wait_seconds", "silent_seconds"):
             check_positive(f"ray.{name}", getattr(self, name), "leave it out for the default")
         check_at_least(1, "ray", self, "max_node_failures")
+        check_at_least(0, "ray", self, "rank_cpus", "rank_gpus")
         check_at_least(0, "ray", self, "weights_fanout")

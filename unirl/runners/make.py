@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -49,20 +50,20 @@ def make_runner(
     log_dir: Path | None = None,
     rank: int = 0,
     agree: Agree | None = None,
-    is_again: bool = False,
+    cluster: RayCluster | None = None,
 ) -> Runner:
-    """The plan's runner; nothing is started. rank, agree: see InlineRunner. is_again: its machines
-    were lost, and are waited for.
+    """The plan's runner; nothing is started. rank, agree: see InlineRunner. cluster: of
+    `make_cluster`, for runner ray; the runner leaves it when it is closed.
     """
     if plan.runner.is_inline:
         return InlineRunner(plan, rank=rank, agree=agree)
     if plan.runner.kind == "ray":
-        return _ray_runner(plan, log_dir, is_again)
+        return _ray_runner(plan, log_dir, cluster or make_cluster(plan))
     return ProcessesRunner(plan, log_dir=log_dir)
 
 
-def _ray_runner(plan: Plan, log_dir: Path | None, is_again: bool) -> TrainingRunner[ClusterMembers]:
-    """The cluster is there when this returns, and ends with the runner; nothing runs on it."""
+def make_cluster(plan: Plan, *, is_again: bool = False) -> RayCluster:
+    """The cluster of runner ray, with nothing on it. is_again: it was lost, and is waited for."""
     if importlib.util.find_spec("ray") is None:
         raise UniRLError(
             "runner.kind is ray, and Ray is not installed",
@@ -70,7 +71,17 @@ def _ray_runner(plan: Plan, log_dir: Path | None, is_again: bool) -> TrainingRun
             "pip install 'unirl[ray]', or set runner.kind to processes",
         )
     prepare_environment(plan.ray)  # Ray reads it when it is imported
-    cluster = RayCluster(plan.ray, most_wanted(plan), is_again=is_again)
+    wanted, ranks, number = most_wanted(plan), plan.rank_resources, plan.learner.ranks - 1
+    wanted = replace(
+        wanted, cpus=wanted.cpus + number * ranks.cpus, gpus=wanted.gpus + number * ranks.gpus
+    )
+    return RayCluster(plan.ray, wanted, is_again=is_again)
+
+
+def _ray_runner(
+    plan: Plan, log_dir: Path | None, cluster: RayCluster
+) -> TrainingRunner[ClusterMembers]:
+    """Nothing runs on the cluster yet."""
     try:
         transport = RemoteTransport(cluster.host, plan.ray.silent_seconds, plan.ray.weights_fanout)
         return TrainingRunner(

@@ -194,6 +194,13 @@ class Plan:
             lines += _describe_queue(learner)
         return "\n".join([*lines, *self.notes])
 
+    @property
+    def rank_resources(self) -> Resources:
+        """What each further rank of the learner asks of a cluster; nothing: it is on this node."""
+        if self.runner.kind != "ray" or self.learner.ranks == 1:
+            return Resources(cpus=0.0)
+        return Resources(self.ray.rank_cpus, self.ray.rank_gpus)
+
     def outline(self) -> dict[str, Any]:
         """Pools and queues as JSON can hold them, for programs that show the pipeline."""
         return {

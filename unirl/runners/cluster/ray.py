@@ -89,6 +89,7 @@ class RayCluster:
         import ray
 
         self._ray, self._config, self._is_ours, self._wants = ray, config, False, False
+        self._num_users = 1
         self._parcel = pack(config.working_dir)
         self._asker: threading.Thread | None = None
         self._asking = threading.Lock()
@@ -287,8 +288,16 @@ class RayCluster:
         started = actor.start.remote(pickle.dumps(setup))
         return AgentHandle(self._ray, actor, started, self._answers)
 
+    def share(self) -> RayCluster:
+        """For one more user, who closes it, too."""
+        self._num_users += 1
+        return self
+
     def close(self) -> None:
-        """Leave the cluster; one of ours ends. Idempotent."""
+        """The last user leaves the cluster; one of ours ends. Idempotent."""
+        self._num_users -= 1
+        if self._num_users > 0:
+            return
         if self._wants:
             self.want(())
         if self._is_ours or self._config.address:

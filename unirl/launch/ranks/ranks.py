@@ -1,4 +1,5 @@
-"""The ranks of a learner as processes of this machine that the run starts by itself.
+"""The ranks of a learner as processes of this machine that the run starts by itself, or of nodes of
+a cluster that Ray places them on (ray.rank_cpus, ray.rank_gpus).
 
 The run's own process is rank 0. It alone has the queue, in whatever mode and with whatever runner:
 of each batch every rank gets an equal part, and what all must do together is an order to the others
@@ -12,29 +13,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import pickle
 import socket
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed
 from torch import Tensor
 
 from unirl.core.learner import Learner, LearnerContext, LearnerState
-from unirl.core.sample import Batch, SampleSpec, Slot
-from unirl.core.tree import leaves, tree_map, unflatten
+from unirl.core.sample import Batch
+from unirl.core.tree import tree_map
 from unirl.core.weights import Weights
-from unirl.descendants import Marks
 from unirl.errors import ActorFailed, QueueClosed, RunLost
+from unirl.launch.ranks.orders import limit_sending, packed, unpacked
 from unirl.launch.several_ranks import digest_of
 from unirl.learners.parallel import RankLost, Ranks
 from unirl.metrics.metrics import Metrics
@@ -42,44 +40,82 @@ from unirl.run_events import event
 from unirl.runners import state
 from unirl.runners.hooks import is_divided
 from unirl.runners.plan import Plan
-from unirl.runners.pool_processes import modules_of
 from unirl.storage.checkpoint import Checkpoint, load_checkpoint
-from unirl.supervision.fork_server import interrupts_blocked, parent_pid, process_context
 from unirl.supervision.restarts import Restarts
-from unirl.supervision.worker import Job, ParentWatch, process_main
 
 log = logging.getLogger(__name__)
 
-_HOST = "127.0.0.1"
 _END_SECONDS = 10.0
 
 
+class RankProcess(Protocol):
+    """A further rank that runs, on whatever machine."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pid(self) -> int | None: ...
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it runs."""
+
+    def join(self, timeout: float) -> None: ...
+
+    def is_alive(self) -> bool: ...
+
+    def kill(self) -> None: ...
+
+
+class RankStarter(Protocol):
+    """Where further ranks are started."""
+
+    host: str
+    """Where they reach the first one."""
+    sends: bool
+    """Whether they are sent a checkpoint, which they cannot read."""
+
+    def prepare(self) -> None:
+        """Wait until there is room for all. RankLost or CannotPlace where there is none in time."""
+
+    def start(self, setup: RankSetup) -> RankProcess:
+        """Start one; it calls `follow(setup, orders)` there."""
+
+    def connection(self, rank: int, process: RankProcess) -> Connection:
+        """What its orders are sent by, once it has come."""
+
+    def end(self) -> None:
+        """All processes that it started have ended: nothing is left of them."""
+
+    def close(self) -> None:
+        """Idempotent."""
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """What a further rank gets; picklable while its process is started."""
+
+    plan: Plan
+    rank: int
+    host: str
+    port: int
+    checkpoint: Path | None
+    """What it continues from, as the first does, where it can read that file."""
+    local_rank: int
+
+
 @contextmanager
-def rank_processes(
-    plan: Plan, checkpoint: Checkpoint | None, log_dir: Path | None
+def further_ranks(
+    plan: Plan, checkpoint: Checkpoint | None, starter: RankStarter
 ) -> Iterator[Plan]:
-    """The plan, with a learner that learns together with processes that end with this context."""
-    if plan.learner.ranks == 1:
-        yield plan
-        return
-    others = _Others(plan, checkpoint, log_dir)
+    """The plan, with a learner that learns together with ranks that end with this context."""
+    others = _Others(plan, checkpoint, starter)
     with others.started():
         try:
             yield plan.with_learner(make=_MakeFirst(others))
         except RankLost as error:  # half of a sharded model may be gone, and a batch half learned
             raise RunLost(*error.parts) from error
-
-
-@dataclass(frozen=True)
-class _Setup:
-    """What a further rank gets; picklable while its process is started."""
-
-    plan: Plan
-    rank: int
-    port: int
-    checkpoint: Path | None
-    """What it continues from, as the first does."""
-    orders: Connection
 
 
 class _MakeFirst:
@@ -98,16 +134,12 @@ class _MakeFirst:
 class _Others:
     """The processes of ranks 1 and up, and the orders that they get."""
 
-    def __init__(self, plan: Plan, checkpoint: Checkpoint | None, log_dir: Path | None) -> None:
-        self.plan, self._checkpoint, self._log_dir = plan, checkpoint, log_dir
+    def __init__(self, plan: Plan, checkpoint: Checkpoint | None, starter: RankStarter) -> None:
+        self.plan, self._checkpoint, self._starter = plan, checkpoint, starter
         learner, runner = plan.learner, plan.runner
         self.ranks = Ranks(0, learner.ranks, 0, meet_at=lambda timeout: self._store)
-        modules, preload = modules_of(plan)
-        own = getattr(learner.make, "func", learner.make).__module__
-        self._context = process_context(learner.ranks, [*modules, own], preload)
-        self._parent_watch, self._marks = ParentWatch(), Marks()
         self._restarts = Restarts(runner.max_restarts, runner.restart_window_seconds)
-        self._processes: list[BaseProcess] = []
+        self._processes: list[RankProcess] = []
         self._pipes: list[Connection] = []
         self._group, self._is_checked, self._num_counted = ExitStack(), False, 0
         self._store: Any = None
@@ -126,25 +158,27 @@ class _Others:
             self._leave(None)
         finally:
             self._end(_END_SECONDS)
-            self._marks.close()
-            self._parent_watch.close()
+            self._starter.close()
 
     def _meet(self) -> None:
         """Start them all, and meet them."""
-        dist: Any = torch.distributed
-        learner = self.plan.learner
+        learner, starter = self.plan.learner, self._starter
         seconds, size = learner.queue.timeout_seconds, learner.ranks
-        # A port that the system chooses.
-        self._store = dist.TCPStore(
-            _HOST, 0, size, True, timedelta(seconds=seconds), wait_for_workers=False
-        )
+        starter.prepare()
+        self._store = _open_store(starter.host, size, seconds)
         path = self._checkpoint.path if self._checkpoint is not None else None
         for rank in range(1, size):
-            theirs, mine = self._context.Pipe()
-            _limit_sending(mine, seconds)
-            self._start(_Setup(self.plan, rank, self._store.port, path, theirs), self._log_dir)
-            theirs.close()
-            self._pipes.append(mine)
+            setup = RankSetup(self.plan, rank, starter.host, self._store.port, path, rank)
+            process = starter.start(setup)
+            self._processes.append(process)
+            kind = "restarted" if self._restarts.total else "started"
+            about = event(kind, member=f"rank {rank}", pid=process.pid)
+            where = f"process {process.pid}" if process.pid else "on a node of the cluster"
+            log.info("rank %d is %s", rank, where, extra=about)
+        for rank, process in enumerate(self._processes, 1):
+            pipe = starter.connection(rank, process)
+            limit_sending(pipe, seconds)
+            self._pipes.append(pipe)
         self._group.enter_context(self.ranks.joined(seconds))
         self._is_checked = False
 
@@ -156,31 +190,6 @@ class _Others:
         trace = error.__traceback__ if error is not None else None
         self._group.__exit__(type(error) if error is not None else None, error, trace)
         self._group = ExitStack()
-
-    def _start(self, setup: _Setup, log_dir: Path | None) -> None:
-        receiver, report = self._context.Pipe(duplex=False)
-        name, runner = f"rank {setup.rank}", self.plan.runner
-        job = Job(
-            name=name,
-            work=partial(_follow, setup),
-            num_threads=runner.learner_threads or 1,
-            niceness=0,
-            log_path=log_dir / f"rank-{setup.rank:03d}.txt" if log_dir is not None else None,
-            parent_watch=self._parent_watch,
-            report=report,
-            parent_pid=parent_pid(self._context),
-            mark=self._marks.new(),
-            environ=dict(os.environ),
-        )
-        process = self._context.Process(target=process_main, args=(job,), name=f"unirl-{name}")
-        with interrupts_blocked():  # until the child ignores it, Ctrl-C would kill it
-            process.start()
-        report.close()
-        receiver.close()
-        self._processes.append(process)
-        kind = "restarted" if self._restarts.total else "started"
-        about = event(kind, member=name, pid=process.pid)
-        log.info("%s is process %d", name, process.pid, extra=about)
 
     def make(self, context: LearnerContext) -> Learner:
         """The learner of this rank, which has the others do what all must do."""
@@ -242,7 +251,7 @@ class _Others:
         size = len(batch.slots) // self.ranks.world_size
         for rank in range(1, self.ranks.world_size):
             part = batch.slots[rank * size : (rank + 1) * size]
-            slots = [_packed(slot, self.plan.learner.spec) for slot in part]
+            slots = [packed(slot, self.plan.learner.spec) for slot in part]
             self._tell(rank, "step", batch.version, batch.wait_seconds, slots)
         return step(replace(batch, slots=batch.slots[:size]))
 
@@ -255,9 +264,9 @@ class _Others:
         return state_dict()
 
     def _load_state_dict(self, state: LearnerState) -> None:
-        """The others read it from the same files, now: weights were gathered before."""
+        """The others do so, too, now: weights were gathered before."""
         for rank in range(1, self.ranks.world_size):
-            self._tell(rank, "restore")
+            self._tell(rank, "restore", self._starter.sends and _without_samples(self._checkpoint))
         self._load(state)
 
     def _tell_all_of(self, learner: Learner, order: str) -> None:
@@ -288,7 +297,7 @@ class _Others:
             if process.is_alive():
                 process.kill()
                 process.join(_END_SECONDS)
-        self._marks.end()
+        self._starter.end()
         self._pipes, self._processes = [], []
 
 
@@ -296,39 +305,53 @@ def _to_host(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu()  # device -> host, once for a rank that was lost
 
 
-def _limit_sending(pipe: Connection, seconds: float) -> None:
-    """Let writes to a pipe that nobody reads fail after so many seconds."""
-    with socket.socket(fileno=os.dup(pipe.fileno())) as sock:
-        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+def _without_samples(checkpoint: Checkpoint | None) -> Checkpoint | None:
+    return None if checkpoint is None else replace(checkpoint, samples=None)
 
 
-def _follow(setup: _Setup) -> None:
-    """What the process of a further rank does."""
+def _open_store(host: str, size: int, seconds: float) -> Any:
+    """Where ranks meet: at a port that the system chooses, of this address alone."""
+    dist: Any = torch.distributed
+    listening = socket.create_server((host, 0))
+    port = listening.getsockname()[1]
+    return dist.TCPStore(
+        host,
+        port,
+        size,
+        True,
+        timedelta(seconds=seconds),
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+
+
+def follow(setup: RankSetup, orders: Connection) -> None:
+    """What a further rank does."""
     dist: Any = torch.distributed
     plan, learner_plan = setup.plan, setup.plan.learner
     size = learner_plan.ranks
 
     def meet_at(timeout: timedelta) -> Any:
-        return dist.TCPStore(_HOST, setup.port, size, False, timeout)
+        return dist.TCPStore(setup.host, setup.port, size, False, timeout)
 
-    ranks = Ranks(setup.rank, size, setup.rank, meet_at=meet_at)
+    ranks = Ranks(setup.rank, size, setup.local_rank, meet_at=meet_at)
     with ranks.joined(learner_plan.queue.timeout_seconds):
         make: Callable[..., Learner] = learner_plan.make
         learner = make(LearnerContext(plan.learner_seed(0)), ranks=ranks)
         while True:
             try:
-                order, *values = pickle.loads(setup.orders.recv_bytes())
-            except EOFError:
+                order, *values = pickle.loads(orders.recv_bytes())
+            except (EOFError, OSError):
                 raise QueueClosed from None
             if order == "end":
                 return
             if order == "step":
-                version, wait_seconds, packed = values
-                slots = [_unpacked(each, learner_plan.spec) for each in packed]
+                version, wait_seconds, found = values
+                slots = [unpacked(each, learner_plan.spec) for each in found]
                 learner.step(Batch(slots, version, wait_seconds))
             elif order == "restore" and setup.checkpoint is not None:
-                state.restore_learner(learner, load_checkpoint(setup.checkpoint))
+                found = values[0] or load_checkpoint(setup.checkpoint)
+                state.restore_learner(learner, found)
             elif order == "continue":
                 found, learner.version, learner.num_steps = values
                 learner.load_state_dict(found)
@@ -343,28 +366,3 @@ def _require_alike(learner: Learner, ranks: Ranks) -> None:
     ranks.require_alike(
         steps=f"{learner.version} {learner.num_steps}", weights=digest_of(learner.weights())
     )
-
-
-_OF_SLOT = (
-    "index", "ticket", "pool", "pool_ticket", "first_version", "last_version", "used",
-    "wait_seconds", "work_seconds",
-)  # fmt: skip
-
-
-def _packed(slot: Slot, spec: SampleSpec) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is used of a slot, as numbers and bytes."""
-    used: Mapping[str, Any] = spec.used_part(slot.data, slot.used)
-    data = {
-        "/".join(path): (leaf.contiguous().reshape(-1).view(torch.uint8).numpy(), tuple(leaf.shape))
-        for path, leaf in leaves(used)
-    }
-    return {name: getattr(slot, name) for name in _OF_SLOT}, data
-
-
-def _unpacked(packed: tuple[dict[str, Any], dict[str, Any]], spec: SampleSpec) -> Slot:
-    notes, data = packed
-    flat: dict[str, Tensor] = {
-        name: torch.from_numpy(found).view(spec.fields[name].dtype).reshape(shape)
-        for name, (found, shape) in data.items()
-    }
-    return Slot(data=unflatten(flat), **notes)

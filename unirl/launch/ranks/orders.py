@@ -1,0 +1,123 @@
+"""What the first rank sends to the others: connections between machines, and slots as numbers and
+bytes.
+
+A connection is of one run alone: who comes says the run's random token first. What follows is
+pickled, as between all processes of a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unirl.core.sample import SampleSpec, Slot
+from unirl.core.tree import leaves, unflatten
+from unirl.transports.remote.token import Token
+from unirl.transports.remote.wire import Frame, Kind, ProtocolError, read_first_frame
+
+_HELLO_SECONDS, _CONNECT_SECONDS = 2.0, 20.0
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
+"""A machine that is gone is known after eleven seconds, though it says nothing."""
+_SIOCGIFADDR = 0x8915
+_OF_SLOT = (
+    "index", "ticket", "pool", "pool_ticket", "first_version", "last_version", "used",
+    "wait_seconds", "work_seconds",
+)  # fmt: skip
+
+
+class OrderPort:
+    """Where ranks of other machines come to, on the first one's."""
+
+    def __init__(self, host: str) -> None:
+        self.token = Token()
+        self._listener = socket.create_server((host, 0))
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+
+    def accept(self, rank: int, seconds: float) -> Connection:
+        """The connection of one rank; all others that come are sent away. OSError by a deadline."""
+        deadline = time.monotonic() + seconds
+        while True:
+            self._listener.settimeout(max(1e-3, deadline - time.monotonic()))
+            sock, _ = self._listener.accept()
+            try:
+                frame = read_first_frame(sock, _HELLO_SECONDS)
+                is_ours = frame.kind is Kind.HELLO and self.token.fits(frame.values[:4])
+                if is_ours and frame.queue == rank:
+                    sock.sendall(Frame(Kind.WELCOME).pack())
+                    return _connection(sock)
+            except (OSError, ProtocolError):
+                pass
+            sock.close()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def connect(address: tuple[str, int], token: bytes, rank: int) -> Connection:
+    """To the first rank, as another one."""
+    sock = socket.create_connection(address, _CONNECT_SECONDS)
+    sock.sendall(Frame(Kind.HELLO, rank, values=Token(token).words).pack())
+    if read_first_frame(sock, _CONNECT_SECONDS).kind is not Kind.WELCOME:
+        raise ProtocolError("the first rank does not know this one")
+    use_network_of(sock.getsockname()[0])
+    return _connection(sock)
+
+
+def _connection(sock: socket.socket) -> Connection:
+    sock.settimeout(None)  # deadlines: of what is sent by `limit_sending`, of peers by keep-alive
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option, value in _KEEPALIVE:
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    return Connection(sock.detach())
+
+
+def use_network_of(address: str) -> None:
+    """Let gloo talk over the network that has this address, unless the user has named one: it would
+    take that of the machine's name.
+    """
+    with socket.socket() as sock:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                found = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)[20:24]
+                if socket.inet_ntoa(found) == address:
+                    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+                    return
+
+
+def limit_sending(pipe: Connection, seconds: float) -> None:
+    """Let writes to a pipe that nobody reads fail after so many seconds."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as sock:
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+def packed(slot: Slot, spec: SampleSpec) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is used of a slot, as numbers and bytes."""
+    used: Mapping[str, Any] = spec.used_part(slot.data, slot.used)
+    data = {
+        "/".join(path): (leaf.contiguous().reshape(-1).view(torch.uint8).numpy(), tuple(leaf.shape))
+        for path, leaf in leaves(used)
+    }
+    return {name: getattr(slot, name) for name in _OF_SLOT}, data
+
+
+def unpacked(found: tuple[dict[str, Any], dict[str, Any]], spec: SampleSpec) -> Slot:
+    """The slot again."""
+    notes, data = found
+    flat: dict[str, Tensor] = {
+        name: torch.from_numpy(each).view(spec.fields[name].dtype).reshape(shape)
+        for name, (each, shape) in data.items()
+    }
+    return Slot(data=unflatten(flat), **notes)
