@@ -103,6 +103,7 @@ def trains_below(pid: int) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_runs_of_a_lost_node_continue_and_after_ctrl_c_the_sweep_does(
     raylets: Raylets, tmp_path: Path
 ) -> None:
