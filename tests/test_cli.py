@@ -646,6 +646,8 @@ def test_plot_and_card_write_their_files(trained: Path) -> None:
             ["bench", "clasic"],
             ['"clasic"', "atari, mujoco, classic, isaac", 'did you mean "classic"?'],
         ),
+        (["train", "ppo", "--n-steps", "5"], ["did you mean --actor.unroll-length?"]),
+        (["train", "ppo", "--learner.ent-coef", "5"], ["did you mean --learner.entropy-coef?"]),
         (["bench", "all"], ["atari, mujoco, classic, isaac, cluster, scripts,", "unirl bench"]),
         (["bench", "queue"], ['"queue"', "unirl bench scripts queue"]),
         (["bench", "pong"], ['"pong"', "unirl bench @pong"]),

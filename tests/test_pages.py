@@ -32,7 +32,7 @@ NOT_RUN = {
     "needs TRL": 1,
     "needs a GPU": 3,
     "needs a login at the hub": 1,
-    "needs a cluster": 1,
+    "needs a cluster": 2,
     "needs a daemon of containers": 1,
     "needs a run that trains meanwhile": 1,
     "needs verl": 1,

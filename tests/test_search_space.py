@@ -78,3 +78,15 @@ def test_what_is_no_space_is_refused_with_a_remedy(
         space(**table)
     assert all(word in str(refused.value) for word in words), refused.value
     assert len(refused.value.parts) == 3 and "here" in refused.value.what
+
+
+@pytest.mark.parametrize(
+    ("text", "table"),
+    [
+        ("{low = 1e-4, high = 1e-2, log = true}", {"low": 1e-4, "high": 1e-2, "log": True}),
+        ('{"low": 1e-4, "high": 1e-2, "log": true}', {"low": 1e-4, "high": 1e-2, "log": True}),
+        ("[1e-4, 1e-3]", [1e-4, 1e-3]),
+    ],
+)
+def test_a_flag_says_what_a_file_would(text: str, table: Any) -> None:
+    assert space(opt={"lr": text}) == space(opt={"lr": table})

@@ -8,7 +8,10 @@ sweep and `population.vary` have them.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -92,8 +95,17 @@ def read_space(cls: type, table: Mapping[str, Any], where: str) -> dict[str, Dim
     for spelled, value in _flat(table, ""):
         key = canonical(cls, spelled)
         check_keys(cls, nest(cls, {key: 0}), where)
-        space[key] = _dimension(key, value, kind_at(cls, key), where)
+        space[key] = _dimension(key, _read(value), kind_at(cls, key), where)
     return space
+
+
+def _read(value: Any) -> Any:
+    """What a flag said, as a file would: text that is a table or a list of TOML or JSON."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        for parse in (lambda text: tomllib.loads(f"value = {text}")["value"], json.loads):
+            with contextlib.suppress(ValueError):
+                return parse(value)
+    return value
 
 
 def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

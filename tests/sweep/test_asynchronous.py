@@ -67,7 +67,7 @@ def jobs(asha: PaperAsha | OurAsha, loss: Loss, seed: int, num_jobs: int) -> lis
     """Which jobs some workers are given, of which a random one is ready next."""
     rng = random.Random(seed)
     working: list[tuple[int, int]] = []
-    given = []
+    given: list[tuple[int, int]] = []
     while len(given) < num_jobs:
         while len(working) < 1 + seed % 5:
             working.append(asha.get_job())

@@ -13,6 +13,21 @@ RENAMED: Mapping[str, str] = MappingProxyType(
     {f"env.push_{name}": f"env.random_burst_{name}" for name in ("probability", "steps")}
 )
 """Keys that had another name once, each with the one it has now."""
+ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        "clip_range": "policy_clip",
+        "ent_coef": "entropy_coef",
+        "gae_lambda": "lambda_",
+        "learning_rate": "lr",
+        "n_envs": "num_envs",
+        "n_epochs": "epochs",
+        "n_steps": "unroll_length",
+        "num_steps": "unroll_length",
+        "total_timesteps": "total_steps",
+        "vf_coef": "value_coef",
+    }
+)
+"""What Stable-Baselines3 and CleanRL call a setting, and the last part of its key here."""
 
 
 def unknown_key(cls: type, key: str, source: str = "", flag: bool = False) -> UniRLError:
@@ -42,8 +57,9 @@ def unknown_key(cls: type, key: str, source: str = "", flag: bool = False) -> Un
 
 def _nearest_keys(key: str, known: list[str]) -> list[str]:
     """The same name in any table, else a similar key, else a similar name in any table."""
-    leaf = key.rpartition(".")[2]
-    near = [name for name in known if name.rpartition(".")[2] == leaf.replace("-", "_")]
+    leaf = key.rpartition(".")[2].replace("-", "_")
+    leaf = ELSEWHERE.get(leaf, leaf)
+    near = [name for name in known if name.rpartition(".")[2] == leaf]
     near = near or difflib.get_close_matches(key.replace("-", "_"), known, n=1, cutoff=0.6)
     if near:
         return near
