@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, expect
 
 from tests.view.browser import WAIT, Visit, browser, findings, served
 from tests.view.page_runs import BEGAN, HOSTILE, add_lines, begin, row, write_runs
+from tests.view.test_sweeps import write_sweep
 from unirl import cli
 
 FILM = "step 2 000.mp4"
@@ -277,3 +278,20 @@ def test_rows_and_runs_appear_as_they_are_written(shared: Visit, folder: Path) -
     expect(steps).to_have_text("8 000")
     add_lines(live / "events.jsonl", [{**started, "event": "died", "member": "actor 3"}])
     expect(page.locator("table.events")).to_contain_text("actor 3")
+
+
+def test_a_sweep_is_a_table_of_its_trials(shared: Visit, folder: Path) -> None:
+    write_sweep(folder / "lr")
+    page = shared.open("#/sweeps")
+    page.get_by_role("link", name="lr", exact=True).click()
+    table = page.get_by_role("region", name="Trials", exact=True)
+    expect(table.locator("tbody tr")).to_have_count(4, timeout=WAIT)
+    expect(table.locator("tbody tr").first).to_contain_text("100 ± 14")
+    expect(table).to_contain_text("<b>")  # as text
+    page.get_by_role("button", name="learner.optimizer.lr").click()
+    expect(table.locator("tbody tr").first).to_contain_text("failed")  # 1.0 is the largest
+    assert page.get_by_role("img", name="by learner.optimizer.lr").locator("circle").count() == 2
+    page.locator("[aria-busy=true]").first.wait_for(state="detached")
+    assert findings(page) == []
+    table.get_by_role("link", name="0", exact=True).click()
+    expect(page.locator("h1")).to_contain_text("trial-000-seed-1")

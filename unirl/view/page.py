@@ -91,6 +91,7 @@ def _answers(
         "/api/runs": [rows[id] for id in ids if id in rows],
         "/api/compare": view.compare({"runs": together}),
     }
+    found |= _sweeps(view, ids)
     series: dict[str, dict[str, Any]] = {"step": {}, "seconds": {}}
     for id in ids:
         base = f"/api/runs/{id}"
@@ -110,6 +111,19 @@ def _answers(
             kind = VIDEOS[path.suffix.lower()]
             files.put(f"{base}/videos/{film['name']}", kind, film["bytes"], path.read_bytes)
     return {**found, **{f"/api/series?x={axis}": each for axis, each in series.items()}}
+
+
+def _sweeps(view: View, ids: list[str]) -> dict[str, Any]:
+    """Those of which the page has runs."""
+    rows, found = [], dict[str, Any]()
+    for row in view.sweeps.all():
+        if "error" in row:
+            continue
+        one = view.sweeps.one(row["id"])
+        if any(run["id"] in ids for trial in one["trials"] for run in trial["runs"]):
+            rows.append(row)
+            found[f"/api/sweeps/{row['id']}"] = one
+    return {"/api/sweeps": rows, **found}
 
 
 def _episodes(view: View, id: str, chosen: list[str] | None, files: Files) -> dict[str, Any]:

@@ -94,6 +94,8 @@ def make_app(view: View, token: str, port: int) -> App:
         get("/api/runs", lambda request: view.runs()),
         get("/api/series", lambda request: view.series(request.query_params)),
         get("/api/compare", lambda request: view.compare(request.query_params)),
+        get("/api/sweeps", lambda request: view.sweeps.all()),
+        get("/api/sweeps/{id}", lambda request: view.sweeps.one(request.path_params["id"])),
         get("/api/page", page),
         Route("/api/live", live, methods=["GET"]),
         of_run("", view.run),

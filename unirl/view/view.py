@@ -19,6 +19,7 @@ from unirl.view.live import Live
 from unirl.view.questions import bounded, choice, number, words
 from unirl.view.series import between, histogram, reduced
 from unirl.view.summary import Summaries
+from unirl.view.sweeps import Sweeps
 
 MAX_RUNS, MAX_NAMES, MAX_POINTS = 64, 200, 5000
 """Of one request for series."""
@@ -32,6 +33,7 @@ class View:
     def __init__(self, roots: Sequence[Path], store_url: str = "") -> None:
         self.folders = Folders(roots)
         self.summaries = Summaries(self.folders)
+        self.sweeps = Sweeps(self.folders)
         self.columns = ColumnStore()
         self.live = Live(self.runs, self.folders.run, self.owner)
         self._databases = Databases(store_url)

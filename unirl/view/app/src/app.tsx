@@ -1,12 +1,14 @@
 // The frame of all pages: where one is, what is shown, the way back.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { SourceContext, useSource } from "./data/hooks";
+import { SourceContext, useAnswer, useSource } from "./data/hooks";
 import { link, useRoute } from "./data/route";
 import type { Source } from "./data/source";
+import type { SweepRow } from "./data/types";
 import { ComparePage } from "./pages/compare";
 import { OverviewPage } from "./pages/overview";
 import { RunPage } from "./pages/run";
+import { SweepPage, SweepsPage } from "./pages/sweeps";
 
 export function App({ source }: { source: Source }) {
   const route = useRoute();
@@ -32,6 +34,7 @@ export function App({ source }: { source: Source }) {
           <a href={link([])} aria-current={page === undefined ? "page" : undefined}>
             Runs
           </a>
+          <SweepsLink isHere={page === "sweeps"} />
         </nav>
         {source.saved === null && <Connection />}
         {source.saved !== null && (
@@ -43,6 +46,10 @@ export function App({ source }: { source: Source }) {
       <main id="main" ref={main} tabIndex={-1}>
         {page === "runs" && id ? (
           <RunPage key={id} id={id} rest={route.path.slice(2)} query={route.query} />
+        ) : page === "sweeps" && id ? (
+          <SweepPage key={id} id={id} query={route.query} />
+        ) : page === "sweeps" ? (
+          <SweepsPage query={route.query} />
         ) : page === "compare" ? (
           <ComparePage query={route.query} />
         ) : (
@@ -50,6 +57,17 @@ export function App({ source }: { source: Source }) {
         )}
       </main>
     </SourceContext.Provider>
+  );
+}
+
+/** Only where there are sweeps. */
+function SweepsLink({ isHere }: { isHere: boolean }) {
+  const answer = useAnswer<SweepRow[]>("/api/sweeps");
+  if (!answer.data?.length) return null;
+  return (
+    <a href={link(["sweeps"])} aria-current={isHere ? "page" : undefined}>
+      Sweeps
+    </a>
   );
 }
 

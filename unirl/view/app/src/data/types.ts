@@ -184,6 +184,37 @@ export interface Episode extends Omit<EpisodeRow, "turns"> {
   learner_recorded?: boolean;
 }
 
+export interface SweepRow {
+  id: string;
+  name: string;
+  metric?: string | null;
+  mode?: string;
+  seconds?: Value;
+  /** How many. */
+  trials?: Value;
+  statuses?: Record<string, number>;
+  best?: Value;
+  error?: string[];
+}
+
+export interface Trial {
+  trial: number;
+  settings: Record<string, unknown>;
+  mean?: Value;
+  std?: Value;
+  /** How many rungs all of its runs have reached. */
+  rung: number;
+  steps?: Value;
+  status: string;
+  reason?: string;
+  runs: { id: string; seed: string }[];
+}
+
+export interface Sweep extends Omit<SweepRow, "trials"> {
+  settings: string[];
+  trials: Trial[];
+}
+
 export interface Group {
   ticket?: number;
   prompt?: string | null;
