@@ -46,6 +46,7 @@ export function useRoute(): Route {
   useEffect(() => {
     const changed = () => setHash(location.hash);
     addEventListener("hashchange", changed);
+    changed(); // it may have changed before anybody listened
     return () => removeEventListener("hashchange", changed);
   }, []);
   return parseRoute(hash);
