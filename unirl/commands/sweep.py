@@ -13,7 +13,6 @@ from unirl.commands import run_folder
 from unirl.commands.arguments import first
 from unirl.commands.sweep_request import Asked, read
 from unirl.config.writing import value_to_toml
-from unirl.core.pool import Resources
 from unirl.errors import UniRLError
 from unirl.host import usable_cores
 from unirl.storage import run_lock
@@ -21,11 +20,11 @@ from unirl.sweep import methods, record, results
 from unirl.sweep.config import SweepConfig, SweepOptions
 from unirl.sweep.launcher import Launcher
 from unirl.sweep.optuna import require_optuna
-from unirl.sweep.ray import RayNodes, require_ray
 from unirl.sweep.runs import ThisMachine
 from unirl.sweep.sweep import Sweep, Task
 
 if TYPE_CHECKING:
+    from unirl.core.pool import Resources
     from unirl.runners.plan import Plan
 
 
@@ -83,17 +82,23 @@ def _run(folder: Path, asked: Asked, task: Task, plan: Plan) -> int:
 
 def _launcher(folder: Path, options: SweepOptions, plan: Plan) -> Launcher:
     if options.on == "ray":
+        from unirl.sweep.ray import RayNodes
+
         return RayNodes(folder, plan.ray, _wanted(options, plan), options.jobs)
     return ThisMachine(folder, options.jobs or max(1, usable_cores() // _num_busy(plan)))
 
 
 def _wanted(options: SweepOptions, plan: Plan) -> Resources:
+    from unirl.core.pool import Resources
+
     asked = options.resources
     cpus = float(_num_busy(plan)) if asked.cpus is None else asked.cpus
     return Resources(cpus, asked.gpus, asked.memory_gib)
 
 
 def _check_on_ray(plan: Plan) -> None:
+    from unirl.sweep.ray import require_ray
+
     require_ray()
     if plan.runner.kind == "ray":
         raise UniRLError(

@@ -16,6 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import cast
 
+import torch
+
 from unirl.core.learner import LearnerState, TunableLearner
 from unirl.core.seeding import derive_seed
 from unirl.core.tree import tree_map
@@ -47,10 +49,11 @@ class Peer:
         return math.fsum(returns) / len(returns) if enough else -math.inf
 
     def is_sound(self) -> bool:
-        """Whether its weights are numbers."""
+        """Whether its weights are numbers, by their sum: a device is waited for once."""
         with self.loop.learning:
             weights = self.loop.learner.weights().values()
-            return all(bool(w.isfinite().all()) for w in weights if w.is_floating_point())
+            sums = [w.sum(dtype=torch.float64) for w in weights if w.is_floating_point()]
+            return bool(torch.stack(sums).sum().isfinite())
 
     def settings(self, keys: Sequence[str]) -> dict[str, float]:
         return {key: self.learner.setting(key) for key in keys}

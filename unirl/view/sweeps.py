@@ -31,7 +31,7 @@ class Sweeps:
 
     def all(self) -> list[dict[str, Any]]:
         """What the list shows of each."""
-        rows = []
+        rows: list[dict[str, Any]] = []
         for id, (folder, name, _) in self._found().items():
             try:
                 table = _read(folder)
