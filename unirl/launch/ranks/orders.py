@@ -29,6 +29,7 @@ _HELLO_SECONDS, _CONNECT_SECONDS = 2.0, 20.0
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3))
 """A machine that is gone is known after eleven seconds, though it says nothing."""
 _SIOCGIFADDR = 0x8915
+NETWORK = "GLOO_SOCKET_IFNAME"
 _OF_SLOT = (
     "index", "ticket", "pool", "pool_ticket", "first_version", "last_version", "used",
     "wait_seconds", "work_seconds",
@@ -40,26 +41,38 @@ class OrderPort:
 
     def __init__(self, host: str) -> None:
         self.token = Token()
+        self._come: dict[int, Connection] = {}
+        """By rank, those that nobody has asked for yet: they come in any order."""
         self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
     def accept(self, rank: int, seconds: float) -> Connection:
-        """The connection of one rank; all others that come are sent away. OSError by a deadline."""
+        """The connection of one rank; those that come before it are kept, and all others sent away.
+        OSError by a deadline.
+        """
         deadline = time.monotonic() + seconds
-        while True:
+        while rank not in self._come:
             self._listener.settimeout(max(1e-3, deadline - time.monotonic()))
             sock, _ = self._listener.accept()
             try:
                 frame = read_first_frame(sock, _HELLO_SECONDS)
-                is_ours = frame.kind is Kind.HELLO and self.token.fits(frame.values[:4])
-                if is_ours and frame.queue == rank:
+                if frame.kind is Kind.HELLO and self.token.fits(frame.values[:4]):
                     sock.sendall(Frame(Kind.WELCOME).pack())
-                    return _connection(sock)
+                    self._come[frame.queue] = _connection(sock)
+                    continue
             except (OSError, ProtocolError):
                 pass
             sock.close()
+        return self._come.pop(rank)
+
+    def forget(self) -> None:
+        """Nobody waits for those that came and were not asked for: they are to end."""
+        for each in self._come.values():
+            each.close()
+        self._come.clear()
 
     def close(self) -> None:
+        self.forget()
         self._listener.close()
 
 
@@ -82,18 +95,21 @@ def _connection(sock: socket.socket) -> Connection:
     return Connection(sock.detach())
 
 
-def use_network_of(address: str) -> None:
+def use_network_of(address: str) -> bool:
     """Let gloo talk over the network that has this address, unless the user has named one: it would
-    take that of the machine's name.
+    take that of the machine's name. Whether a variable was set for that.
     """
+    if NETWORK in os.environ:
+        return False
     with socket.socket() as sock:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 request = struct.pack("256s", name.encode()[:15])
                 found = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)[20:24]
                 if socket.inet_ntoa(found) == address:
-                    os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-                    return
+                    os.environ[NETWORK] = name
+                    return True
+    return False
 
 
 def limit_sending(pipe: Connection, seconds: float) -> None:

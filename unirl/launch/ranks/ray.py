@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import pickle
 import sys
 import time
@@ -17,7 +18,7 @@ import torch
 
 from unirl.errors import UniRLError, format_error
 from unirl.launch.ranks.actor import RankActor
-from unirl.launch.ranks.orders import OrderPort, connect, use_network_of
+from unirl.launch.ranks.orders import NETWORK, OrderPort, connect, use_network_of
 from unirl.launch.ranks.ranks import RankProcess, RankSetup, follow
 from unirl.learners.parallel import RankLost
 from unirl.runners.cluster.actor import NodeNeeds, versions
@@ -84,7 +85,7 @@ class RankNodes:
         self._wanted = plan.rank_resources
         self.host = cluster.host
         self._port = OrderPort(cluster.host)
-        use_network_of(cluster.host)
+        self._names_network = use_network_of(cluster.host)
         bundle = {"CPU": self._wanted.cpus, "GPU": self._wanted.gpus}
         bundle = {name: value for name, value in bundle.items() if value}
         self._parcel = pack(config.working_dir)
@@ -150,9 +151,12 @@ class RankNodes:
 
     def end(self) -> None:
         """Ray ends what they started."""
+        self._port.forget()  # of these: what comes next is of others
 
     def close(self) -> None:
         self._port.close()
+        if self._names_network:  # the next run of this process may be of another cluster
+            os.environ.pop(NETWORK, None)
         from ray.util.placement_group import remove_placement_group
 
         with contextlib.suppress(Exception):  # the cluster is gone
