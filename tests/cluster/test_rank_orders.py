@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import pickle
 import socket
 import threading
 import time
 from multiprocessing.connection import Connection
 
 import pytest
+import torch
 
-from unirl.launch.ranks.orders import OrderPort, connect, use_network_of
+from unirl.launch.ranks.orders import OrderPort, connect, read_order, send_order, use_network_of
 from unirl.transports.remote.wire import ProtocolError
 
 
@@ -45,11 +48,20 @@ def test_ranks_come_in_any_order() -> None:
     for thread in threads:
         thread.join()
     for rank, connection in orders.items():
-        connection.send_bytes(bytes([rank]))
-        assert found[rank].recv_bytes() == bytes([rank])
+        send_order(connection, "continue", {"w": torch.ones(2)}, {}, None, 1.5, rank)
+        order, tree, *facts = read_order(found[rank])
+        assert order == "continue" and torch.equal(tree["w"], torch.ones(2))
+        assert facts == [{}, None, 1.5, rank]
         connection.close()
         found[rank].close()
     port.close()
+
+
+def test_an_order_runs_nothing_where_it_is_read() -> None:
+    here, there = multiprocessing.Pipe()
+    send_order(here, "continue", os.getcwd)
+    with pytest.raises(pickle.UnpicklingError, match="weights_only"):
+        read_order(there)
 
 
 def test_who_does_not_know_the_token_is_sent_away_and_ranks_still_come() -> None:

@@ -1,27 +1,28 @@
-"""What the first rank sends to the others: connections between machines, and slots as numbers and
-bytes.
+"""What the first rank sends to the others, and the connections between machines that it goes by.
 
-A connection is of one run alone: who comes says the run's random token first. What follows is
-pickled, as between all processes of a run.
+A connection is of one run alone: who comes says the run's random token first. What follows is read
+as tensors and plain values; nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from unirl.core.sample import SampleSpec, Slot
 from unirl.core.tree import leaves, unflatten
+from unirl.storage.checkpoint import Checkpoint
 from unirl.transports.remote.token import Token
 from unirl.transports.remote.wire import Frame, Kind, ProtocolError, read_first_frame
 
@@ -119,21 +120,42 @@ def limit_sending(pipe: Connection, seconds: float) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
+def send_order(pipe: Connection, *order: Any) -> None:
+    """A name and values: tensors, numbers, texts and collections of these."""
+    buffer = io.BytesIO()
+    torch.save(order, buffer)
+    pipe.send_bytes(buffer.getbuffer())
+
+
+def read_order(pipe: Connection) -> list[Any]:
+    """The next one; nothing else can be read from it."""
+    return [*torch.load(io.BytesIO(pipe.recv_bytes()), weights_only=True)]
+
+
 def packed(slot: Slot, spec: SampleSpec) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is used of a slot, as numbers and bytes."""
+    """What is used of a slot, as values of an order."""
     used: Mapping[str, Any] = spec.used_part(slot.data, slot.used)
-    data = {
-        "/".join(path): (leaf.contiguous().reshape(-1).view(torch.uint8).numpy(), tuple(leaf.shape))
-        for path, leaf in leaves(used)
-    }
+    # Cloned: with a view all that it is a part of would be sent.
+    data = {"/".join(path): leaf.clone() for path, leaf in leaves(used)}
     return {name: getattr(slot, name) for name in _OF_SLOT}, data
 
 
-def unpacked(found: tuple[dict[str, Any], dict[str, Any]], spec: SampleSpec) -> Slot:
+def unpacked(found: tuple[dict[str, Any], dict[str, Any]]) -> Slot:
     """The slot again."""
     notes, data = found
-    flat: dict[str, Tensor] = {
-        name: torch.from_numpy(each).view(spec.fields[name].dtype).reshape(shape)
-        for name, (each, shape) in data.items()
-    }
-    return Slot(data=unflatten(flat), **notes)
+    return Slot(data=unflatten(data), **notes)
+
+
+def contents(checkpoint: Checkpoint | None) -> tuple[Any, ...]:
+    """What a rank needs of a checkpoint whose files it cannot read, as values of an order."""
+    if checkpoint is None:
+        return ()
+    names = ("version", "num_steps", "counters")
+    facts = {name: checkpoint.state[name] for name in names}
+    return checkpoint.step, checkpoint.model, checkpoint.optimizer, facts
+
+
+def checkpoint_of(values: Sequence[Any]) -> Checkpoint:
+    """The checkpoint again, without samples."""
+    step, model, optimizer, facts = values
+    return Checkpoint(Path(), step, model, optimizer, None, facts)

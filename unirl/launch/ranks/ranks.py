@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -32,7 +31,15 @@ from unirl.core.sample import Batch
 from unirl.core.tree import tree_map
 from unirl.core.weights import Weights
 from unirl.errors import ActorFailed, QueueClosed, RunLost
-from unirl.launch.ranks.orders import limit_sending, packed, unpacked
+from unirl.launch.ranks.orders import (
+    checkpoint_of,
+    contents,
+    limit_sending,
+    packed,
+    read_order,
+    send_order,
+    unpacked,
+)
 from unirl.launch.several_ranks import digest_of
 from unirl.learners.parallel import RankLost, Ranks
 from unirl.metrics.metrics import Metrics
@@ -186,7 +193,7 @@ class _Others:
         """Let the others end, and leave them."""
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
-                pipe.send_bytes(pickle.dumps(("end",)))
+                send_order(pipe, "end")
         trace = error.__traceback__ if error is not None else None
         self._group.__exit__(type(error) if error is not None else None, error, trace)
         self._group = ExitStack()
@@ -231,13 +238,10 @@ class _Others:
         self._leave(lost)
         self._meet()
         state = learner.state_dict()
-        on_host = replace(
-            state,
-            model=tree_map(_to_host, state.model),
-            optimizer=tree_map(_to_host, state.optimizer),
-        )
+        trees = [tree_map(_to_host, tree) for tree in (state.model, state.optimizer)]
+        facts = (dict(state.counters), learner.version, learner.num_steps)
         for rank in range(1, self.ranks.world_size):
-            self._tell(rank, "continue", on_host, learner.version, learner.num_steps)
+            self._tell(rank, "continue", *trees, *facts)
         self._load(state)  # as the others: what the lost one left half done is forgotten
 
     def _step_together(
@@ -265,8 +269,9 @@ class _Others:
 
     def _load_state_dict(self, state: LearnerState) -> None:
         """The others do so, too, now: weights were gathered before."""
+        content = contents(self._checkpoint) if self._starter.sends else ()
         for rank in range(1, self.ranks.world_size):
-            self._tell(rank, "restore", self._starter.sends and _without_samples(self._checkpoint))
+            self._tell(rank, "restore", *content)
         self._load(state)
 
     def _tell_all_of(self, learner: Learner, order: str) -> None:
@@ -277,7 +282,7 @@ class _Others:
 
     def _tell(self, rank: int, *order: Any) -> None:
         try:
-            self._pipes[rank - 1].send_bytes(pickle.dumps(order, pickle.HIGHEST_PROTOCOL))
+            send_order(self._pipes[rank - 1], *order)
         except OSError as error:
             code = self._processes[rank - 1].exitcode
             raise RankLost(
@@ -303,10 +308,6 @@ class _Others:
 
 def _to_host(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu()  # device -> host, once for a rank that was lost
-
-
-def _without_samples(checkpoint: Checkpoint | None) -> Checkpoint | None:
-    return None if checkpoint is None else replace(checkpoint, samples=None)
 
 
 def _open_store(host: str, size: int, seconds: float) -> Any:
@@ -340,21 +341,21 @@ def follow(setup: RankSetup, orders: Connection) -> None:
         learner = make(LearnerContext(plan.learner_seed(0)), ranks=ranks)
         while True:
             try:
-                order, *values = pickle.loads(orders.recv_bytes())
+                order, *values = read_order(orders)
             except (EOFError, OSError):
                 raise QueueClosed from None
             if order == "end":
                 return
             if order == "step":
                 version, wait_seconds, found = values
-                slots = [unpacked(each, learner_plan.spec) for each in found]
+                slots = [unpacked(each) for each in found]
                 learner.step(Batch(slots, version, wait_seconds))
             elif order == "restore" and setup.checkpoint is not None:
-                found = values[0] or load_checkpoint(setup.checkpoint)
+                found = checkpoint_of(values) if values else load_checkpoint(setup.checkpoint)
                 state.restore_learner(learner, found)
             elif order == "continue":
-                found, learner.version, learner.num_steps = values
-                learner.load_state_dict(found)
+                *found, learner.version, learner.num_steps = values
+                learner.load_state_dict(LearnerState(*found))
             elif order == "require_alike":
                 _require_alike(learner, ranks)
             else:

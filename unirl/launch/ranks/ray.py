@@ -157,6 +157,7 @@ class RankNodes:
         self._port.close()
         if self._names_network:  # the next run of this process may be of another cluster
             os.environ.pop(NETWORK, None)
+            self._names_network = False
         from ray.util.placement_group import remove_placement_group
 
         with contextlib.suppress(Exception):  # the cluster is gone
