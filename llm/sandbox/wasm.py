@@ -152,9 +152,10 @@ class WasmBox:
         limits = (seconds or self._config.seconds, max_output or self._config.max_output)
         with self._owner.timed():
             try:
-                return await self._owner.call(
+                ran: Ran = await self._owner.call(
                     self._run_here, list(argv), input, {**self._env, **(env or {})}, limits, cancel
                 )
+                return ran
             except asyncio.CancelledError:
                 cancel.set()
                 self._close()
