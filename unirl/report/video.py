@@ -95,6 +95,8 @@ def _write_mp4(frames: Iterator[Frame], path: Path, fps: float) -> None:
 
 def _is_finished(path: Path) -> bool:
     """Whether an mp4 has its index, which is written last."""
+    if not path.exists():  # the process did not come so far
+        return False
     with path.open("rb") as file:
         while len(head := file.read(8)) == 8:
             size, kind = struct.unpack(">I4s", head)
