@@ -35,6 +35,7 @@ SETTINGS: dict[str, Any] = {
     "algorithm.entropy_coef": 0.05,
     "queue.batch_size": 16,
     "queue.timeout_seconds": 120.0,
+    "agent.episode_seconds": 60.0,
     "runner.kind": "ray",
     "run.total_steps": 2560,
     "run.log_seconds": 0.0,

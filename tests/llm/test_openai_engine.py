@@ -151,6 +151,23 @@ def test_pause_wait_lets_requests_finish_and_pause_abort_ends_them() -> None:
         assert run(server, both) == ("length", "aborted")
 
 
+def test_a_pause_ends_whenever_a_request_that_it_cuts_is_cancelled() -> None:
+    async def both(engine: OpenAiEngine) -> None:
+        for num_steps in range(12):
+            task = asyncio.create_task(engine.generate(request(str(num_steps), tokens=40)))
+            await asyncio.sleep(0.05)
+            pausing = asyncio.create_task(engine.pause("keep"))
+            for _ in range(num_steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait_for(pausing, 2)
+            await engine.resume()
+
+    with CompletionServer(seconds_per_token=0.01) as server:
+        server.weights[:, END] = -100
+        run(server, both)
+
+
 def test_an_abort_frees_a_request_that_waits_for_the_end_of_a_pause() -> None:
     async def stuck(engine: OpenAiEngine) -> Completion:
         await engine.pause()

@@ -52,9 +52,8 @@ class OpenAiEngine:
     """Engine (see there) over HTTP. Requests are streamed: `abort` and `pause` cut them, and what
     was cut is continued with its tokens behind the prompt.
 
-    The server is asked for model.path, or for engine.options.served_model_name where it serves the
-    model under another name. Engine vllm with a url is this one; then the server must take weights.
-    pauses: before each further attempt to reach it.
+    The server is asked for model.path, or engine.options.served_model_name. Engine vllm with a url
+    is this one; then the server must take weights. pauses: before further attempts to reach it.
     """
 
     def __init__(
@@ -134,6 +133,7 @@ class OpenAiEngine:
                 error.partial = run.broken
                 raise
             finally:
+                run.idle.set()  # cancelled while its stream was being closed: a pause waits for it
                 del self._runs[request.id]
 
     def so_far(self, id: str) -> Completion | None:
