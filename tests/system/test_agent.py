@@ -15,6 +15,7 @@ import torch
 pytest.importorskip("transformers", reason="language models need the extra llm")
 
 import unirl
+from tests.llm.agents import agent_code
 from tests.tiny_calculator import PAID
 from unirl.core.tree import flatten
 from unirl.llm.agents.command import _passed
@@ -76,6 +77,22 @@ def test_a_resumed_run_continues_as_the_whole_one(model: str, tmp_path: Path) ->
     train(model, tmp_path / "part", 4, resume=tmp_path / "part")
     one, other = (flatten(load_checkpoint(tmp_path / name).model) for name in ("whole", "part"))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_group_that_failed_by_itself_is_discarded_and_the_run_goes_on(
+    model: str, tmp_path: Path
+) -> None:
+    settings = {
+        "agent.tools": (),
+        "agent.function": "tests.llm.agents.agent_code:fails_once",
+        "agent.process_reward": "",
+        "agent.retries": 0,
+        "rollout.group_size": 2,
+    }
+    agent_code.FAILURES.clear()
+    result = train(model, tmp_path / "run", 1, **settings)
+    assert result.reason == "total_steps"
+    assert rows(tmp_path / "run")[-1]["queue/discarded/infrastructure"] == 1
 
 
 PROGRAM = """

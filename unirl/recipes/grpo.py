@@ -23,6 +23,7 @@ from unirl.errors import UniRLError
 from unirl.learners.parallel import Ranks
 from unirl.llm import assembly, generating, saved_samples
 from unirl.llm.agents.config import AgentConfig
+from unirl.llm.agents.rollout import REASONS as AGENT_REASONS
 from unirl.llm.algorithms.config import AlgorithmConfig
 from unirl.llm.engine import EngineConfig, SamplingConfig
 from unirl.llm.evaluation_link import EvaluationLink
@@ -246,6 +247,7 @@ def plan_of(recipe: str, config: Config) -> Plan:
         )
         for name, make_actor in make_actors.items()
     )
+    own = GROUP_REASONS if config.agent_config is None else AGENT_REASONS
     return Plan(
         recipe,
         pools=pools,
@@ -257,7 +259,7 @@ def plan_of(recipe: str, config: Config) -> Plan:
                 make_evaluator=make_evaluator,
                 weights_of=partial(assembly.weights_of, config=config),
                 fingerprint={**found.fingerprint, **({"only": config.only} if config.only else {})},
-                reasons=tuple(dict.fromkeys((*REASONS, *GROUP_REASONS))),
+                reasons=tuple(dict.fromkeys((*REASONS, *own))),
                 ranks=config.learner.ranks if config.only != "rollout" else 1,
                 reissue=True,
                 make_ledger=make_marks,
