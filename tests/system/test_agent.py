@@ -79,7 +79,7 @@ def test_a_resumed_run_continues_as_the_whole_one(model: str, tmp_path: Path) ->
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_group_that_failed_by_itself_is_discarded_and_the_run_goes_on(
+def test_a_group_that_failed_by_itself_is_discarded_and_the_run_continues(
     model: str, tmp_path: Path
 ) -> None:
     settings = {
